@@ -141,9 +141,8 @@ def compare_packed(causal: bool, N: int = 2000, H: int = 4, D: int = 32) -> None
     def backward(parts: list[Any]) -> Any:
         grads = [np.empty_like(x) for x in (q, k, v)]
         for at, part in zip(ends, parts, strict=True):
-            for grad, d in zip(
-                grads, softmax_backward(*part, do=do[at].swapaxes(0, 1)), strict=True
-            ):
+            own = softmax_backward(*part, do=do[at].swapaxes(0, 1))
+            for grad, d in zip(grads, own, strict=True):
                 grad[at] = d.swapaxes(0, 1)
         return grads
 

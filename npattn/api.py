@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from npattn import dense, extended, tiled
 from npattn.arrays import Array, BiasLike, MaskLike
+from npattn.checks import check_cotangent
 from npattn.conventions import (
     Conventions,
     canonical_direction,
@@ -187,7 +188,7 @@ def _engine_of(precision: str | None, engine: str) -> str | None:
     """Return the engine of a precision; None for that of the problem."""
     if precision is None:
         return None
-    if precision != "extended":
+    if not isinstance(precision, str) or precision != "extended":
         raise OptionError(f'precision is {precision!r}, must be "extended" or None')
     if engine == "tiled":
         raise OptionError("precision is 'extended' beside engine 'tiled', must be 'dense' there")
@@ -211,6 +212,7 @@ def evaluate(
     -------
     Forward
     """
+    dense.check_elementwise(problem)
     ungated = problem.without_gate
     canonical = ungated if conventions is None else conventions.canonical(ungated)
     engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
@@ -257,6 +259,7 @@ def find_obstacle(problem: Problem, conventions: Conventions | None) -> str | No
     return None
 
 
+@reject_unknown_options
 def backward(
     fwd: Forward,
     dout: ArrayLike | None,
@@ -322,6 +325,7 @@ def backward(
     return grads
 
 
+@reject_unknown_options
 def jvp(
     fwd: Forward,
     dq: ArrayLike | None = None,
@@ -407,11 +411,14 @@ def read_cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
     """Return the cotangents of a forward in the dtype of the computation, checked."""
+    problem = fwd.problem
 
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        return read_array(name, value, shape, fwd.problem.dtype)
+        return read_array(name, value, shape, problem.dtype)
 
-    whole = (*fwd.lse.shape, fwd.problem.S)
+    whole = (*fwd.lse.shape, problem.S)
+    if problem.storage is not None and dout is not None:
+        dout = problem.to_operand(check_cotangent("dout", dout, fwd.out.shape))  # rounded once
     do = np.zeros_like(fwd.out) if dout is None else read("dout", dout, fwd.out.shape)
     dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape)
     dw = None if dweights is None else read("dweights", dweights, whole)

@@ -17,12 +17,15 @@ __all__ = [
     "MaskLike",
     "Tile",
     "band",
+    "cast",
     "describe_value",
     "diagonal",
     "finfo",
     "plane_of",
+    "round_to_odd",
     "sum_to",
     "tile_of",
+    "to_numpy",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -139,6 +142,30 @@ def finfo(dtype: Any) -> Any:
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
+def cast(x: Array, dtype: Any) -> Array:
+    """Convert x to a dtype, rounded once: to nearest, ties to even, and beyond the range to inf.
+
+    NumPy does so, but ml_dtypes goes by way of float32, and would round float64 twice.
+    """
+    dtype = np.dtype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if x.dtype.char == "d" and dtype.isbuiltin != 1:
+            x = round_to_odd(x)
+        return x.astype(dtype, copy=False)
+
+
+def round_to_odd(x: Array) -> Array:
+    """Round float64 to float32 toward 0, with a last bit of 1 where that is not exact.
+
+    No number then is a tie of a narrower dtype unless x is, so that it may be rounded once more.
+    """
+    with np.errstate(over="ignore"):
+        near = np.array(x, np.float32)
+    odd = np.where(abs(near) > abs(x), np.nextafter(near, np.float32(0)), near)
+    odd.view(np.uint32)[...] |= (odd != x) & np.isfinite(odd)
+    return odd
+
+
 def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     """Sum x over the axes along which an array of `shape` was broadcast to it [13]."""
     if x.shape == shape:
@@ -186,6 +213,17 @@ def tile_of(array: Array, tile: Tile) -> Array:
     m, n = plane.shape
     rows = slice(None) if m == 1 else slice(tile.t0, tile.t1)
     return plane[rows, slice(None) if n == 1 else slice(tile.s0, tile.s1)]
+
+
+def to_numpy(x: Any) -> Array:
+    """Return x as an array; a tensor of torch leaves its graph and device, and keeps its dtype."""
+    if not hasattr(x, "detach"):
+        return np.asarray(x)
+    x = x.detach().cpu()
+    dtype = str(x.dtype).removeprefix("torch.")
+    if dtype.startswith(("bfloat16", "float8")):  # dtypes that Tensor.numpy does not know
+        return np.asarray(x.float()).astype(dtype)
+    return np.asarray(x)
 
 
 def describe_value(value: Any) -> str:

@@ -1,39 +1,41 @@
 """How far results of `forward` and `backward` may be off: a bound for each element.
 
-The bound follows the equations to first order, with one unit u for a sum, a product or a quotient
-and one for exp: 2⁻⁵³ and 2⁻⁵¹ for the float64 of `dense`, 2⁻¹⁰² and 2⁻¹⁰⁰ with
-``precision="extended"``. docs/tolerance.md derives the same for implementations.
-
-    a   error of a score             u (D + 2) |scale| Σ |q||k| + …
-    r   relative error of a weight   a + Σ p a + u (S + |s − m| + …)
+The bound follows the equations, with one unit u for a sum, a product or a quotient and one for
+exp: 2⁻⁵³ and 2⁻⁵¹ for the float64 of `dense`, 2⁻¹⁰² and 2⁻¹⁰⁰ with ``precision="extended"``. Each
+product, quotient and exp may also lose 2⁻¹⁰⁵⁰ by underflow. Derivation: docs/extended.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn import double_double
-from npattn.api import backward, read_cotangents
+from npattn import double_double, extended
+from npattn.api import backward, check_forward, read_cotangents
 from npattn.arrays import Array, sum_to
-from npattn.dense import QUIET, dropout_factor, sum_shared
+from npattn.dense import QUIET, dropout_factor, subtract_mean, sum_shared
+from npattn.double_double import as_pair, dot, select
 from npattn.errors import OptionError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Problem
 
 __all__ = ["Certificate", "certify"]
 
-TINY = 2.0**-1064
-"""Loss by underflow of a weight, and of a finished result."""
-FIRST_ORDER = 2.0**-7
-"""Largest relative error of a weight for which products of errors do not matter."""
+TINY = 2.0**-1050
+"""Bound of what a product, a quotient or exp loses by underflow, in pairs too."""
+LARGE = 2.0**990
+"""Size from which on a sum or a part of a product may overflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """Bounds of the errors of results, each shaped as its result; inf where none is known.
+    """Bounds of the errors of results, each shaped as its result.
+
+    A bound is inf where none is known: beside a result or an intermediate that is not finite or
+    beyond 2⁹⁹⁰, and where the error of a row of scores is not small. It is never NaN.
 
     Attributes
     ----------
@@ -54,6 +56,7 @@ class Certificate:
     sinks: Array | None = None
 
 
+@reject_unknown_options
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def certify(
     fwd: Forward,
@@ -101,9 +104,13 @@ def certify(
 
 
 class _Bounds:
-    """Sizes and errors of the intermediates of one forward pass."""
+    """Sizes and errors of the intermediates of one forward pass.
+
+    Bounds are computed in float64: a factor of 1.01 at the end covers the rounding of that.
+    """
 
     def __init__(self, fwd: Forward) -> None:
+        check_forward("certify.certify", fwd)
         canonical, conventions, *_, residuals = fwd.residuals
         problem: Problem = canonical
         if fwd.engine not in ("dense", "extended") or problem.dtype != np.float64:
@@ -116,172 +123,196 @@ class _Bounds:
         if fwd.problem.gate is not None:
             raise OptionError("certify has no bounds with a gate; call forward without it")
         self.problem, self.fwd = problem, fwd
-        self.extended = fwd.engine == "extended"
-        plain = residuals.dense if self.extended else residuals
-        self.u = double_double.UNIT if self.extended else 2.0**-53
-        self.e = double_double.EXP if self.extended else 2.0**-51
+        self.pairs = residuals if fwd.engine == "extended" else None
+        plain = residuals if self.pairs is None else residuals.dense
+        self.u = 2.0**-53 if self.pairs is None else double_double.UNIT
+        self.e = 2.0**-51 if self.pairs is None else double_double.EXP
         self.q, self.k, self.v = (np.where(np.isfinite(x), x, 0) for x in plain[:3])
-        self.live, self.p, self.p_sink = plain.live, np.where(plain.live, plain.p, 0), plain.p_sink
-        self.keep = dropout_factor(problem)
-        self._scores(plain.tanh)
+        self.live, p, self.p_sink = plain.live, plain.p, plain.p_sink
+        if self.pairs is not None:
+            p = self.pairs.p.nearest
+            self.p_sink = None if self.p_sink is None else self.pairs.p_sink.nearest
+        self.p, self.keep = np.where(self.live, p, 0), dropout_factor(problem)
+        self._scores()
         self._weights()
 
-    def _scores(self, tanh: Array | None) -> None:
-        problem, u = self.problem, self.u
+    def _scores(self) -> None:
+        """Bound the error of each score, and of the slope of its softcap."""
+        problem, u, k = self.problem, self.u, self.k.swapaxes(-1, -2)
         assert problem.scale is not None
-        s = problem.scale * (self.q @ self.k.swapaxes(-1, -2))
-        size = abs(problem.scale) * (abs(self.q) @ abs(self.k).swapaxes(-1, -2))
-        a = (problem.D + 2) * u * size + TINY * (size > 0)
+        factor, size = abs(problem.scale), abs(self.q) @ abs(k)
+        a = (problem.D + 2) * (u * factor * size + (factor + 1) * TINY)
+        size = np.maximum(size, factor * size)
+        if self.pairs is None:
+            s = problem.scale * (self.q @ k)
+        else:
+            s = dot(as_pair(self.q), as_pair(k)).times(problem.scale).nearest
         self.slope, self.slope_error = np.ones(()), np.zeros(())
-        if problem.softcap is not None and tanh is not None:
-            c, e = problem.softcap, np.exp(-2 * abs(s / problem.softcap))
-            self.slope = 4 * e / (1 + e) ** 2
-            moved = 2 * abs(tanh) * self.slope * (a / c + 4 * u * abs(s / c))
-            own = 8 * (u + self.e) * (self.slope if self.extended else 1.0)
-            self.slope_error = moved + own
-            a = a * np.minimum(1, self.slope + 2 * a / c) + 4 * (u + self.e) * abs(c * tanh)
+        if problem.softcap is not None:
+            c, x = problem.softcap, s / problem.softcap
+            tanh, e = np.tanh(x), np.exp(-2 * abs(x))
+            self.slope = 4 * e / (1 + e) ** 2 + TINY
+            moved = a / c + 4 * u * abs(x) + TINY
+            # The logarithm of the slope has the derivative −2 tanh.
+            change = np.expm1(2 * moved * np.minimum(abs(tanh) + moved, 1))
+            own = 8 * (u + self.e) * (1.0 if self.pairs is None else self.slope)
+            self.slope_error = np.minimum(self.slope * change, 1) + own + TINY
+            a = a * np.minimum(1, self.slope * (1 + change))
+            a = a + 4 * (u + self.e) * abs(c * tanh) + 2 * (c + 1) * TINY
             s = c * tanh
+        shut: Any = ~self.live & (True if problem.visible is None else problem.visible)
         if problem.bias_array is not None:
             bias = problem.bias_array.astype(np.float64)
+            shut = shut & ~np.isneginf(bias)  # else its score became −inf on the way
             s = s + np.where(np.isfinite(bias), bias, 0)
             a = a + u * abs(s)
+            size = np.maximum(size, abs(s))
         self.s, self.a = s, np.where(self.live, a, 0)
+        self.unknown = (shut | (self.live & ~(size <= LARGE))).any(-1, keepdims=True)
 
     def _weights(self) -> None:
+        """Bound the error of each weight and of lse, and find the rows in which it is not small."""
         problem, u = self.problem, self.u
         top = np.where(self.live, self.s, -np.inf).max(-1, keepdims=True, initial=-np.inf)
         if problem.sinks is not None:
             top = np.maximum(top, problem.sinks.astype(np.float64)[:, None, None])
-        top = np.where(np.isfinite(top), top, 0)
-        own = self.a + u * (abs(self.s - top) + 2) + self.e
-        own = np.where(self.live, own, 0)
-        mean = (self.p * own).sum(-1, keepdims=True)
+        top = np.where(np.isneginf(top), 0, top)
+        own = np.where(self.live, self.a + u * (abs(self.s - top) + 2) + self.e, 0)
+        changed = np.where(self.live, (self.p + TINY) * np.expm1(own), 0).sum(-1, keepdims=True)
         own_sink: Any = 0.0
         if self.p_sink is not None and problem.sinks is not None:
             sinks = problem.sinks.astype(np.float64)[:, None, None]
-            away = np.where(np.isfinite(sinks), abs(sinks - top), 0)
-            own_sink = u * (away + 2) + self.e
-            mean = mean + self.p_sink * own_sink
-        self.mean = mean + (problem.S + 3) * u
-        r = np.where(self.live, own + self.mean, 0)
-        self.e_p, self.r_sink = np.where(self.live, self.p * r + TINY, 0), own_sink + self.mean
-        self.unknown = ~(r.max(-1, keepdims=True, initial=0) < FIRST_ORDER) | ~np.isfinite(
-            self.mean
-        )
-        self.e_lse = np.asarray(
-            self.mean + 2 * u * abs(top) + 2 * self.e + u * np.log(problem.S + 2)
-        )
+            own_sink = u * (np.where(np.isfinite(sinks), abs(sinks - top), 0) + 2) + self.e
+            changed = changed + (self.p_sink + TINY) * np.expm1(own_sink)
+        # The sum of a row is off by a factor between 1 / (1 + changed) and 1 / (1 − changed).
+        common = changed / (1 - changed) + (problem.S + 4) * u
+        self.unknown = self.unknown | ~(changed < 0.25) | ~(abs(top) <= LARGE)
+        e_p = (self.p + TINY) * np.expm1(own + common) + TINY
+        self.e_p = np.where(self.live, e_p, 0)
+        if self.p_sink is not None:
+            self.e_sink = (self.p_sink + TINY) * np.expm1(own_sink + common) + TINY
+        self.e_lse = np.asarray(common + 4 * self.e + 2 * u * (abs(top) + np.log(problem.S + 2)))
 
     def forward(self) -> tuple[Array, Array, Array]:
         """Return the bounds of out, lse and the weights."""
-        problem, u = self.problem, self.u
+        S, u, rows = self.problem.S, self.u, self.unknown
         keep = 1.0 if self.keep is None else self.keep
-        out = (keep * (self.e_p + (problem.S + 4) * u * self.p)) @ abs(self.v)
-        lse, weights = self.e_lse[..., 0], self.e_p + 3 * u * self.p
-        rows = self.unknown
-        bounds = (out, lse, weights)
-        off = (rows, rows[..., 0], rows)
-        known = [np.where(row, np.inf, 1.01 * x) for row, x in zip(off, bounds, strict=True)]
-        if problem.headless:
-            known = [x[0] for x in known]
-        results = (self.fwd.out, self.fwd.lse, self.fwd.weights)
-        final = [self._round(x, y) for x, y in zip(known, results, strict=True)]
-        empty = np.isneginf(self.fwd.lse)
+        out = (keep * (self.e_p + (S + 4) * u * self.p)) @ abs(self.v)
+        out = out + S * TINY * self.live.any(-1, keepdims=True)
+        out = np.where(rows | ~((keep * (self.p + self.e_p)) @ abs(self.v) <= LARGE), np.inf, out)
+        lse = np.where(rows, np.inf, self.e_lse)[..., 0]
+        weights = np.where(rows, np.inf, self.e_p + 3 * u * self.p)
+        bounds = [x[0] if self.problem.headless else x for x in (out, lse, weights)]
+        results = self.fwd.out, self.fwd.lse, self.fwd.weights
+        final = [self._round(x, y) for x, y in zip(bounds, results, strict=True)]
+        empty = np.isneginf(self.fwd.lse) & (bounds[1] < np.inf)
         return final[0], np.where(empty, 0, final[1]), final[2]
 
     def _round(self, bound: Array, result: Array) -> Array:
         """Add underflow, and in extended precision the last rounding; what is all 0 is exact."""
-        gap = np.spacing(abs(np.where(np.isfinite(result), result, 0))) / 2
-        last = gap if self.extended else 0
-        return np.where((bound > 0) | (result != 0), bound + TINY + last, 0)
+        last = TINY if self.pairs is None else TINY + np.spacing(abs(result)) / 2
+        bound = np.where((bound == 0) & (result == 0), 0, 1.01 * bound + last)
+        return np.where(np.isfinite(result) & (bound < np.inf), bound, np.inf)
 
-    def backward(self, do: Array, dlse: Array | None, dweights: Array | None) -> dict[str, Any]:
+    def backward(self, do: Any, dlse: Array | None, dweights: Array | None) -> dict[str, Any]:
         """Return the bounds of the gradients, by input."""
-        problem, u = self.problem, self.u
+        problem, u, p, live = self.problem, self.u, self.p, self.live
         if problem.bias is not None and not isinstance(problem.bias, np.ndarray):
             raise OptionError("certify has no bounds of gradients of npattn.biases: pass an array")
         grads = backward(self.fwd, do, dlse, dweights)
-        if problem.headless:
-            do = do[None]
-            dlse, dweights = (None if x is None else x[None] for x in (dlse, dweights))
-        do = np.where(np.isfinite(do), do, 0)
-        g, g_sink = self._less_mean(*self._of_weights(do, dweights))
+        do, dlse, dweights = (
+            None if x is None else np.where(np.isfinite(x), x, 0)[(None,) * problem.headless]
+            for x in (do, dlse, dweights)
+        )
+        g, e_g, g_sink, e_g_sink, large = self._less_mean(do, dweights)
         if dlse is not None:
-            passed = np.where(np.isfinite(dlse), dlse, 0)[..., None]
-            g, g_sink = (x.plus(passed, u) for x in (g, g_sink))
-        ds = np.where(self.live, abs(self.p * g.value), 0)
-        e_ds = self.e_p * abs(g.value) + 2 * u * ds + self.p * g.error
-        e_ds = np.where(self.live, e_ds, 0)
-        dx = ds * self.slope
-        e_dx = e_ds * (self.slope + self.slope_error) + ds * self.slope_error + u * dx
+            passed = dlse[..., None]
+            e_g = e_g + u * (abs(g) + 2 * e_g + abs(passed))
+            e_g_sink = e_g_sink + u * (abs(g_sink) + 2 * e_g_sink + abs(passed))
+            g, g_sink = g + passed, g_sink + passed
+        most, most_sink = abs(g) + 2 * e_g, abs(g_sink) + 2 * e_g_sink  # exact or computed
+        slope = self.slope + self.slope_error
+        ds = np.where(live, p * most, 0)
+        dx = ds * slope
+        e_ds = np.where(live, p * e_g + self.e_p * most + u * ds + TINY, 0)
+        e_dx = np.where(live, e_ds * slope + ds * self.slope_error + u * dx + TINY, 0)
 
-        scale, G = abs(problem.scale or 0.0), max(problem.H // max(problem.K, 1), 1)
-        T = problem.T * G * max(int(np.prod(problem.lead)), 1)
-        e_w = (1.0 if self.keep is None else self.keep) * (self.e_p + (T + 6) * u * self.p)
-        e_dq = scale * ((e_dx + (problem.S + 3) * u * dx) @ abs(self.k))
-        e_dk = scale * ((e_dx + (T + 3) * u * dx).swapaxes(-1, -2) @ abs(self.q))
-        e_dv = e_w.swapaxes(-1, -2) @ abs(do)
-        bad = self.unknown
-        columns = np.asarray(np.broadcast_to(bad, self.live.shape).any(-2))[..., None]
+        lead = max(int(np.prod(problem.lead)), 1)
+        S, T = problem.S + lead, problem.T * max(problem.H // max(problem.K, 1), 1) * lead
+        scale, keep = abs(problem.scale or 0.0), 1.0 if self.keep is None else self.keep
+        rows: Any = self.unknown | large | (live & ~(most <= LARGE)).any(-1, keepdims=True)
+        columns = np.broadcast_to(rows, (*live.shape[:-1], 1)).any(-2, keepdims=True)
+        seen, seen_by = live.any(-1, keepdims=True), live.any(-2)[..., None]
+        w, e_w = keep * (p + self.e_p), keep * (self.e_p + (T + 6) * u * p)
+
+        def product(e: Array, x: Array, y: Array, *, bad: Any, touched: Array, n: int) -> Array:
+            """Bound the error of x @ y from that of x, n of whose rows or columns are summed."""
+            y = abs(y)
+            error = (e + (n + 3) * u * x) @ y + n * TINY * touched
+            return np.where(bad | ~(x @ y <= LARGE / max(scale, 1)), np.inf, error)
+
+        e_q = product(e_dx, dx, self.k, bad=rows, touched=seen, n=S)
+        dx, e_dx, w, e_w = (x.swapaxes(-1, -2) for x in (dx, e_dx, w, e_w))
+        e_k = product(e_dx, dx, self.q, bad=columns, touched=seen_by, n=T)
+        e_v = product(e_w, w, do, bad=columns, touched=seen_by, n=T)
+        e_q, e_k = (scale * x + TINY * y for x, y in ((e_q, seen), (e_k, seen_by)))
         found: dict[str, Any] = {
-            "q": sum_to(np.where(bad, np.inf, e_dq), problem.q.shape),
-            "k": sum_shared(np.where(columns, np.inf, e_dk), problem.K, problem.k.shape),
-            "v": sum_shared(np.where(columns, np.inf, e_dv), problem.K, problem.v.shape),
+            "q": sum_to(e_q, problem.q.shape),
+            "k": sum_shared(e_k, problem.K, problem.k.shape),
+            "v": sum_shared(e_v, problem.K, problem.v.shape),
         }
         if problem.bias_array is not None:
             count = max(e_ds.size // max(problem.bias_array.size, 1), 1)
-            e_ds = np.where(bad, np.inf, e_ds + count * u * ds)
+            e_ds = np.where(rows, np.inf, e_ds + count * u * ds)
             found["bias"] = sum_to(e_ds, problem.bias_array.shape)
         if self.p_sink is not None:
-            own = abs(g_sink.value) * (self.r_sink + (T + 2) * u) + g_sink.error
-            own = np.where(bad, np.inf, self.p_sink * own)
-            found["sinks"] = sum_to(own, (problem.H, 1, 1))[:, 0, 0]
-        return {n: self._round(1.01 * bound, getattr(grads, n)) for n, bound in found.items()}
+            e_sink = self.p_sink * (e_g_sink + (T + 2) * u * most_sink) + self.e_sink * most_sink
+            e_sink = np.where(rows | ~(most_sink <= LARGE), np.inf, e_sink + TINY)
+            found["sinks"] = sum_to(e_sink, (problem.H, 1, 1))[:, 0, 0]
+        return {n: self._round(bound, getattr(grads, n)) for n, bound in found.items()}
 
-    def _of_weights(self, do: Array, dweights: Array | None) -> tuple[Array, Array]:
-        """Return the gradient of the weights, and its error."""
-        u, keep = self.u, self.keep
-        size = abs(do) @ abs(self.v).swapaxes(-1, -2)
-        y, error = do @ self.v.swapaxes(-1, -2), (self.problem.E + 1) * u * size
-        if keep is not None:
-            y, error = y * keep, (error + 3 * u * abs(y)) * keep
+    def _less_mean(
+        self, do: Array, dweights: Array | None
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Return what the softmax passes back to keys and sink, with errors, and too large rows.
+
+        It is the gradient y of the weights less its mean, to which a number taken off each y of a
+        row makes no difference. So the mean that is taken off first, or y of the heaviest key,
+        needs not be exact: errors are those of what is left, `far`.
+        """
+        u, p, S, live, v = self.u, self.p, self.problem.S, self.live, self.v.swapaxes(-1, -2)
+        size = abs(do) @ abs(v)
+        error = (self.problem.E + 1) * (u * size + TINY)
+        if self.keep is not None:
+            size, error = size * self.keep, (error + 3 * u * size) * self.keep + TINY
         if dweights is not None:
-            y, error = y + dweights, error + u * (abs(y) + abs(dweights))
-        return np.where(self.live, y, 0), np.where(self.live, error, 0)
-
-    def _less_mean(self, y: Array, e_y: Array) -> tuple[_Off, _Off]:
-        """Return what the softmax passes back, y less its mean, for keys and for the sink."""
-        u, p, S = self.u, self.p, self.problem.S
-        mean = (p * y).sum(-1, keepdims=True)
-        e_first = u * abs(y)
-        if self.extended:
-            pivot = 0 * mean
-            if S:
-                at = p.argmax(-1, keepdims=True)
-                own: Any = True
-                if self.p_sink is not None:
-                    own = np.take_along_axis(p, at, -1) >= self.p_sink
-                pivot = np.where(own, np.take_along_axis(y, at, -1), 0)
-            far, far_sink = abs(y - pivot) + abs(mean - pivot), abs(pivot) + abs(mean - pivot)
-        else:  # the first mean is off by this, and the second pass takes it off again
-            off = ((self.e_p + (S + 2) * u * p) * abs(y)).sum(-1, keepdims=True)
-            far, far_sink = abs(y - mean) + off + u * abs(mean), abs(mean) * (1 + u) + off
-        e_p = self.e_p + (S + 4) * u * p
-        common = (p * (e_y + e_first) + e_p * far).sum(-1, keepdims=True)
+            size = size + abs(dweights)
+            error = error + u * size
+        error = np.where(live, error, 0)
+        if self.pairs is None:
+            y = do @ v if self.keep is None else (do @ v) * self.keep
+            y = np.where(live, y if dweights is None else y + dweights, 0)
+            shift = (p * y).sum(-1, keepdims=True)
+            left = y - shift
+            off = (p * (2 * error + 2 * (S + 3) * u * abs(y))).sum(-1, keepdims=True) + S * TINY
+            g, g_sink = subtract_mean(y, 0, p, self.p_sink)
+        else:
+            r = self.pairs
+            pair = dot(as_pair(do), as_pair(v))
+            pair = pair if r.keep is None else pair.times(r.keep)
+            pair = select(live, pair if dweights is None else pair.plus(dweights), 0.0)
+            pivot = extended.heaviest(pair, r.p, r.p_sink)
+            y, left, shift, off = pair.nearest, pair.minus(pivot).nearest, pivot.nearest, 0.0
+            g, g_sink = (x.nearest for x in extended.less_mean(pair, r.p, r.p_sink))
+        far = np.where(live, abs(left) + off + 2 * error + u * (abs(y) + abs(shift)), 0)
+        far_sink = abs(shift) + off
+        own = error + u * far
+        mean = (p * far).sum(-1, keepdims=True)
+        common = (self.e_p * (far + own) + p * (own + (S + 3) * u * far)).sum(-1, keepdims=True)
         if self.p_sink is not None:
-            common = common + self.p_sink * far_sink * (self.r_sink + (S + 4) * u)
-        e_g = e_y + e_first + common + 4 * u * far
-        return _Off(y - mean, e_g, far), _Off(-mean, common + 4 * u * far_sink, far_sink)
-
-
-class _Off(NamedTuple):
-    """A number, its error, and the size of what it is a difference of."""
-
-    value: Array
-    error: Array
-    size: Array
-
-    def plus(self, x: Array, u: float) -> _Off:
-        """Return the sum with an exact number."""
-        value = self.value + x
-        return _Off(value, self.error + u * (abs(value) + self.size), self.size)
+            mean = mean + self.p_sink * far_sink
+            common = common + (self.e_sink + (S + 3) * u * self.p_sink) * far_sink
+        common = common + (S + 2) * TINY
+        too_large = (live & ~(size <= LARGE)).any(-1, keepdims=True)
+        e_sink = common + u * (far_sink + mean)
+        return g, own + common + u * (far + mean), g_sink, e_sink, too_large

@@ -5,6 +5,7 @@ Numbers in brackets are the rules of docs/semantics.md.
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Callable
 from functools import partial
@@ -317,6 +318,17 @@ def check_score_mod(score_mod: Any) -> None:
     """Check that score_mod can be called [3]."""
     if score_mod is not None and not callable(score_mod):
         raise OptionError(f"score_mod is {score_mod!r}, must be a callable f(s, b, h, t, s_index)")
+    try:
+        parameters = None if score_mod is None else inspect.signature(score_mod)
+    except ValueError:  # a function of C has none
+        parameters = None
+    try:
+        if parameters is not None:
+            parameters.bind(*range(5))
+    except TypeError as err:
+        raise OptionError(
+            f"score_mod has the parameters {parameters}, must take five, (s, b, h, t, s_index)"
+        ) from err
 
 
 def check_engine(engine: Any) -> None:

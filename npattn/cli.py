@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -53,9 +54,30 @@ class _Commands(click.Group):
         """Let an interrupt have an exit code of its own: 1 is the verdict of most commands."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as err:
+            if type(err) is not click.UsageError:  # click's own words
+                raise
+            raise click.UsageError(name_flags(err.message, err.ctx), err.ctx) from err
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
+
+
+def name_flags(message: str, ctx: click.Context | None) -> str:
+    """Replace arguments of Python, framework='torch', by flags of the command, --framework torch.
+
+    Arguments that the command has no flag for stay.
+    """
+    flags = {flag for p in ctx.command.params for flag in p.opts} if ctx else set()
+
+    def name(match: re.Match[str]) -> str:
+        argument, word, pair = match.groups()
+        flag, value = "--" + argument.replace("_", "-"), word or (pair or "").replace("'", "")
+        if flag not in flags:
+            return match[0]
+        return f"{flag} {value.replace(': ', '=')}" if value else flag
+
+    return re.sub(r"(?<![\w-])([a-z_]+)=(?:'([^']*)'|{([^{}]*)})?", name, message)
 
 
 @click.group(cls=_Commands)

@@ -12,7 +12,8 @@ complex-step differentiation of this file gives derivatives that are exact to ro
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,8 +159,7 @@ def max_score(_: Problem, residuals: Residuals) -> Array:
 
 def operands(problem: Problem) -> tuple[Array, Array, Array]:
     """Return q, k, v in the dtype of the computation, with a head axis, heads repeated [1, 15]."""
-    inputs = (problem.q, problem.k, problem.v)
-    q, k, v = (problem.round_to_storage(x.astype(problem.dtype, copy=False)) for x in inputs)
+    q, k, v = (problem.to_operand(x) for x in (problem.q, problem.k, problem.v))
     if problem.headless:
         return q[None], k[None], v[None]
     whole = (*problem.lead, problem.H, problem.T, problem.D)
@@ -246,6 +246,40 @@ def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Arra
     assert problem.score_mod is not None
     x, at = _arguments(problem, s, tile)
     return _read_modified(np.asarray(problem.score_mod(x, *at)), x, s)
+
+
+def check_elementwise(problem: Problem) -> None:
+    """Raise OptionError if score_mod gives other numbers for a corner of a block than in it [3].
+
+    The block has up to two heads, queries and keys: that takes no time.
+    """
+    mod, sizes = problem.score_mod, tuple(min(n, 2) for n in (problem.H, problem.T, problem.S))
+    if mod is None or math.prod(sizes) < 2:
+        return
+    lead = (1,) * len(problem.lead)
+    scores = np.linspace(1.1, -0.7, math.prod(sizes)).reshape(*lead, *sizes)
+    indices = (np.zeros((1, 1, 1), int), *np.ogrid[tuple(slice(n) for n in sizes)])
+    arguments = [scores.astype(problem.dtype), *(i.reshape(*lead, *i.shape) for i in indices)]
+    whole = np.broadcast_to(_call_on_block(mod, arguments), scores.shape)
+    for corner in ((slice(0, 1),) * 3, (slice(-1, None),) * 3):
+        part = _call_on_block(mod, [x[(..., *corner)] for x in arguments])
+        if not np.allclose(part, whole[(..., *corner)], equal_nan=True):
+            raise OptionError(
+                "score_mod is not elementwise: it gives other scores for one pair of query and key "
+                "alone than among others; use s and the indices of the pair only"
+            )
+
+
+def _call_on_block(mod: Any, arguments: list[Array]) -> Array:
+    scores = arguments[0]
+    try:
+        modified = np.asarray(mod(*arguments))
+    except ValueError as err:
+        raise OptionError(
+            f"score_mod raised for scores of shape {scores.shape} ({err}); it must be elementwise: "
+            "index what it reads by b, h, t and s_index"
+        ) from err
+    return _read_modified(modified, scores, scores)
 
 
 def _arguments(

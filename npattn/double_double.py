@@ -172,6 +172,10 @@ def _fast_two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 def _split(a: Array) -> tuple[Array, Array]:
     c = SPLITTER * a
     high = c - (c - a)
+    if not np.isfinite(high).all():  # from 2⁹⁹⁶ on: split a smaller number
+        small = a * 2.0**-28
+        c = SPLITTER * small
+        high = np.where(np.isfinite(high), high, (c - (c - small)) * 2.0**28)
     return high, a - high
 
 

@@ -68,17 +68,20 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     live = plain.live
     sinks = None if problem.sinks is None else problem.sinks.astype(np.float64)[:, None, None]
 
-    largest = np.where(live, s.nearest, -np.inf).max(-1, keepdims=True, initial=-np.inf)
-    top = largest if sinks is None else np.maximum(largest, sinks)
-    top = _finite(top)
+    largest = _row_maximum(s, live)
+    top = largest
+    if sinks is not None:
+        less = (top.high < sinks) | ((top.high == sinks) & (top.low < 0))
+        top = select(less, as_pair(sinks), top)
+    top = Pair(_finite(top.high), _finite(top.low))
     e = select(live, exp(s.minus(top)), 0.0)
     whole = total(e, -1)
     e_sink = None
     if sinks is not None:
-        seen = np.broadcast_to(np.isfinite(sinks), top.shape)
+        seen = np.broadcast_to(np.isfinite(sinks), top.high.shape)
         e_sink = select(seen, exp(as_pair(_finite(sinks)).minus(top)), 0.0)
         whole = whole.plus(e_sink)
-    divisor = select(whole.high == 0, as_pair(np.ones_like(top)), whole)
+    divisor = select(whole.high == 0, as_pair(np.ones_like(top.high)), whole)
     p, p_sink = e.over(divisor), None if e_sink is None else e_sink.over(divisor)
     lse = np.where(whole.high == 0, -np.inf, log(divisor).plus(top).nearest)[..., 0]
 
@@ -88,7 +91,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         keep = as_pair(kept).over(as_pair(1.0).minus(problem.dropout_rate))
     w = p if keep is None else p.times(keep)
     o = dot(w, v).nearest
-    residuals = Residuals(q, k, v, slope, live, p, p_sink, keep, largest, plain)
+    residuals = Residuals(q, k, v, slope, live, p, p_sink, keep, largest.high, plain)
     if problem.headless:
         return _where_finite(plain_o, o[0]), _where_finite(plain_lse, lse[0]), residuals
     return _where_finite(plain_o, o), _where_finite(plain_lse, lse), residuals
@@ -187,6 +190,13 @@ def _cap(s: Pair, c: float) -> tuple[Pair, Pair]:
     e = exp(-small)
     slope = e.times_power(2).over(e.plus(1.0).times(e.plus(1.0)))
     return Pair(sign * tanh.high, sign * tanh.low).times(c), slope
+
+
+def _row_maximum(s: Pair, live: Array) -> Pair:
+    """Return the largest live score of each row, whole: large ones differ in their low parts."""
+    high = np.where(live, s.high, -np.inf).max(-1, keepdims=True, initial=-np.inf)
+    low = np.where(live & (s.high == high), s.low, -np.inf).max(-1, keepdims=True, initial=-np.inf)
+    return Pair(high, low)
 
 
 def _transpose(x: Pair) -> Pair:

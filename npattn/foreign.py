@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ParamSpec, TypeVar
 
-from npattn.errors import UnknownOptionError
+from npattn.errors import OptionError, UnknownOptionError
 from npattn.options import Alignment
 
 __all__ = ["FOREIGN", "ForeignName", "reject_unknown_options", "unknown_option"]
@@ -182,14 +182,25 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
     ------
     UnknownOptionError
         When the decorated function is called with a keyword that it lacks.
+    OptionError
+        When it is called without a keyword that has no default.
     """
-    names = tuple(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    needed = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    options = [n for n, p in parameters.items() if n in needed or p.default is not p.empty]
+    name = function.__name__
+    if name == "__init__":  # of a class
+        name = function.__qualname__.split(".")[0]
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in names:
-                raise unknown_option(function.__name__, name, names[3:])  # without q, k, v
+        for keyword in kwargs:
+            if keyword not in parameters and not open_ended:
+                raise unknown_option(name, keyword, options)
+        for keyword in needed:
+            if keyword not in kwargs:
+                raise OptionError(f"{name} needs {keyword}, which has no default: pass {keyword}=")
         return function(*args, **kwargs)
 
     return wrapper
@@ -198,7 +209,7 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
 def unknown_option(function: str, name: str, options: Sequence[str]) -> UnknownOptionError:
     """Return the error that answers an unknown option with the one that was meant."""
     near = get_close_matches(name, options, 1)
-    foreign = FOREIGN.get(name)
+    foreign = FOREIGN.get(name) if "causal" in options else None  # they are words of attention
     answer = foreign.hint if foreign else f"did you mean {near[0]}?" if near else ""
     return UnknownOptionError(
         f"{function} has no option {name}{answer and ': '}{answer} [options: {', '.join(options)}]"

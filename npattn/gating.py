@@ -60,8 +60,7 @@ def apply_gate_tangent(problem: Problem, o: Array, do: Array, dgate: Array | Non
 def gate_factor(problem: Problem) -> Array:
     """Return the gate in the dtype of the computation; broadcasts against out."""
     assert problem.gate is not None
-    gate = problem.round_to_storage(problem.to_compute_dtype(problem.gate))
-    return _without_head(problem, gate)
+    return _without_head(problem, problem.to_operand(problem.gate))
 
 
 def _without_head(problem: Problem, gate: Array) -> Array:

@@ -29,7 +29,7 @@ from npattn.arrays import Array, MaskLike, sum_to
 from npattn.checks import check_cotangent, read_floating
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import OptionError, ShapeError
-from npattn.foreign import unknown_option
+from npattn.foreign import reject_unknown_options, unknown_option
 from npattn.multihead_build import PARAMETERS, MultiHeadParameters
 from npattn.options import FEATURES
 from npattn.positions.attention import Rotary, check_rotary
@@ -160,7 +160,7 @@ class MultiHeadAttention(MultiHeadParameters):
             If keep, rope or an option is unknown or has an illegal value, or score_mod meets bias_k
             or add_zero_attn. All errors are raised before any work.
         """
-        if keep not in ("all", "inputs"):
+        if not isinstance(keep, str) or keep not in ("all", "inputs"):
             raise OptionError(f'keep is {keep!r}, must be "all" or "inputs"')
         _check_options(options)
         check_rotary(rope)
@@ -342,10 +342,7 @@ class MultiHeadAttention(MultiHeadParameters):
         frame = self._frame(inputs)
 
         def convert(arrays: Mapping[str, Array]) -> dict[str, Array]:
-            return {
-                n: frame.round_to_storage(x.astype(frame.dtype, copy=False))
-                for n, x in arrays.items()
-            }
+            return {n: frame.to_operand(x) for n, x in arrays.items()}
 
         p, x = convert(self.parameters), convert(inputs.arrays)
         heads, norms, turns = {}, {}, self._turns(inputs, frame)
@@ -477,11 +474,16 @@ class MultiHeadAttention(MultiHeadParameters):
     ) -> tuple[dict[str, Array], Array]:
         """Gradients of wo and bo, and of the output of the heads."""
         frame, d = steps.frame, {}
-        dmerged = frame.round_to_storage(dout.astype(frame.dtype, copy=False))
+        dmerged = frame.to_operand(dout)
         if self.wo is not None:
             dmerged, dwo, dbo = linear_backward(dmerged, steps.merged, steps.parameters["wo"])
             d = {"wo": dwo, "bo": dbo}
         return d, merge_backward(frame.round_to_storage(dmerged), self.num_heads, self.merge)
+
+
+MultiHeadAttention.__init__ = reject_unknown_options(  # type: ignore[method-assign]
+    MultiHeadAttention.__init__
+)
 
 
 class MultiHeadInputs(NamedTuple):
@@ -580,7 +582,7 @@ class MultiHeadGradients:
 def _gate_option(frame: Problem) -> Array:
     """Return the option gate in the dtype computed in."""
     assert frame.gate is not None
-    return frame.round_to_storage(frame.to_compute_dtype(frame.gate))
+    return frame.to_operand(frame.gate)
 
 
 def _to_result_dtype(frame: Problem, x: Any) -> Any:

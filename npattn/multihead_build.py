@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from npattn.arrays import Array
 from npattn.checks import check_integer, read_floating
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.projections import NORMS, Merge, Norm
 
 __all__ = ["PARAMETERS", "MultiHeadParameters", "Order", "remaining_heads"]
@@ -75,6 +76,7 @@ class MultiHeadParameters:
     # --- built from something else ----------------------------------------------------------------
 
     @classmethod
+    @reject_unknown_options
     def from_packed(
         cls,
         w: ArrayLike,
@@ -114,6 +116,7 @@ class MultiHeadParameters:
         return cls(**parameters, num_heads=H, num_kv_heads=K, merge=merge, **options)
 
     @classmethod
+    @reject_unknown_options
     def init(
         cls,
         in_size: int,
@@ -288,8 +291,9 @@ def _check_options(arguments: Mapping[str, Any]) -> None:
     if not isinstance(add_zero_attn, (bool, np.bool_)):
         raise OptionError(f"add_zero_attn is {add_zero_attn!r}, must be a bool")
     for name, legal in (("merge", ("concat", "reshape")), ("qk_norm", (*NORMS, None))):
-        if arguments[name] not in legal:
-            raise OptionError(f"{name} is {arguments[name]!r}, must be one of {legal}")
+        value = arguments[name]
+        if not isinstance(value, (str, type(None))) or value not in legal:
+            raise OptionError(f"{name} is {value!r}, must be one of {legal}")
     norms = [name for name in present if name.startswith("norm")]
     if norms and arguments["qk_norm"] is None:
         raise OptionError(f"got {norms[0]} without qk_norm; pass qk_norm, one of {NORMS}")
@@ -351,7 +355,7 @@ def _split_packed(
     w: ArrayLike, b: ArrayLike | None, H: int, K: int, order: Order
 ) -> dict[str, Array]:
     """Split w (in, (H + 2·K)·D) and b ((H + 2·K)·D,) into wq, wk, wv and bq, bk, bv."""
-    if order not in ("qkv", "per_head"):
+    if not isinstance(order, str) or order not in ("qkv", "per_head"):
         raise OptionError(f'order is {order!r}, must be "qkv" or "per_head"')
     w = read_floating("w", w)
     if w.ndim != 2 or w.shape[1] % (H + 2 * K):
@@ -405,6 +409,13 @@ def _random_parameters(
     in_k = check_integer("key_size", in_size if key_size is None else key_size)
     in_v = check_integer("value_in", in_k if value_in is None else value_in)
     out = check_integer("out_size", in_size if out_size is None else out_size)
+    for name, flag in (("bias", bias), ("add_bias_kv", add_bias_kv), ("gate", gate)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise OptionError(f"{name} is {flag!r}, must be True or False")
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError as err:
+        raise DtypeError(f"dtype is {dtype!r}, must be floating, as float32") from err
     shapes = {"wq": (in_size, H * D), "wk": (in_k, K * D), "wv": (in_v, K * E)}
     all_columns = sum(columns for _, columns in shapes.values())
 

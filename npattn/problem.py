@@ -20,7 +20,18 @@ from typing import Any
 import numpy as np
 
 from npattn import checks
-from npattn.arrays import Array, BiasLike, MaskLike, band, describe_value, diagonal, finfo, sum_to
+from npattn.arrays import (
+    Array,
+    BiasLike,
+    MaskLike,
+    band,
+    cast,
+    describe_value,
+    diagonal,
+    finfo,
+    sum_to,
+)
+from npattn.foreign import reject_unknown_options
 from npattn.options import OPTIONS, Alignment, ScoreMod, Window
 
 __all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
@@ -231,16 +242,19 @@ class Problem:
         """Convert x to the dtype of the computation."""
         return x.astype(self.dtype)
 
+    def to_operand(self, x: Array) -> Array:
+        """Convert an input to the dtype computed in; in mixed precision it is rounded once [15]."""
+        if self.storage is None:
+            return x.astype(self.dtype, copy=False)
+        return cast(x, self.storage).astype(self.dtype)
+
     def round_to_storage(self, x: Array) -> Array:
         """Round x to the storage dtype of mixed precision, if there is one [15]."""
-        return x if self.storage is None else self.to_output_dtype(x).astype(self.dtype)
+        return x if self.storage is None else self.to_operand(x)
 
     def to_output_dtype(self, x: Array) -> Array:
         """Convert x to the dtype of the results [15]."""
-        if self.storage is None:
-            return x
-        with np.errstate(over="ignore"):  # numbers beyond the range become inf
-            return x.astype(self.storage)
+        return x if self.storage is None else cast(x, self.storage)
 
     def replace(self, **changes: Any) -> Problem:
         """Return the problem with other arrays or options, checked again."""
@@ -254,6 +268,9 @@ class Problem:
         if value is None or isinstance(value, np.ndarray):
             return value
         return value.to_array(self.T, self.S, lead=self.lead, H=self.H)
+
+
+Problem.__init__ = reject_unknown_options(Problem.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
     x ≈ values · descale        values = round(x / descale), saturated at the ends of the format
 
+The quotient is a float64, and rounded once: to the nearest number of the format, ties to even.
+
 A descale belongs to a whole array, to a head, to a group of heads, to a block of rows of a head, or
 to one row, a token. The product is exact in float64, so that an oracle of a quantized kernel is
 ``npattn.attention(*(dequantize(values, descale) for ... in q, k, v))``, and of one that returns o
@@ -15,10 +17,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, finfo
-from npattn.checks import check_integer
+from npattn.arrays import Array, cast, finfo
+from npattn.checks import check_integer, read_array
 from npattn.descales import check_descale, gather, read_real, spread
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 
 __all__ = [
     "FORMATS",
@@ -54,13 +57,17 @@ class Quantized(NamedTuple):
 
 def largest(dtype: Any) -> float:
     """Return the largest number of a format that is used: 448, 57344, and 127 for int8."""
-    name = np.dtype(dtype).name
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:  # NumPy knows no such name
+        name = repr(dtype)
     if name not in FORMATS:
         zero = "; npattn has no zero points" if name == "uint8" else ""
         raise DtypeError(f"dtype is {name}, must be one of {', '.join(FORMATS)}{zero}")
     return 127.0 if name == "int8" else float(finfo(dtype).max)
 
 
+@reject_unknown_options
 def quantize(
     x: ArrayLike,
     dtype: Any = "float8_e4m3fn",
@@ -103,8 +110,9 @@ def quantize(
     DtypeError
         If x is not real and floating, or `dtype` is none of the formats.
     OptionError
-        If `per` is none of the four, if `heads` or `rows` stands beside another one or `rows` is
-        missing, if both descale and scale are given, or if one is not a finite number above 0.
+        If x has NaN and `dtype` is int8, if `per` is none of the four, if `heads` or `rows` stands
+        beside another one or `rows` is missing, if both descale and scale are given, or if one is
+        not a finite number above 0.
 
     Examples
     --------
@@ -128,11 +136,14 @@ def quantize(
         assert descale is not None
         descale = check_descale(descale)
         scaled = x / spread(descale, x.shape, rows)
+    if np.dtype(dtype) == np.int8 and np.isnan(scaled).any():
+        raise OptionError("x has NaN, which int8 has not")
     bounded = np.clip(scaled, -top, top)
     whole = np.rint(bounded) if np.dtype(dtype) == np.int8 else bounded
-    return Quantized(whole.astype(dtype), np.asarray(descale))
+    return Quantized(cast(whole, dtype), np.asarray(descale))
 
 
+@reject_unknown_options
 def quantize_backward(
     dvalues: ArrayLike, x: ArrayLike, dtype: Any, descale: ArrayLike, *, rows: int | None = None
 ) -> Array:
@@ -168,6 +179,7 @@ def quantize_backward(
     return np.where(abs(x / factor) > top, 0.0, dvalues / factor)
 
 
+@reject_unknown_options
 def dequantize(values: ArrayLike, descale: ArrayLike, *, rows: int | None = None) -> Array:
     """Return values · descale, exactly.
 
@@ -209,6 +221,7 @@ def dequantize(values: ArrayLike, descale: ArrayLike, *, rows: int | None = None
     return np.asarray(values * spread(check_descale(descale), values.shape, rows))
 
 
+@reject_unknown_options
 def dequantize_backward(
     dx: ArrayLike, values: ArrayLike, descale: ArrayLike, *, rows: int | None = None
 ) -> tuple[Array, Array]:
@@ -240,7 +253,7 @@ def dequantize_backward(
 
 def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
     """Return the largest absolute value of each part that has a descale."""
-    if per not in get_args(Per):
+    if not isinstance(per, str) or per not in get_args(Per):
         raise OptionError(f"per is {per!r}, must be tensor, head, block or token")
     if heads is not None and per != "head":
         raise OptionError(f"heads is {heads}, must be left out with per={per!r}")
@@ -276,7 +289,9 @@ def _read(name: str, x: ArrayLike) -> Array:
 
 
 def _read_values(values: ArrayLike) -> Array:
-    array = np.asarray(values)
+    array = read_array("values", values)
     if array.dtype == np.uint8:
         raise DtypeError("values is uint8, must be floating or int8: npattn has no zero points")
+    if array.dtype.kind in "biu" and array.dtype != np.int8:
+        raise DtypeError(f"values is {array.dtype}, must be floating or int8")
     return _read("values", array.astype(np.float64) if array.dtype == np.int8 else array)

@@ -19,11 +19,13 @@ from npattn.backward_twice import SecondGradients, backward_twice
 from npattn.biases import Bias
 from npattn.directions import read_directions, with_numbers
 from npattn.errors import DtypeError, OptionError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
 
 __all__ = ["double_backward", "hvp"]
 
 
+@reject_unknown_options
 def double_backward(
     fwd: Forward,
     dout: ArrayLike | None,
@@ -101,6 +103,7 @@ def double_backward(
     return backward_twice(problem, residuals, do, dl, dw, **of_gradients)
 
 
+@reject_unknown_options
 def hvp(
     fwd: Forward,
     dout: ArrayLike | None,

@@ -271,6 +271,7 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
         (["numpy.flash", "--dtype", "bf16"], "did you mean bfloat16?"),
         (["numpy.flash", "--like", "torch.spda"], "did you mean torch.sdpa"),
         (["numpy.flash", "--rename", "cap"], "must look like THEIRS=OURS"),
+        (["numpy.flash", "--features", "mask,causl"], "features has 'causl', must be one of mask"),
         (["numpy.flash", "--rename", "cap=softcap"], "must be parameters of flash (q, k, v,"),
         (["numpy.flash", "--layout", "BDHT"], "'BDHT' is not one of"),
         (["numpy.flash", "--examples", "0"], "0 is not in the range x>=1"),
@@ -289,6 +290,15 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
 )
 def test_wrong_usage_is_explained_with_exit_code_2(words, message):
     assert message in told(run("check", *words, code=2))
+
+
+def test_arguments_of_python_are_named_by_their_flags(tmp_path):
+    path = tmp_path / "own_flags.py"
+    path.write_text("def f(q, k, v, speed): pass\ndef g(q, k, v):\n    raise ValueError('g=1')\n")
+    output = told(run("check", f"{path}:g", "--in-process", code=2))
+    assert "with --framework numpy or --framework torch or --framework jax" in output
+    assert "ValueError: g=1" in output  # no argument of a flag
+    assert "say what it is with --rename theirs=ours" in told(run("check", f"{path}:f", code=2))
 
 
 def test_sizes_of_a_letter_are_given_once():

@@ -646,7 +646,7 @@ def test_tiling_keeps_the_order_of_query_heads() -> None:
     fwd = npattn.forward(
         q, k, k, bias=bias, sinks=sinks, score_mod=spy, conventions=Conventions(kv_head="tile")
     )
-    assert seen == [[0, 1, 2, 3, 4, 5]]
+    assert seen[-1] == [0, 1, 2, 3, 4, 5]  # earlier calls check that it is elementwise
     assert fwd.lse[:, 0].tolist() == [0, 11, 22, 33, 44, 100]
 
 

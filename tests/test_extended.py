@@ -15,9 +15,9 @@ from npattn import api, biases
 from npattn.certify import certify
 from npattn.errors import OptionError
 from npattn.testing import Recipe
+from tests.high_precision import evaluate, gaps, mp, reference
 
 B, H, K, T, S, D, E = 2, 4, 2, 3, 5, 7, 11
-NAMES = {"q": "q", "k": "k", "v": "v", "bias": "bias", "sinks": "sinks"}
 OPTIONS = ("causal", "window", "mask", "bias", "scale", "softcap", "sinks", "dropout")
 FORMS = ("normal", "large logits", "value offset", "one-hot", "key offset", "saturated", "low")
 
@@ -53,80 +53,6 @@ def sample(seed, form, chosen=()):
     return (q, k, v), arguments, cotangents
 
 
-def mp(x):
-    return np.vectorize(mpmath.mpf, otypes=[object])(np.asarray(x, float))
-
-
-def reference(arrays, options, cotangents):
-    """Return o, lse, weights and gradients as mpf, one element after the other."""
-    problem = npattn.Problem(*arrays, **options)
-    q, k, v = map(mp, arrays)
-    do, dl, dw = map(mp, cotangents)
-    scale = mpmath.mpf(problem.scale)
-    visible = np.broadcast_to(True if problem.visible is None else problem.visible, (B, H, T, S))
-    bias = np.broadcast_to(mp(0.0 if problem.bias is None else problem.bias), (B, H, T, S))
-    keep, sinks, cap = problem.dropout_mask, problem.sinks, problem.softcap
-    factor = 1 / (1 - mpmath.mpf(problem.dropout_rate))
-    zeros = lambda *n: np.full(n, mpmath.mpf(0), object)  # noqa: E731
-    found = {
-        "out": zeros(B, H, T, E),
-        "lse": zeros(B, H, T),
-        "weights": zeros(B, H, T, S),
-        "q": zeros(B, H, T, D),
-        "k": zeros(B, K, S, D),
-        "v": zeros(B, K, S, E),
-        "bias": zeros(H, T, S),
-        "sinks": zeros(H),
-    }
-    for b, h, t in np.ndindex(B, H, T):
-        g = h // (H // K)
-        seen = [s for s in range(S) if visible[b, h, t, s]]
-        raw = {s: scale * mpmath.fsum(q[b, h, t] * k[b, g, s]) for s in seen}
-        capped = {s: cap * mpmath.tanh(x / cap) if cap else x for s, x in raw.items()}
-        e = {s: mpmath.exp(x + bias[b, h, t, s]) for s, x in capped.items()}
-        own = mpmath.exp(sinks[h]) if sinks is not None else mpmath.mpf(0)
-        whole = mpmath.fsum(e.values()) + own
-        found["lse"][b, h, t] = mpmath.log(whole) if whole else mpmath.mpf("-inf")
-        if not whole:
-            continue
-        p = {s: x / whole for s, x in e.items()}
-        w = {
-            s: x * (factor * bool(keep[b, h, t, s]) if keep is not None else 1)
-            for s, x in p.items()
-        }
-        dp = {}
-        for s in seen:
-            found["weights"][b, h, t, s] = p[s]
-            found["out"][b, h, t] += w[s] * v[b, g, s]
-            found["v"][b, g, s] += w[s] * do[b, h, t]
-            through = mpmath.fsum(do[b, h, t] * v[b, g, s])
-            through *= factor * bool(keep[b, h, t, s]) if keep is not None else 1
-            dp[s] = through + dw[b, h, t, s]
-        mean = mpmath.fsum(p[s] * dp[s] for s in seen)
-        found["sinks"][h] += own / whole * (dl[b, h, t] - mean)
-        for s in seen:
-            ds = p[s] * (dp[s] - mean + dl[b, h, t])
-            found["bias"][h, t, s] += ds
-            dx = ds * scale * (mpmath.sech(raw[s] / cap) ** 2 if cap else 1)
-            found["q"][b, h, t] += dx * k[b, g, s]
-            found["k"][b, g, s] += dx * q[b, h, t]
-    return found
-
-
-def evaluate(arrays, options, cotangents, precision):
-    fwd = npattn.forward(*arrays, **options, engine="dense", precision=precision)
-    grads = npattn.backward(fwd, *cotangents)
-    found = {"out": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
-    found |= {name: getattr(grads, name) for name in NAMES if getattr(grads, name) is not None}
-    return found, certify(fwd, *cotangents)
-
-
-def gaps(got, want):
-    pairs = zip(got.ravel().tolist(), want.ravel(), strict=True)
-    near = [abs(mpmath.mpf(x) - y) if mpmath.isfinite(y) else mpmath.mpf(x != y) for x, y in pairs]
-    return np.array([float(x) for x in near]).reshape(got.shape)
-
-
 def check(arrays, options, cotangents):
     with mpmath.workdps(90):
         want = reference(arrays, options, cotangents)
@@ -139,7 +65,7 @@ def check(arrays, options, cotangents):
                 if precision == "extended":
                     ulp = np.spacing(abs(np.where(np.isfinite(got), got, 0)))
                     certified = bound <= ulp
-                    assert certified[(abs(got) > 2.0**-1000) & (abs(got) < np.inf)].all(), name
+                    assert certified[(abs(got) > 2.0**-990) & (abs(got) < np.inf)].all(), name
                     assert (off[certified] <= 0.5001 * ulp[certified]).all(), name
 
 

@@ -113,11 +113,11 @@ CONFINED = {
         "commands/bench.py",
         "commands/check.py",
         "commands/matrix.py",
-        "commands/progress.py",
         "commands/targets.py",
         "commands/train.py",
         "commands/zoo.py",
         "matrix/progress.py",
+        "testing/report/progress.py",
         "testing/report/report.py",
     ),
     "click": ("cli.py", "parsing.py", "commands/"),
@@ -360,8 +360,8 @@ def test_what_is_not_there_is_said():
         npattn.atention  # noqa: B018
 
 
-def test_import_takes_less_than_0_3_seconds():
-    # Seconds of processor time, NumPy's own import included, the least of 10 fresh interpreters: on
-    # an idle machine that is the time on the clock, and other tests beside this one do not count.
-    code = "from time import process_time as t; a = t(); import npattn; print(t() - a)"
-    assert min(float(in_a_fresh_interpreter(code)) for _ in range(10)) < 0.3
+def test_import_takes_at_most_twice_the_time_of_numpy():
+    """Processor time of both in one interpreter: a slow or busy machine slows both down."""
+    own = "import numpy; b = t(); import npattn; print((t() - b) / (b - a))"
+    code = f"from time import process_time as t; a = t(); {own}"
+    assert min(float(in_a_fresh_interpreter(code)) for _ in range(10)) < 2

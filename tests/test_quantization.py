@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
+from npattn.arrays import cast
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.quantization import (
     FORMATS,
@@ -228,3 +229,71 @@ def test_a_result_is_a_pair():
     values, descale = found
     assert values is found.values
     assert descale is found.descale
+
+
+# --- one rounding ---------------------------------------------------------------------------------
+
+
+def neighbours(dtype):
+    """Return all finite numbers of a dtype of 8 or 16 bits, in order."""
+    bits = np.arange(2 ** (8 * np.dtype(dtype).itemsize), dtype=f"u{np.dtype(dtype).itemsize}")
+    with np.errstate(invalid="ignore"):
+        values = bits.view(dtype).astype(np.float64)
+    return np.unique(values[np.isfinite(values)])
+
+
+NARROW = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_every_tie_and_what_is_beside_it_is_rounded_once(dtype):
+    """A midpoint goes to the even neighbour, the next float64 on either side to the nearer one."""
+    values = neighbours(dtype)
+    low, high = values[:-1], values[1:]
+    middle = low + (high - low) / 2
+    below, above = np.nextafter(middle, -np.inf), np.nextafter(middle, np.inf)
+    unsigned = f"u{np.dtype(dtype).itemsize}"
+    is_even = low.astype(dtype).view(unsigned) % 2 == 0  # exact: these are numbers of the dtype
+    is_even |= low == 0
+    want = {"low": (below, low), "high": (above, high)}
+    want["even"] = (middle, np.where(is_even, low, high))
+    for name, (x, expected) in want.items():
+        assert np.array_equal(cast(x, dtype).astype(np.float64), expected), name
+    torch = pytest.importorskip("torch")
+    from npattn.torch.tensors import cast as cast_tensor
+
+    for name, (x, expected) in want.items():
+        got = cast_tensor(torch.from_numpy(x), getattr(torch, dtype)).double().numpy()
+        assert np.array_equal(got, expected), name
+
+
+def test_quantize_takes_the_nearest_number():
+    x = np.array([[432.0, np.nextafter(432.0, 0)]])
+    assert quantize(x, descale=1.0).values.astype(float).tolist() == [[448.0, 416.0]]
+    rng = np.random.default_rng(0)
+    values = neighbours("float8_e4m3fn")
+    x = rng.standard_normal((7, 127)).astype(np.float32)
+    found = quantize(x)
+    scaled = x.astype(float) / float(found.descale)
+    off = abs(found.values.astype(float) - scaled)
+    assert (off <= abs(scaled[..., None] - values).min(-1)).all()
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_rounds_inputs_once(module, dtype):
+    ulp = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
+    x, one = np.array([[1 + ulp / 2 + 2.0**-40]]), np.ones((1, 1))  # beyond a tie by little
+    if module == "numpy":
+        attend, convert = npattn, np.asarray
+    else:
+        torch = pytest.importorskip("torch")
+        import npattn.torch as attend
+
+        convert, dtype = torch.from_numpy, getattr(torch, dtype)
+    fwd = attend.forward(convert(one), convert(one), convert(x), dtype=dtype)
+    assert float(fwd.out.item()) == 1 + ulp
+    grads = attend.backward(fwd, convert(x))
+    assert float(grads.v.item()) == 1 + ulp
+    gated = attend.forward(convert(one), convert(one), convert(one), gate=convert(x), dtype=dtype)
+    assert float(gated.out.item()) == 1 + ulp

@@ -336,6 +336,7 @@ def time_to_red(name: str) -> float | None:
         fail_fast=True,
         shrink=False,
         diagnosis=False,
+        progress=False,
     )
     spent = time.process_time() - start
     return spent if any(o.failed and report.requires(o) for o in report.outcomes) else None

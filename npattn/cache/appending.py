@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
+from npattn.arrays import Array, cast
 from npattn.cache.paging import check_pages, find_slots, read_integers
 from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.positions import rope, rope_backward
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
 ROTARY = ("layout", "base", "size", "frequencies")
 
 
+@reject_unknown_options
 def append(
     k_cache: ArrayLike,
     v_cache: ArrayLike,
@@ -87,7 +89,7 @@ def append(
     out = []
     for old, x in zip(caches, new, strict=True):
         filled = old.copy()
-        filled[slots.page, slots.slot] = x.astype(old.dtype)
+        filled[slots.page, slots.slot] = cast(x, old.dtype)
         out.append(filled)
     return out[0], out[1], slots.lengths
 
@@ -101,6 +103,7 @@ class CacheGradients(NamedTuple):
     v: Array
 
 
+@reject_unknown_options
 def append_backward(
     dk_cache: ArrayLike,
     dv_cache: ArrayLike,

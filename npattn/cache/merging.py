@@ -18,12 +18,14 @@ from numpy.typing import ArrayLike
 from npattn.arrays import Array
 from npattn.checks import check_cotangent, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 
 __all__ = ["Base", "check_base", "check_parts", "merge", "merge_backward"]
 
 Base = Literal["e", "2"]
 
 
+@reject_unknown_options
 def merge(
     outs: Sequence[ArrayLike], lses: Sequence[ArrayLike], *, base: Base = "e"
 ) -> tuple[Array, Array]:
@@ -66,6 +68,7 @@ def merge(
     return o, lse
 
 
+@reject_unknown_options
 def merge_backward(
     outs: Sequence[ArrayLike],
     lses: Sequence[ArrayLike],
@@ -151,6 +154,11 @@ def check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
 
 
 def _read_parts(outs: Any, lses: Any) -> tuple[list[Array], list[Array]]:
+    for name, value in (("outs", outs), ("lses", lses)):
+        if not isinstance(value, (Sequence, np.ndarray)) or getattr(value, "ndim", 1) < 1:
+            raise OptionError(
+                f"{name} is of type {type(value).__name__}, must be a sequence: an array a part"
+            )
     parts, logs = ([read_floating(n, x) for x in xs] for n, xs in (("outs", outs), ("lses", lses)))
     check_parts(parts, logs)
     parts, logs = ([x.astype(np.float64) for x in xs] for xs in (parts, logs))

@@ -21,6 +21,7 @@ from npattn.arrays import Array, BiasLike, MaskLike
 from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
 from npattn.conventions import check_conventions
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients, Problem
 
 __all__ = [
@@ -145,6 +146,7 @@ def varlen_forward(
     return PackedForward(out, lse, tuple(parts), (of_q, of_k))
 
 
+@reject_unknown_options
 def varlen_backward(
     fwd: PackedForward, dout: ArrayLike, dlse: ArrayLike | None = None
 ) -> Gradients:

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.api import backward
-from npattn.arrays import Array
+from npattn.arrays import Array, cast
 from npattn.cache.packed import evaluate_sequences, read_options, sum_parameters
 from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
 
 __all__ = [
@@ -147,6 +148,7 @@ def paged_forward(
     return PagedForward(out, lse, tuple(parts), slots, shapes)
 
 
+@reject_unknown_options
 def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = None) -> Gradients:
     """Gradients of `paged_forward`.
 
@@ -189,7 +191,7 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
             rows, ends = getattr(grad, name).swapaxes(0, 1), np.flatnonzero(slot == 0)
             for a, b in itertools.pairwise((*ends, len(rows))):  # a table may name a page twice
                 total[page[a], : b - a] += rows[a:b]
-        pages.append(total.astype(dtype, copy=False))
+        pages.append(cast(total, dtype))
     return Gradients(dq, pages[0], pages[1], *sum_parameters(fwd.parts, grads))
 
 

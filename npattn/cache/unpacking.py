@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from npattn.arrays import Array
 from npattn.checks import read_array
 from npattn.errors import OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 
 __all__ = ["pack", "unpack"]
 
@@ -22,6 +23,7 @@ Order = Literal["parts", "heads"]
 Layout = Literal["BHTD", "BTHD"]
 
 
+@reject_unknown_options
 def unpack(
     packed: Any, *, order: Order = "parts", layout: Layout = "BHTD"
 ) -> tuple[Any, Any, Any] | tuple[Any, Any]:
@@ -70,6 +72,7 @@ def unpack(
     return parts if layout == "BTHD" else tuple(x.swapaxes(-2, -3) for x in parts)
 
 
+@reject_unknown_options
 def pack(*parts: ArrayLike, order: Order = "parts", layout: Layout = "BHTD") -> Array:
     """Put q, k and v, or k and v, into one array: the way back of `unpack`.
 
@@ -106,7 +109,7 @@ def pack(*parts: ArrayLike, order: Order = "parts", layout: Layout = "BHTD") -> 
 
 
 def _check_words(order: Any, layout: Any) -> None:
-    if order not in AXES:
+    if not isinstance(order, str) or order not in AXES:
         raise OptionError(f'order is {order!r}, must be "parts" or "heads"')
-    if layout not in ("BHTD", "BTHD"):
+    if not isinstance(layout, str) or layout not in ("BHTD", "BTHD"):
         raise OptionError(f'layout is {layout!r}, must be "BHTD" or "BTHD"')

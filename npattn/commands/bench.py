@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from npattn.commands.progress import ProgressBar
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import INTERRUPTED, path_to_write
+from npattn.testing.report.progress import ProgressBar
 
 __all__ = ["bench_command"]
 
@@ -127,13 +127,12 @@ def bench_command(
             from npattn.bench import picture
 
             picture.check_path(picture_path)
-        with ProgressBar() as (bar, advance):
+        with ProgressBar() as bar:
             report = bench(
                 settings,
-                progress=lambda step, *at: advance("bench", step, *at),
+                progress=lambda step, *at: bar.advance("bench", step, *at),
                 save=None if json_path is None else lambda report: report.to_json(json_path),
             )
-            bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
@@ -169,14 +168,13 @@ def _bench_judge(
         path = path_to_write(json_path)
         kept = read_history(path).runs if path is not None and path.exists() else ()
         earlier = None if earlier_path is None else read_history(earlier_path).runs[-1]
-        with ProgressBar() as (bar, advance):
+        with ProgressBar() as bar:
             run = ask(
                 () if questions is None else tuple(questions.split(",")),
                 jobs=jobs,
                 every=every or 1,
-                progress=lambda name, *at: advance("judge", name, *at),
+                progress=lambda name, *at: bar.advance("judge", name, *at),
             )
-            bar.stop()
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     history = History((*kept, run))

@@ -14,11 +14,11 @@ import click
 from rich.console import Console
 
 from npattn.commands.journal import list_options_beside
-from npattn.commands.progress import ProgressBar
 from npattn.commands.target import (
     change_conventions,
     framework_option,
     open_target,
+    parse_features,
     parse_renames,
     refuse_beside_cluster,
     worker_options,
@@ -40,6 +40,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.check import DTYPES, check
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.report.expected import read_expected
+from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import Journal
 from npattn.testing.worker.supervisor import Limits
@@ -106,6 +107,11 @@ ALONE = (
     multiple=True,
     metavar="THEIRS=OURS",
     help="Parameter that means an option of npattn, as cap=softcap; may be given several times.",
+)
+@click.option(
+    "--features",
+    metavar="NAMES",
+    help="Its options and results, as mask,causal,return_lse: else those that its signature names.",
 )
 @click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
 @click.option(
@@ -253,6 +259,7 @@ def _check(
     like: str | None,
     quantized: str | None,
     renames: tuple[str, ...],
+    features: str | None,
     framework: str,
     sizes: tuple[str, ...],
     only: tuple[str, ...],
@@ -286,6 +293,7 @@ def _check(
             "layout": layout,
             "like": like,
             "rename": parse_renames(renames) or None,
+            "features": parse_features(features),
             "quantized": quantized,
         }
         limits = Limits(timeout, parse_memory(memory))
@@ -309,9 +317,8 @@ def _check(
         judge: Callable[..., Report] = check
         if cluster is not None:
             judge = _on_cluster(cluster, limits, {**given, "device": device})
-        with ProgressBar() as (bar, advance), interruptible():
-            report = judge(implementation, progress=advance, **arguments)
-            bar.stop()
+        with ProgressBar() as bar, interruptible():
+            report = judge(implementation, progress=bar.advance, **arguments)
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     except KeyboardInterrupt as err:

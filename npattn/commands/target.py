@@ -24,6 +24,7 @@ __all__ = [
     "change_conventions",
     "framework_option",
     "open_target",
+    "parse_features",
     "parse_renames",
     "refuse_beside_cluster",
     "report_import_errors",
@@ -147,6 +148,12 @@ def parse_renames(texts: tuple[str, ...]) -> dict[str, str]:
             raise OptionError(f"--rename is {text!r}, must look like THEIRS=OURS: cap=softcap")
         renames[theirs] = ours
     return renames
+
+
+def parse_features(text: str | None) -> tuple[str, ...] | None:
+    """Parse "mask,causal" into ("mask", "causal"); "" is no option at all."""
+    names = None if text is None else (name.strip() for name in text.split(","))
+    return None if names is None else tuple(name for name in names if name)
 
 
 def change_conventions(conventions: Conventions, words: tuple[str, ...]) -> Conventions:

@@ -12,12 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from npattn.commands.journal import open_journal
-from npattn.commands.progress import ProgressBar
 from npattn.commands.target import refuse_beside_cluster
 from npattn.errors import NpattnError
 from npattn.matrix.journal import ZooJournal
 from npattn.matrix.zoo import run_on_cluster, run_with_journal
 from npattn.parsing import INTERRUPTED, interruptible, parse_processes, path_to_write
+from npattn.testing.report.progress import ProgressBar
 
 __all__ = ["zoo_command"]
 
@@ -115,9 +115,8 @@ def zoo_command(
         journal = open_journal(ZooJournal, journal_path, resume_path, asked, ELSEWHERE)
         if journal is not None:
             asked, run = journal.question, partial(run_with_journal, journal, run)
-        with ProgressBar() as (bar, advance), interruptible():
-            score = zoo(**asked, run=run, progress=lambda name, *at: advance("zoo", name, *at))
-            bar.stop()
+        with ProgressBar() as bar, interruptible():
+            score = zoo(**asked, run=run, progress=lambda name, *at: bar.advance("zoo", name, *at))
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     except KeyboardInterrupt:

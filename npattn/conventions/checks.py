@@ -32,7 +32,7 @@ def check_fields(conventions: Any) -> None:
     """Raise OptionError if a field of a `Conventions` has a value that is not legal."""
     for name, legal in LEGAL.items():
         value = getattr(conventions, name)
-        if value not in legal:
+        if not isinstance(value, (str, type(None))) or value not in legal:
             renamed = RENAMED.get((name, str(value)))
             cure = f"which was renamed to {renamed!r}" if renamed else f"must be one of {legal}"
             raise OptionError(f"{name} is {value!r}, {cure}")
@@ -50,7 +50,11 @@ def check_fields(conventions: Any) -> None:
 
 def _check_hidden(name: str, value: Any) -> None:
     """Check `hidden_fill` or `hidden_add`."""
-    if value is None or value == "min" or (_is_number(value) and math.isfinite(value)):
+    if (
+        value is None
+        or (isinstance(value, str) and value == "min")
+        or (_is_number(value) and math.isfinite(value))
+    ):
         return
     raise OptionError(
         f'{name} is {value!r}, must be a finite number or "min" (the smallest of the dtype of q); '

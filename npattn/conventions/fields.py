@@ -14,6 +14,7 @@ from npattn.conventions.cap import cap_late, scale_of, through_cap
 from npattn.conventions.checks import check_fields
 from npattn.conventions.hidden import add_to_hidden, fill_hidden
 from npattn.errors import OptionError
+from npattn.foreign import reject_unknown_options
 from npattn.problem import Gradients, Problem
 
 __all__ = ["Conventions", "check_conventions"]
@@ -336,6 +337,9 @@ class Conventions:
         dmean = dout.sum(-2, keepdims=True) / max(problem.S, 1)  # (..., H, 1, E)
         dmean = problem.xp.broadcast_to(dmean, (*dmean.shape[:-2], problem.S, dmean.shape[-1]))
         return self.sum_shared_heads(dmean, problem, problem.v.shape)
+
+
+Conventions.__init__ = reject_unknown_options(Conventions.__init__)  # type: ignore[method-assign]
 
 
 def check_conventions(conventions: Any) -> Conventions | None:

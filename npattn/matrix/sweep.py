@@ -134,6 +134,7 @@ def check_in_units(
         seed=seed,
         only=only,
         journal=Memory(answers),
+        progress=False,
         **arguments,
     )
     lost = tuple(line for one in blocks for line in one.missing)

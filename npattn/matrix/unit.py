@@ -198,6 +198,7 @@ def _judge_target(unit: Unit, journal: Journal) -> dict[str, Any]:
         examples=unit.examples,
         diagnosis=not unit.asks,
         journal=journal,
+        progress=False,
         **_read_judges(unit.judges),
     )
     return report.as_dict()

@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, describe_value, to_numpy
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot.cells import Labels
+from npattn.sizes import ANY, Sized
 
 __all__ = ["read_figsize", "read_labels", "read_panels", "read_reals", "read_values"]
 
 LONG = 24  # characters of a label that are shown
 
 
-def read_values(name: str, value: Any) -> Array:
+def read_values(name: str, value: Any, sizes: tuple[Any, Any]) -> Array:
+    """Return an array; a mask or a bias that does not know its T or S takes it from `sizes`.
+
+    Each of `sizes` is a number, or labels, whose number counts.
+    """
     if isinstance(value, np.ma.MaskedArray):
         raise DtypeError(f"{name} is a masked array, must be a plain one: pass its .filled(0)")
+    if isinstance(value, Sized):
+        return _expand(name, value, sizes)
     try:
-        return np.asarray(value)
+        return to_numpy(value)
     except (TypeError, ValueError, RuntimeError) as err:
         raise DtypeError(f"{name} is {type(value)}, must be a NumPy array ({err})") from err
 
 
-def read_reals(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
+def _expand(name: str, value: Sized, sizes: tuple[Any, Any]) -> Array:
+    """Return a mask or a bias as an array whose last axes have their full sizes."""
+    known = value._known_sizes()
+    T, S = (
+        size if size not in (None, ANY) else _count(other)
+        for size, other in zip((known.T, known.S), sizes, strict=True)
+    )
+    if T is None or S is None:
+        missing = " and ".join(n for n, size in (("T", T), ("S", S)) if size is None)
+        given = "T= and S=, " if name == "mask" else ""
+        raise OptionError(
+            f"{name} is {describe_value(value)}, which has no {missing} of its own: pass "
+            f"{given}labels of both axes, or .to_array(T=..., S=...)"
+        )
+    array = value.to_array(T, S)
+    return np.broadcast_to(array, (*array.shape[:-2], T, S))
+
+
+def _count(size: Any) -> int | None:
+    """Return a size that is a number, or the number of labels; None if it is neither."""
+    if isinstance(size, Collection) and not isinstance(size, str):
+        return len(size)
+    return size if isinstance(size, int) else None
+
+
+def read_reals(name: str, value: Any, ranks: tuple[int, ...], sizes: tuple[Any, Any]) -> Array:
     """Return a real array in float64, one head a panel: (H, T, S) or (1, T, S)."""
-    array = read_values(name, value)
+    array = read_values(name, value, sizes)
     if array.dtype == np.bool_:
         raise DtypeError(f"{name} is bool, must be floating: draw it with npattn.plot.mask")
     # The dtypes of ml_dtypes have kind "V" or "f" by version.

@@ -18,8 +18,8 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.errors import DtypeError, OptionError
+from npattn.arrays import Array, MaskLike
+from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot.arguments import (
     read_figsize,
     read_labels,
@@ -50,7 +50,7 @@ def head(
 
     Parameters
     ----------
-    weights : float array (T, S)
+    weights : float array or tensor (T, S)
         Such as ``npattn.forward(q, k, v).weights[0, 0]``. 0 is drawn as hidden, NaN and inf with a
         cross.
     queries, keys : sequence of str, optional
@@ -94,7 +94,7 @@ def head(
     >>> figure = npattn.plot.head(weights, queries=["a", "b", "c"], keys=["a", "b", "c"])
     >>> figure.savefig("head.png")  # doctest: +SKIP
     """
-    values = read_reals("weights", weights, (2,))
+    values = read_reals("weights", weights, (2,), (queries, keys))
     return _draw(
         "weights",
         values,
@@ -123,7 +123,7 @@ def heads(
 
     Parameters
     ----------
-    weights : float array (H, T, S)
+    weights : float array or tensor (H, T, S)
     queries, keys, title, cmap, fmt, figsize
         As in `head`.
     ax : sequence of matplotlib.axes.Axes, optional
@@ -143,7 +143,7 @@ def heads(
     OptionError
         As in `head`; and if title is given beside several axes.
     """
-    values = read_reals("weights", weights, (3,))
+    values = read_reals("weights", weights, (3,), (queries, keys))
     return _draw(
         "weights",
         values,
@@ -158,8 +158,10 @@ def heads(
 
 
 def mask(
-    mask: ArrayLike,
+    mask: ArrayLike | MaskLike,
     *,
+    T: int | None = None,
+    S: int | None = None,
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     title: str | None = None,
@@ -171,8 +173,10 @@ def mask(
 
     Parameters
     ----------
-    mask : bool array (T, S) or (H, T, S)
+    mask : bool array (T, S) or (H, T, S), or one of `npattn.masks`
         True = may attend, such as ``npattn.Problem(q, k, v, causal=True).visible``.
+    T, S : int, optional
+        Sizes of a mask that does not know its own; default: the number of its labels.
     queries, keys, title, figsize
         As in `head`. A mask has no numbers, and so no fmt.
     cmap : str or matplotlib.colors.Colormap, default "viridis"
@@ -193,12 +197,22 @@ def mask(
     DtypeError
         If mask is not boolean.
     OptionError
-        As in `heads`.
+        As in `heads`; and if mask does not know its sizes, and neither T, S nor labels say them.
+
+    Examples
+    --------
+    >>> from npattn import masks, plot
+    >>> words = ["one", "two", "three", "four"]
+    >>> figure = plot.mask(masks.sliding(2, 1), queries=words, keys=words)
     """
-    visible = read_values("mask", mask)
+    sizes = (queries if T is None else T, keys if S is None else S)
+    visible = read_values("mask", mask, sizes)
     if visible.dtype != np.bool_:
         raise DtypeError(f"mask is {visible.dtype}, must be bool: True = may attend")
     visible = read_panels("mask", visible, (2, 3))
+    for name, size, own in zip("TS", (T, S), visible.shape[1:], strict=True):
+        if size not in (None, own):
+            raise ShapeError(f"{name} is {size}, but mask has {name} = {own}")
     return _draw(
         "mask",
         visible.astype(float),
@@ -253,7 +267,7 @@ def error(
     OptionError
         If ratio is negative somewhere, or axes is not two words; and as in `heads`.
     """
-    values = read_reals("ratio", ratio, (2, 3))
+    values = read_reals("ratio", ratio, (2, 3), (rows, columns))
     if (values < 0).any():
         least = np.nanmin(values)
         raise OptionError(f"ratio has {least:.3g}, must be ≥ 0: |error| / allowed error")

@@ -187,6 +187,11 @@ def yarn(
     `slow` times are divided by the factor, and between them a ramp over the number of the pair
     mixes both. Pair 0 always stays.
 
+    Where every pair turns more than `fast` times they all stay by that definition, and where every
+    pair turns less than `slow` times all are divided. The code of the paper, and of transformers,
+    does the reverse, since its ramp falls there: it divides all, or leaves all. So both are
+    refused; `plain` and `linear` are what either means.
+
     Parameters
     ----------
     R : int
@@ -207,7 +212,8 @@ def yarn(
     ------
     OptionError
         If R is not even and ≥ 0, `base` is 1, `slow` is not below `fast`, `truncate` is no bool,
-        or a number is not positive and finite.
+        a number is not positive and finite, or all pairs turn more than `fast` or less than `slow`
+        times.
     """
     values, factor = _powers(R, base), read_number("factor", factor)
     length = check_integer("trained_length", trained_length)
@@ -227,8 +233,17 @@ def yarn(
     first, last = pair_of(fast), pair_of(slow)
     if truncate:
         first, last = math.floor(first), math.ceil(last)
-    first = max(first, 0)
-    last = max(min(last, R - 1), first + 0.001)
+    first, last = max(first, 0), min(last, R - 1)
+    if first > last and R:  # by the code (low − pair) / (low − high), a ramp that falls
+        less = last < 0
+        turns = f"less than slow = {slow:g}" if less else f"more than fast = {fast:g}"
+        paper = "divides" if less else "leaves"
+        raise OptionError(
+            f"every pair turns {turns} times in {length} positions: YaRN's paper {paper} all "
+            "frequencies there, its code the reverse; pass positions.plain(R, base=...) or "
+            "positions.linear(R, factor, base=...)"
+        )
+    last = max(last, first + 0.001)
     ramp = np.clip((np.arange(R // 2) - first) / (last - first), 0, 1)
     if amplitude is None:
         amplitude = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from npattn.arrays import Array
 from npattn.checks import check_dtype, check_integer, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.foreign import reject_unknown_options
 from npattn.positions.frequencies import Frequencies, plain, read_number, read_real
 
 __all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_array", "turn_pairs"]
@@ -29,6 +30,7 @@ LAYOUTS = get_args(Layout)
 BASE = 10000.0
 
 
+@reject_unknown_options
 def rope(
     x: ArrayLike,
     *,
@@ -93,6 +95,7 @@ def rope(
     return turn_array(array, turn, dtype)
 
 
+@reject_unknown_options
 def rope_backward(
     dout: ArrayLike,
     *,

@@ -24,6 +24,7 @@ from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities.refusals import read_refusals
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.diagnosis.ahead import Submit
 from npattn.testing.diagnosis.causes import diagnose
@@ -31,17 +32,21 @@ from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.progress import Progress, ProgressBar, check_progress
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.rules import PROPERTIES, RULES, Property
-from npattn.testing.runner.describe import describe_model, describe_untested
+from npattn.testing.runner.describe import (
+    describe_model,
+    describe_skipped,
+    describe_untested,
+)
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import (
     FIRST_ROUNDS,
     OUT_OF_TIME,
     ROBUSTNESS,
     Judge,
-    Progress,
     Round,
 )
 from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
@@ -104,7 +109,7 @@ def check(
     shrink: bool = True,
     processes: int = 1,
     fail_fast: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     sweep: int = 0,
     diagnosis: bool = True,
     isolate: bool = False,
@@ -173,8 +178,9 @@ def check(
     fail_fast : bool
         Stop at the first failure of a required level that is not expected; the report has what is
         known by then.
-    progress : callable, optional
-        Called with ``(dtype, rule, done, total)``.
+    progress : callable or bool, optional
+        Called with ``(dtype, rule, done, total)``. Default, or True: a bar on the error stream of a
+        terminal, or in a notebook, if it takes more than two seconds. False: none.
     sweep : int, default 0
         For torch functions: number of problems of every length up to 4096 that are sampled,
         computed and judged on the device; a few very long ones are added.
@@ -211,7 +217,8 @@ def check(
         If another argument is not legal, `f` cannot be called with q, k, v alone, or other
         processes cannot import it. Both are raised before any work.
     KeyboardInterrupt
-        If it is interrupted; its attribute `report` is the report of what is known by then.
+        If it is interrupted; its attribute `report` is the report of what is known by then, which
+        a prompt and a notebook print.
 
     Examples
     --------
@@ -251,7 +258,9 @@ def check(
     levels, expected = check_levels(require), check_expected(expect or {})
     must = _check_must(must)
     rules, robust = _choose_rules(only), ROBUSTNESS in (only or ())
-    progress = progress or (lambda *_: None)
+    check_progress(progress)
+    bar = ProgressBar(progress is None or progress is True)
+    advance = progress if callable(progress) else bar.advance
     rounding = implementation.rounding if rounding is None else rounding
     storage = implementation.weights_storage
     models = [Rounding.choose(rounding, dtype, storage) for dtype in dtypes]
@@ -278,7 +287,7 @@ def check(
         own = replace(space, dtype=dtype)
         first_calls = () if judges else implementation.first_calls
         trial = Trial(implementation, conventions, model, own, first_calls=first_calls)
-        judges.append(Judge(trial, first, seed, progress, shrink, *limits))
+        judges.append(Judge(trial, first, seed, advance, shrink, *limits))
     if kept is not None:
         asked = {"dtypes": dtypes, "examples": examples, "seed": seed, "shrink": shrink}
         asked |= {"sizes": sizes, "only": None if only is None else [rule.rule for rule in rules]}
@@ -296,7 +305,7 @@ def check(
     left = "what was not asked yet"  # if it is interrupted now
     try:
         several = Processes(processes, implementation) if processes > 1 else InProcess()
-        with np.errstate(**ERRORS), several as executor:
+        with np.errstate(**ERRORS), bar, several as executor:
             _ask(judges, rules, robust, implementation, executor, rounds)
             if budget is not None:
                 _ask_more(rounds, examples, executor, deadline)
@@ -318,6 +327,10 @@ def check(
     if kept is not None and interrupt is None:
         kept.note_end()
     behaves = {d: done.behaves for d, done in zip(dtypes, rounds, strict=False) if done.behaves}
+    covered = {
+        dtype: Asked.union([done.asked, *(o.asked for o in outcomes if o.dtype == dtype)])
+        for dtype, done in zip(dtypes, rounds, strict=False)
+    }
     settings = {
         "seed": seed,
         "examples": examples,
@@ -332,7 +345,7 @@ def check(
     report = Report(
         implementation.name,
         tuple(outcomes),
-        describe_untested(implementation, rounds, bool(sweeps), left if interrupt else ""),
+        describe_untested(implementation, rounds, left if interrupt else ""),
         settings,
         strict,
         require=required,
@@ -343,12 +356,18 @@ def check(
         interrupted=interrupt is not None,
         missing=tuple(n for n in must if not all(_tests(done.judge.trial, n) for done in rounds)),
         sensitivity=_sensitivity(implementation),
+        asked=covered,
+        skipped={
+            dtype: describe_skipped(done, covered[dtype])
+            for dtype, done in zip(dtypes, rounds, strict=False)
+        },
     )
     late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
     report = replace(report, missing=(*report.missing, *late))
     if interrupt is not None:
         interrupt.report = report  # type: ignore[attr-defined]
-        raise interrupt
+        interrupt.add_note(str(report))  # what a prompt or a notebook prints below the traceback
+        raise interrupt.with_traceback(None) from None
     return report
 
 

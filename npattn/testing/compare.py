@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.api import backward, evaluate
-from npattn.arrays import Array
+from npattn.arrays import Array, to_numpy
 from npattn.conventions import Conventions
 from npattn.errors import InternalError, OptionError, ShapeError
 from npattn.problem import Problem
@@ -198,13 +198,15 @@ def compare(
     Raises
     ------
     OptionError
-        If `got` is a tuple that is not (o, lse), a name in it is not a result of this problem,
-        gradients come without `dout`, or `rounding` is an unknown name.
+        If `problem` is no `npattn.Problem` of arrays, `got` is a tuple that is not (o, lse), a name
+        in it is not a result of this problem, gradients come without `dout`, or `rounding` is an
+        unknown name.
     ShapeError
         If an array in `got`, or a cotangent, has the wrong shape.
     DtypeError
         If a cotangent is not floating.
     """
+    problem = _check_problem(problem)
     if isinstance(got, tuple):
         if len(got) != 2:
             raise OptionError(f"got is a tuple of {len(got)}: pass (o, lse), or a mapping by name")
@@ -226,6 +228,24 @@ def compare(
         array = _check_result(name, value, exact)
         comparisons.append(compare_arrays(name, array, exact[name], tolerances[name]))
     return tuple(comparisons)
+
+
+def _check_problem(problem: Any) -> Problem:
+    """Return the problem. Raises OptionError if it is something else, or has tensors."""
+    if isinstance(problem, Problem) and isinstance(problem.q, np.ndarray):
+        return problem
+    name = "None" if problem is None else f"of type {type(problem).__name__}"
+    cure = ""
+    if isinstance(problem, Problem):
+        name, cure = "a Problem of tensors", ", with NumPy arrays"
+    elif isinstance(getattr(problem, "problem", None), Problem):
+        cure = ": pass its .problem"
+    elif callable(problem):
+        cure = "; to judge a function or a module, pass it to npattn.testing.check"
+    raise OptionError(
+        f"problem is {name}, must be npattn.Problem(q, k, v, causal=..., ...), the arrays and "
+        f"options of the call{cure}"
+    )
 
 
 def _exact(
@@ -253,7 +273,7 @@ def _check_result(name: str, value: ArrayLike, exact: dict[str, Array]) -> Array
         raise OptionError(
             f"{name} is not a result of this problem: pass one of {', '.join(exact)}{more}"
         )
-    array = np.asarray(value)
+    array = to_numpy(value)
     if array.shape != exact[name].shape:
         raise ShapeError(f"{name} has shape {array.shape}, must have {exact[name].shape}")
     return array

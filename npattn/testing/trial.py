@@ -25,8 +25,8 @@ from npattn.testing.bounds.delivery import delivery_error
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.testing.bounds.worst_case import are_tame
-from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
-from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe, structure_of
+from npattn.testing.cases.recipe import Recipe, resize
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.compare import Comparison, check_tolerance, compare_arrays
@@ -274,14 +274,18 @@ class Trial:
         return bool(self.empty(self.problem(recipe)).any())
 
     def refuses_recipe(self, recipe: Recipe) -> bool:
-        """Return True if options of the recipe are refused together."""
-        return bool(self.space.refused) and self.space.refuses(classes_of_recipe(recipe))
-
-    def has_refused(self, err: ImplementationError) -> bool:
-        """Return True if it raised because options of the problem are refused together."""
-        if err.problem is None or not err.is_refusal or not self.space.refused:
+        """Return True if options or structure of the recipe are refused, together or alone."""
+        if not self.space.refused:
             return False
-        return self.space.refuses(classes_of_problem(err.problem))
+        return self.space.refuses(classes_of_recipe(recipe).union(structure_of(recipe)))
+
+    def has_refused(self, err: ImplementationError, recipe: Recipe) -> bool:
+        """Return True if it raised because of what is refused in a problem made of a recipe."""
+        if err.problem is None or not err.may_refuse_structure or not self.space.refused:
+            return False
+        structure = frozenset(structure_of(resize(recipe, err.problem)))
+        classes = classes_of_problem(err.problem) if err.is_refusal else frozenset()
+        return self.space.refuses(structure | classes)
 
     # --- results beside the oracle ---
 

@@ -406,14 +406,15 @@ def _on_host(value: Any) -> Any:
 
 def _read_cotangent(problem: Any, name: str, value: Any, shape: Any) -> Tensor:
     """Return a cotangent in the dtype computed in, after checking its shape, dtype and device."""
+    convert = problem.to_operand if name == "dout" else problem.to_compute_dtype
     if not isinstance(value, Tensor):
         array = check_cotangent(name, value, tuple(shape))
         if array.dtype.kind == "c":
             raise DtypeError(f"{name} is {array.dtype}, must be real as the problem is")
-        return problem.to_compute_dtype(to_tensor(array, problem.device))  # type: ignore[no-any-return]
+        return convert(to_tensor(array, problem.device))  # type: ignore[no-any-return]
     check_cotangent(name, stand_in(name, value), tuple(shape))
     if value.is_complex():
         raise DtypeError(f"{name} is {value.dtype}, must be real as the problem is")
     if value.device != problem.device:
         raise OptionError(f"{name} is on {value.device}, must be on {problem.device} as q")
-    return problem.to_compute_dtype(value)  # type: ignore[no-any-return]
+    return convert(value)  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ that autograd can differentiate the backward once more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from npattn.torch.engine.operations import Saved, transforms_active
 from npattn.torch.engine.outputs import weights as engine_weights
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
-from npattn.torch.tensors import BATCHED, refuse_batched
+from npattn.torch.tensors import BATCHED, cast, refuse_batched
 
 __all__ = ["AttentionCall", "attend", "pull_back", "push_forward", "weigh"]
 
@@ -213,8 +214,13 @@ class _Weights(torch.autograd.Function):
         return (
             None,
             None,
-            *(None if x is None else g.to(x.dtype) for x, g in zip(tensors, each, strict=True)),
+            *_like(tensors, each),
         )
+
+
+def _like(tensors: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+    """Return gradients in the dtypes of their tensors; None where there is no tensor."""
+    return [None if x is None else cast(g, x.dtype) for x, g in zip(tensors, grads, strict=True)]
 
 
 class _Attention(torch.autograd.Function):
@@ -241,9 +247,7 @@ class _Attention(torch.autograd.Function):
         grads: Any = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
         dbias = None if tensors[3] is None else grads.bias
         each = (grads.q, grads.k, grads.v, dbias, grads.sinks)
-        return None, *(
-            None if x is None else g.to(x.dtype) for x, g in zip(tensors, each, strict=True)
-        )
+        return None, *_like(tensors, each)
 
     @staticmethod
     def vmap(*_: Any) -> Any:

@@ -21,7 +21,7 @@ from npattn.checks import read_floating
 from npattn.errors import DtypeError
 from npattn.torch.api import forward
 from npattn.torch.positions import rope
-from npattn.torch.tensors import has_float64, stand_in, to_host
+from npattn.torch.tensors import cast, has_float64, stand_in, to_host
 
 __all__ = [
     "Appended",
@@ -237,7 +237,7 @@ def append(
         k = turned.swapaxes(1, 2)
     page, slot = (torch.from_numpy(x).to(k_cache.device) for x in (slots.page, slots.slot))
     k_cache, v_cache = (
-        old.index_put((page, slot), x.to(old.dtype)) for old, x in ((k_cache, k), (v_cache, v))
+        old.index_put((page, slot), cast(x, old.dtype)) for old, x in ((k_cache, k), (v_cache, v))
     )
     return Appended(k_cache, v_cache, torch.from_numpy(slots.lengths).to(k_cache.device))
 

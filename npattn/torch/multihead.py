@@ -34,7 +34,7 @@ from npattn.torch.flags import exact
 from npattn.torch.multihead_inputs import ModuleInputs, read_inputs
 from npattn.torch.positions import rope as turn_heads
 from npattn.torch.problem import ENGINES
-from npattn.torch.tensors import to_host
+from npattn.torch.tensors import cast, to_host
 
 __all__ = ["MultiHeadAttention"]
 
@@ -484,7 +484,7 @@ def _split(x: Tensor, size: int) -> Tensor:
 
 def _turn(x: Tensor, options: dict[str, Any]) -> Tensor:
     """Turn the heads of (B, S, K, D) by their positions, and round to the dtype of x."""
-    return turn_heads(x.transpose(1, 2), **options).to(x.dtype).transpose(1, 2)
+    return cast(turn_heads(x.transpose(1, 2), **options), x.dtype).transpose(1, 2)
 
 
 # --- attention between the projections ------------------------------------------------------------
@@ -519,8 +519,8 @@ def _attend(
         conventions=Conventions(empty_row=module.empty_row, weights="after_dropout"),
         **_sample_dropout(module, (*q.shape[:3], k.shape[2]), q.device),
     )
-    weights = _weights(fwd).to(q.dtype) if need_weights else None
-    return fwd.out.to(q.dtype), weights
+    weights = cast(_weights(fwd), q.dtype) if need_weights else None
+    return cast(fwd.out, q.dtype), weights
 
 
 # Dynamo must not trace it: NumPy checks the shapes. Not torch.compiler.disable: it loads dynamo at

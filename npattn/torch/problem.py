@@ -21,7 +21,7 @@ from npattn.errors import DtypeError, OptionError
 from npattn.options import OPTIONS
 from npattn.torch import score_mod
 from npattn.torch.namespace import Namespace, namespace
-from npattn.torch.tensors import has_float64, numpy_dtype, stand_in, to_tensor
+from npattn.torch.tensors import cast, has_float64, numpy_dtype, stand_in, to_tensor
 
 __all__ = ["ENGINES", "Problem"]
 
@@ -156,13 +156,17 @@ class Problem(numpy_problem.Problem):
         """Return x in the dtype computed in."""
         return x.to(self.dtype)
 
+    def to_operand(self, x: Any) -> Any:
+        """Return an input in the dtype computed in, rounded once in mixed precision [15]."""
+        return x.to(self.dtype) if self.storage is None else cast(x, self.storage).to(self.dtype)
+
     def round_to_storage(self, x: Any) -> Any:
         """Round x to the storage dtype in mixed precision, else return it [15]."""
-        return x if self.storage is None else x.to(self.storage).to(self.dtype)
+        return x if self.storage is None else self.to_operand(x)
 
     def to_output_dtype(self, x: Any) -> Any:
         """Return x in the dtype of results [15]."""
-        return x if self.storage is None else x.to(self.storage)
+        return x if self.storage is None else cast(x, self.storage)
 
     def with_tensors(self, **tensors: Any) -> Problem:
         """Return this problem with other tensors of the same shapes and dtypes, unchecked."""

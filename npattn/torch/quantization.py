@@ -11,7 +11,7 @@ from npattn.descales import check_descale, repeats
 from npattn.errors import DtypeError
 from npattn.quantization import FORMATS, Per, largest
 from npattn.quantization import quantize as quantize_array
-from npattn.torch.tensors import short_name, to_host
+from npattn.torch.tensors import cast, short_name, to_host
 
 __all__ = ["FORMATS", "Quantized", "dequantize", "fake_quantize", "quantize"]
 
@@ -129,7 +129,7 @@ def fake_quantize(
     top = largest(short_name(found.values.dtype))
     limit = top * spread(found.descale.double(), tuple(x.shape), rows)
     bounded = torch.where(x.double().abs() > limit, x.detach(), x)
-    return bounded + (rounded.to(x.dtype) - bounded).detach()
+    return bounded + (cast(rounded, x.dtype) - bounded).detach()
 
 
 def spread(descale: Tensor, shape: tuple[int, ...], rows: int | None = None) -> Tensor:

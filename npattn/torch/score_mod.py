@@ -22,10 +22,7 @@ Indices = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def operands(problem: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k, v in the dtype computed in, with a head axis, shared heads repeated [1, 15]."""
-    q, k, v = (
-        problem.round_to_storage(problem.to_compute_dtype(x))
-        for x in (problem.q, problem.k, problem.v)
-    )
+    q, k, v = (problem.to_operand(x) for x in (problem.q, problem.k, problem.v))
     if problem.headless:
         return q[None], k[None], v[None]
     q = q.expand(*problem.lead, problem.H, problem.T, problem.D)

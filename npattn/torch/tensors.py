@@ -13,6 +13,7 @@ from npattn.arrays import Array
 from npattn.errors import DtypeError, OptionError
 
 __all__ = [
+    "cast",
     "check_device",
     "has_float64",
     "numpy_dtype",
@@ -36,6 +37,19 @@ def to_tensor(array: Array, device: torch.device) -> Tensor:
         array = array.astype(np.float32)
     native = array.dtype.newbyteorder("=")
     return torch.from_numpy(array.astype(native, copy=False)).to(device)
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert x to a dtype, rounded once, as `npattn.arrays.cast`: torch rounds float64 twice."""
+    if x.dtype != torch.float64 or dtype.itemsize > 2 or not dtype.is_floating_point:
+        return x.to(dtype)
+    near, exact = x.to(torch.float32), x.detach()
+    odd = near.detach()
+    odd = torch.where(odd.abs() > exact.abs(), torch.nextafter(odd, torch.zeros_like(odd)), odd)
+    last = ((odd != exact) & odd.isfinite()).to(torch.int32)
+    odd = (odd.view(torch.int32) | last).view(torch.float32)
+    # By a difference, which is exact, so that autograd sees the plain conversion.
+    return (near + torch.where(near.isfinite(), odd - near, 0).detach()).to(dtype)
 
 
 def to_host(tensor: Tensor) -> Array:

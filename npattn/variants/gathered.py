@@ -25,7 +25,7 @@ from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent, check_result
 from npattn.dense import sum_shared
 from npattn.errors import DtypeError
-from npattn.foreign import unknown_option
+from npattn.foreign import reject_unknown_options, unknown_option
 from npattn.problem import Forward, Gradients, Problem
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 
@@ -171,6 +171,7 @@ def forward(
     return GatheredForward(out, lse, whole, attention, lists)
 
 
+@reject_unknown_options
 def backward(
     fwd: GatheredForward,
     dout: ArrayLike,

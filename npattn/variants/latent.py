@@ -27,7 +27,7 @@ from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent, check_dtype, check_result, read_floating
 from npattn.dense import QUIET
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.foreign import unknown_option
+from npattn.foreign import reject_unknown_options, unknown_option
 from npattn.problem import Forward
 
 __all__ = [
@@ -202,6 +202,7 @@ def forward(
     return LatentForward(out, attention.lse, form, attention, inputs, shapes)
 
 
+@reject_unknown_options
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def backward(
     fwd: LatentForward,
@@ -306,6 +307,12 @@ def check_latent(shapes: dict[str, tuple[int, ...]]) -> Sizes:
         if own != must_end:
             raise ShapeError(
                 f"{name} has sizes {own}, must be {must_end} beside the other arrays [{shown}]"
+            )
+    for name, own in (("c", c), ("k_rope", k_rope)):
+        if len(own) == len(query) > 3 and own[-3] == 1:
+            raise ShapeError(
+                f"{name} has shape {own}, with an axis of 1 where queries have heads, must be "
+                f"{letters[NAMES.index(name)]}: pass {name}.squeeze(-3) [{shown}]"
             )
     try:
         np.broadcast_shapes(query[:-3], rotary[:-3], c[:-2], k_rope[:-2])

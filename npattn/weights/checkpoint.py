@@ -117,6 +117,11 @@ def from_checkpoint(
     >>> layer.attention.forward(np.ones((5, 6)), **layer.options).out.shape
     (5, 6)
     """
+    if names is not None and not isinstance(names, LayerNames):
+        raise OptionError(
+            f"names is of type {type(names).__name__}, must be npattn.weights.LayerNames(q=..., "
+            "k=..., v=..., o=...)"
+        )
     path, layer = Path(path), check_integer("layer", layer, 0)
     files = list_arrays(path, "from_checkpoint")
     settings = _read_config(config, path)

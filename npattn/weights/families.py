@@ -108,7 +108,7 @@ class Family:
 CAUSAL = {"causal": "bottom_right"}
 
 
-def _rotary(share: float = 1.0, **plain: Any) -> Callable[[Setting], dict[str, Any]]:
+def _rotary(share: float | None = None, **plain: Any) -> Callable[[Setting], dict[str, Any]]:
     """Return the options of decoders with rotary positions; `plain` are defaults of config."""
 
     def options(s: Setting) -> dict[str, Any]:
@@ -239,7 +239,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(LLAMA, _rotary()),
     "mistral": Family(LLAMA, _rotary(sliding_window=4096)),
     "phi": Family({"self": PHI}, _rotary(0.5), "layer_norm_eps", "qk_layernorm"),
-    "phi3": Family({"self": PHI3}, _rotary()),
+    "phi3": Family({"self": PHI3}, _rotary(1.0)),
     "qwen2": Family(LLAMA, _rotary(**QWEN)),
     "qwen3": Family({"self": NORMED}, _rotary(**QWEN), "rms_norm_eps"),
     "t5": Family(

@@ -16,15 +16,18 @@ KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 OLD = {"su": "longrope"}  # names in older files
 
 
-def read_rotary(config: Config, D: int, *, share: float = 1.0, length: int | None = None) -> Rotary:
+def read_rotary(
+    config: Config, D: int, *, share: float | None = None, length: int | None = None
+) -> Rotary:
     """Return the rotary positions of heads of size D.
 
     ``rope_parameters`` are those of transformers 5; files of version 4 have ``rope_theta`` and
     ``rope_scaling`` instead, GPT-NeoX ``rotary_emb_base`` and ``rotary_pct``. `share` is the part
-    of the features that turn where neither version says so.
+    of the features that turn where neither version says so; None for models that turn them all,
+    and do not read ``partial_rotary_factor``.
 
-    Raises OptionError if the kind is unknown, a number that it needs is missing, or the frequencies
-    depend on a length that is None.
+    Raises OptionError if the kind is unknown, a number that it needs is missing, the frequencies
+    depend on a length that is None, or a model that turns all features is to stretch a part.
     """
     named = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = named.get("rope_type", named.get("type", "default"))
@@ -36,7 +39,12 @@ def read_rotary(config: Config, D: int, *, share: float = 1.0, length: int | Non
     own = _first(
         (named, "partial_rotary_factor"), (config, "partial_rotary_factor"), (config, "rotary_pct")
     )
-    R = int(D * (share if own is None else own))
+    if share is None and kind != "default" and own not in (None, 1):
+        raise OptionError(
+            f"rope_type is {kind!r} beside partial_rotary_factor {own}, at which this model "
+            "raises: it turns all features; leave partial_rotary_factor out"
+        )
+    R = D if share is None else int(D * (share if own is None else own))
     if kind == "default":
         return Rotary(base=base, size=None if R == D else R)
     return Rotary(frequencies=_stretch(kind, R, base, named, config, length))

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # NumPy then knows "bfloat16"
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, cast
 from npattn.errors import DtypeError, OptionError
 from npattn.multihead import MultiHeadAttention
 from npattn.weights.files import DTYPES
@@ -80,7 +80,7 @@ def read_parameters(function: str, mha: MultiHeadAttention, dtype: Any) -> dict[
         if x.dtype.kind == "c":
             raise DtypeError(f"{name} is {x.dtype}, must be real")
         with np.errstate(over="ignore", invalid="ignore"):  # NaN stays NaN
-            arrays[name] = np.array(x, wanted, order="C")
+            arrays[name] = np.array(cast(x, wanted), order="C")
             overflow = (np.isinf(arrays[name]) & ~np.isinf(x)).any()
         if overflow:
             raise OptionError(f"{name} has numbers beyond the range of {wanted} [{function}]")

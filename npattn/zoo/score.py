@@ -327,6 +327,7 @@ def judge_mutant(task: Task, fail_fast: bool = False) -> Row:
         shrink=False,
         diagnosis=False,
         fail_fast=fail_fast,
+        progress=False,
     )
     statuses = worst_statuses([report])
     return Row(task.name, task.kind, mutant.family, statuses, mutant.killed_by)
@@ -347,6 +348,7 @@ def reports_of_correct(name: str, examples: int, seed: int) -> Iterator[Report]:
             only=correct.rules,
             shrink=False,
             diagnosis=False,
+            progress=False,
         )
 
 

@@ -143,6 +143,52 @@ def test_lowest_panel_of_each_column_has_key_labels(count):
         assert [axes for axes in column if labels(axes.xaxis)] == [lowest]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_tensors_that_require_grad(dtype):
+    torch = pytest.importorskip("torch")
+    p = torch.tensor(weights(H, T, S), dtype=torch.float32, requires_grad=True)
+    p = p.to(getattr(torch, dtype))
+    expected = p.detach().float().numpy()
+    for draw in (plot.heads, plot.error):
+        for axes, one in zip(panels(draw(p)), expected, strict=True):
+            np.testing.assert_array_equal(scale_values(axes), one)
+    np.testing.assert_array_equal(scale_values(panels(plot.head(p[0]))[0]), expected[0])
+
+
+def test_sizes_of_masks_and_biases_come_from_labels():
+    words = [f"w{i}" for i in range(10)]
+    sliding = npattn.masks.sliding(2, 1)
+    expected = sliding.to_array(10, 7)
+    (axes,) = panels(plot.mask(sliding, queries=words, keys=words[:7]))
+    np.testing.assert_array_equal(scale_values(axes).filled(0), expected)
+    assert labels(axes.yaxis) == words
+    (axes,) = panels(plot.mask(sliding, T=10, S=7))
+    np.testing.assert_array_equal(scale_values(axes).filled(0), expected)
+    one_row = npattn.masks.of(np.arange(7)[None] > 2)  # broadcasts over the queries
+    (axes,) = panels(plot.mask(one_row, queries=words, keys=words[:7]))
+    assert scale_values(axes).shape == (10, 7)
+    alibi = npattn.biases.alibi(H)
+    for h, axes in enumerate(panels(plot.heads(alibi, queries=words, keys=words[:7]))):
+        np.testing.assert_array_equal(
+            scale_values(axes).filled(0), np.ma.masked_equal(alibi.to_array(10, 7)[h], 0).filled(0)
+        )
+
+
+def test_sizes_that_a_mask_lacks_or_has_are_said():
+    sliding, words = npattn.masks.sliding(2, 1), ["a", "b", "c"]
+    with pytest.raises(OptionError, match="no T and S of its own: pass T= and S=, labels of both"):
+        plot.mask(sliding)
+    with pytest.raises(OptionError, match="no S of its own"):
+        plot.mask(sliding, queries=words)
+    with pytest.raises(OptionError, match="no T and S of its own: pass labels of both axes"):
+        plot.heads(npattn.biases.alibi(H))
+    with pytest.raises(ShapeError, match="queries has 3 labels, must have 5"):
+        plot.mask(npattn.masks.causal(5), queries=words, keys=words)
+    for mask in (npattn.masks.causal(5), np.ones((5, 5), bool)):
+        with pytest.raises(ShapeError, match="T is 3, but mask has T = 5"):
+            plot.mask(mask, T=3)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
 def test_narrow_dtypes(dtype):
     p = weights(T, S).astype(dtype)

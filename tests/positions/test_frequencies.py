@@ -81,10 +81,17 @@ def test_the_ramp_of_yarn_ends_within_the_features():
     assert np.allclose(got, plain(R).values * (1 - ramp + ramp / FACTOR), rtol=1e-14, atol=0)
 
 
-def test_yarn_without_a_ramp_divides_all_that_turn_rarely():
-    """Pair 0 alone stays where the training is shorter than the first turn."""
-    got = yarn(R, FACTOR, trained_length=2).values
-    assert np.array_equal(got[1:], plain(R).values[1:] / FACTOR)
+@pytest.mark.parametrize(
+    ("length", "base", "paper"),
+    [(2, 1e4, "divides"), (8192, 1.001, "leaves"), (10**9, 2, "leaves")],
+)
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_refuses_where_paper_and_code_differ(length, base, paper, truncate):
+    """All pairs turn often, or rarely: the ramp of the published code falls."""
+    message = rf"every pair turns (less|more) .* YaRN's paper {paper} all frequencies"
+    with pytest.raises(OptionError, match=message):
+        yarn(R, FACTOR, trained_length=length, base=base, truncate=truncate)
+    assert yarn(0, FACTOR, trained_length=length).values.shape == (0,)
 
 
 def test_llama3_goes_by_the_number_of_turns():

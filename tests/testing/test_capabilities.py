@@ -268,3 +268,48 @@ def test_a_view_that_repeats_samples_is_probed_with_several():
         space = Space(features=frozenset(), sizes={"B": batches})
         found = probe(Trial(implementation, Conventions(), Rounding.undeclared("float32"), space))
         assert not {"transposed", "expanded", "reversed"} & set(found.trial.space.structure)
+
+
+# --- a signature of another system ----------------------------------------------------------------
+
+
+def subset_of_flash_attn(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False,
+                         window_size=(-1, -1), softcap=0.0, return_attn_probs=False):  # fmt: skip
+    """Take flash-attn's parameters, and assert that most of them are at their default."""
+    assert window_size == (-1, -1)
+    assert softcap == 0
+    assert not return_attn_probs
+    alignment = "bottom_right" if causal else False
+    heads_first = (x.swapaxes(1, 2) for x in (q, k, v))
+    o = npattn.attention(*heads_first, scale=softmax_scale, causal=alignment)
+    return o.astype(q.dtype).swapaxes(1, 2)
+
+
+def test_options_of_a_profile_that_are_asserted_away_are_refused():
+    report = check(
+        subset_of_flash_attn, like="flash_attn", framework="numpy", examples=4,
+        only=["agreement-o", "refused-again", "first-calls"], diagnosis=False,
+    )  # fmt: skip
+    assert report.passed
+    assert {o.rule for o in report.outcomes if o.status == "passed"} >= {"agreement-o"}
+    assert "lse: return_attn_probs raises" in report.untested
+    refused = [line.removeprefix("float32: ").partition(" (")[0] for line in report.refused]
+    assert {"lse: refused, so it is not read", "window: refused", "softcap: refused"} <= {*refused}
+    assert not report.missing
+
+
+def test_only_the_results_that_raise_are_not_read():
+    def f(q, k, v, *, return_lse=False, return_weights=False):
+        if return_weights:
+            raise NotImplementedError("no weights")
+        fwd = npattn.forward(q, k, v)
+        o = fwd.out.astype(q.dtype)
+        return (o, fwd.lse.astype(q.dtype)) if return_lse else o
+
+    implementation = Implementation(f, framework="numpy")
+    found = run_probe(implementation)
+    assert implementation.returns == ("return_lse",)
+    assert [line for line in found.refused if "not read" in line] == [
+        "weights: refused, so it is not read (return_weights=True raised NotImplementedError: no "
+        "weights)"
+    ]

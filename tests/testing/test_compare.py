@@ -363,3 +363,30 @@ def test_wrong_shape_is_never_broadcast(shape: tuple[int, ...]) -> None:
     problem, _, _ = make_problem()
     with pytest.raises(NpattnError, match=r"o has shape .*, must have \(2, 6, 5, 11\)"):
         compare(np.zeros(shape, np.float32), problem)
+
+
+def test_what_is_no_problem_is_an_error_that_says_how_to_make_one() -> None:
+    problem, dout, dlse = make_problem()
+    o = results(problem, dout, dlse)["o"]
+    fwd = npattn.forward(problem.q, problem.k, problem.v)
+    others = [None, np, (problem.q, problem.k, problem.v), problem.q, {"q": problem.q}, 3, "q"]
+    for other in (*others, fwd, npattn.attention, npattn.MultiHeadAttention.init(6, 2, seed=0)):
+        for got in (o, (o, o, o), other):
+            with pytest.raises(OptionError, match=r"^problem is .* must be npattn\.Problem\(q"):
+                compare(got, other)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"of type Forward, .*: pass its \.problem$"):
+        compare(o, fwd)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="to judge a function or a module, pass it to npattn"):
+        compare(o, npattn.attention)  # type: ignore[arg-type]
+
+
+def test_tensors_are_compared_in_their_dtype() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in ("float32", "bfloat16"):
+        problem, dout, dlse = make_problem(dtype)
+        o = results(problem, dout, dlse)["o"]
+        tensor = torch.tensor(o.astype("f4"), requires_grad=True).to(getattr(torch, dtype))
+        assert str(compare(tensor, problem)) == str(compare(o, problem))
+    tensors = (torch.tensor(x.astype("f4")) for x in (problem.q, problem.k, problem.v))
+    with pytest.raises(OptionError, match=r"a Problem of tensors, .*, with NumPy arrays$"):
+        compare(o, npattn.torch.Problem(*tensors))

@@ -145,21 +145,22 @@ def test_a_number_is_a_number_for_every_head():
 
 
 def test_rank_2_is_one_head():
+    """Within rounding: products of matrices and of stacks of them may be added in other orders."""
     arrays = sample()
     flat = {n: x[0, 0] for n, x in arrays.items() if n != "lam"}
-    one = {n: x[None, None] for n, x in flat.items()}
+    one = {n: x[None] for n, x in flat.items()}
     dout, dweights = normal(T, E), normal(T, S)
     for lam in (0.4, np.array([0.4])):
         fwd = differential.forward(**flat, lam=lam, norm=True)
         want = differential.forward(**one, lam=lam, norm=True)
-        assert np.array_equal(fwd.out, want.out[0, 0])
-        assert np.array_equal(fwd.weights, want.weights[0, 0])
-        grads = differential.backward(fwd, dout, dweights)
-        others = differential.backward(want, dout[None, None], dweights[None, None])
+        grads = differential.backward(fwd, dout)
         assert grads.lam.shape == np.shape(lam)
-        for name in (*NAMES, "lam"):
-            x, y = getattr(grads, name), getattr(others, name)
-            assert np.array_equal(x, y.reshape(x.shape))
+        results = results_of(fwd, grads)
+        bounds = differential_bounds(want, np.float64, dout[None])
+        results = {n: results[n].reshape(exact.shape) for n, (exact, _) in bounds.items()}
+        assert_within(bounds, results, times=2)
+        assert fwd.weights.shape == (T, S)
+        assert differential.backward(fwd, dout, dweights).q1.shape == (T, D)
 
 
 def test_masks_and_biases_of_npattn():

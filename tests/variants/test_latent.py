@@ -283,6 +283,8 @@ WRONG = {
     "rotary size": (3, (B, S, R + 1), ShapeError, "k_rope has sizes"),
     "w_uk": (4, (H, N, C), ShapeError, "w_uk has sizes"),
     "w_uv": (5, (H, E, C), ShapeError, "w_uv has sizes"),
+    "layout of c": (2, (B, 1, S, C), ShapeError, r"pass c\.squeeze\(-3\)"),
+    "layout of k_rope": (3, (B, 1, S, R), ShapeError, r"pass k_rope\.squeeze\(-3\)"),
     "leading axes": (2, (B + 1, S, C), ShapeError, "leading axes do not broadcast"),
 }
 

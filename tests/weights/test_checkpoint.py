@@ -1,6 +1,7 @@
 """Layers of checkpoints: hand-made files of every family against formulas, names, refusals."""
 
 import json
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -508,3 +509,25 @@ def test_integer_arrays_of_norms_are_refused(tmp_path):
                     tmp_path / "model.safetensors")  # fmt: skip
     with pytest.raises((OptionError, DtypeError), match=r"q_norm.weight is I32"):
         weights.from_checkpoint(tmp_path, 1, config={"model_type": "qwen3", **HEADS})
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "falcon", "phi", "phi3"]
+)
+@pytest.mark.parametrize("place", ["rope_parameters", "config"])
+def test_a_part_turns_in_models_that_read_the_factor(family, place):
+    """Others turn all features, and transformers' modules raise if they are to stretch a part."""
+    part = {"partial_rotary_factor": 0.5}
+    own = {"rope_parameters": part} if place == "rope_parameters" else part
+    setting = SimpleNamespace(
+        config={"model_type": family, **own}, layer=0, length=None,
+        attention=SimpleNamespace(head_size=8),
+    )  # fmt: skip
+    reads = family in ("phi", "phi3")
+    assert FAMILIES[family].options(setting)["rope"].size == (4 if reads else None)
+    setting.config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+    if reads:
+        assert FAMILIES[family].options(setting)["rope"].frequencies.values.shape == (2,)
+    else:
+        with pytest.raises(OptionError, match=r"beside partial_rotary_factor 0\.5, at which"):
+            FAMILIES[family].options(setting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -42,7 +43,12 @@ MISTAKES = (
     MemoryError,
 )
 """Exceptions that no one raises to refuse input."""
-LIBRARIES = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib"))
+MISSING = (IndexError, ZeroDivisionError)
+"""Mistakes by which functions refuse a rank or a size: an axis or a number is not there."""
+LIBRARIES = (
+    *(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(path for path in sys.path if path.endswith("-packages")),
+)
 
 
 class ImplementationError(NpattnError):
@@ -67,6 +73,17 @@ class ImplementationError(NpattnError):
         """True if the exception behind it may say that input is not supported."""
         behind = self.__cause__
         return isinstance(behind, Exception) and not isinstance(behind, MISTAKES)
+
+    @property
+    def place(self) -> str:
+        """File and line of the exception behind it, in code of the user's own; "" if unknown."""
+        behind = self.__cause__
+        return "" if behind is None else getattr(behind, "place", "") or place_of(behind)
+
+    @property
+    def may_refuse_structure(self) -> bool:
+        """True if it is a refusal, or an axis or a number is missing, as in a rank or size of 0."""
+        return self.is_refusal or isinstance(self.__cause__, MISSING)
 
 
 class Crash(ImplementationError):

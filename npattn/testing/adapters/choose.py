@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import Framework, format_exception_line
+from npattn.testing.adapters.base import Framework, ImplementationError, format_exception_line
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.parameters import parameters
 
-__all__ = ["FRAMEWORKS", "TINY", "choose_framework", "find_framework"]
+__all__ = ["FRAMEWORKS", "TINY", "choose_framework", "find_framework", "try_frameworks"]
+
+F = TypeVar("F")
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 
@@ -49,9 +51,16 @@ def choose_framework(
 
 
 def find_framework(
-    f: Callable[..., Any], name: str, framework: str = "auto", device: str | None = None
+    f: Callable[..., Any],
+    name: str,
+    framework: str = "auto",
+    device: str | None = None,
+    call: Callable[[Framework], Framework] | None = None,
 ) -> tuple[Framework, Array | None]:
     """Return the framework, and the result of `f` for `TINY` if a call found it out.
+
+    `call` calls it with arrays of a framework and with what it needs besides q, k and v, and
+    returns the framework; it is asked where nothing else tells.
 
     Raises
     ------
@@ -64,7 +73,7 @@ def find_framework(
     if framework != "auto":
         return _make(framework, device), None
     named = _from_names(f)
-    return (named, None) if named is not None else _from_call(f, name)
+    return (named, None) if named is not None else _from_call(f, name, call)
 
 
 def _make(framework: str, device: str | None = None) -> Framework:
@@ -88,15 +97,17 @@ def _from_names(f: Callable[..., Any]) -> Framework | None:
     return next((_make(n) for n, word in WORDS.items() if re.search(word, annotations)), None)
 
 
-def _from_call(f: Callable[..., Any], name: str) -> tuple[Framework, Array | None]:
+def _from_call(
+    f: Callable[..., Any], name: str, call: Callable[[Framework], Framework] | None
+) -> tuple[Framework, Array | None]:
     """Choose by one tiny call each, NumPy first: a NumPy function may well accept other arrays."""
-    errors = []
+    errors = {}
     for candidate in (n for n in FRAMEWORKS if n == "numpy" or n in sys.modules):
         framework = _make(candidate)
         try:
             result = framework.take(f(*(framework.give(array.copy()) for array in TINY.values())))
         except (Exception, SystemExit) as err:  # noqa: BLE001  it only asks whether it can be called
-            errors.append(f"{candidate}: {format_exception_line(err)}")
+            errors[candidate] = format_exception_line(err)
         else:
             return framework, result
     # It may take other sizes only: choose by the imports of its module.
@@ -105,7 +116,41 @@ def _from_call(f: Callable[..., Any], name: str) -> tuple[Framework, Array | Non
     for candidate in WORDS:
         if candidate in modules:
             return _make(candidate), None
+
+    def try_candidate(candidate: str) -> Framework:
+        assert call is not None
+        return call(_make(candidate))
+
+    return try_frameworks(name, errors, None if call is None else try_candidate), None
+
+
+def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F] | None) -> F:
+    """Return the result of a call with the arrays of the first framework that it takes.
+
+    Parameters
+    ----------
+    name : str
+        Name of the implementation, for the error.
+    errors : mapping
+        The frameworks to try → what a call with q, k and v alone raised.
+    call : callable or None
+        Calls it with what it needs besides, by the name of a framework; None if that is nothing.
+
+    Raises
+    ------
+    OptionError
+        If it takes none.
+    """
+    raised = dict(errors)
+    for candidate in errors:
+        if call is None:
+            break
+        try:
+            return call(candidate)
+        except ImplementationError as err:
+            raised[candidate] = str(err)
+    lines = "; ".join(f"{candidate}: {text}" for candidate, text in raised.items())
     raise OptionError(
-        f"{name} could not be called on a tiny problem ({'; '.join(errors)}); say which "
+        f"{name} could not be called on a tiny problem ({lines}); say which "
         f"arrays it takes with framework={' or framework='.join(map(repr, FRAMEWORKS))}"
     )

@@ -38,7 +38,7 @@ from npattn.testing.adapters.base import (
 from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
 from npattn.testing.adapters.key_lists import read_key_lists
 from npattn.testing.adapters.latent import read_latent
-from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
+from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable, refuse_class
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.packing import Packing, read_packing
@@ -162,6 +162,8 @@ class Implementation:
     ) -> None:
         if not callable(f):
             raise OptionError(f"f is {f!r}, must be a callable f(q, k, v, ...)")
+        if isinstance(f, type):
+            refuse_class(f, f.__qualname__, "pass an instance")
         if backward is not None and not callable(backward):
             raise OptionError(f"backward is {backward!r}, must be a callable or None")
         if layout not in (None, "BHTD", "BTHD"):
@@ -232,15 +234,29 @@ class Implementation:
         if self.quantized is not None and backward is not None:
             self.quantized.check_backward(self.backward_signature, self.signature)
         self.first_result: Array | None = None
+        self.device: str | None = None
         if isinstance(framework, str):
-            self.framework, self.first_result = find_framework(f, self.name, framework)
+            found = find_framework(f, self.name, framework, call=self._tiny_call)
+            self.framework, self.first_result = found
         else:
             self.framework = framework
         if self.packing is not None:
             self.first_result = None  # of three arrays, which it does not take
         if self.storage is not None:
             self.storage = replace(self.storage, few_shapes=self.framework.compiles)
-        self.device: str | None = None
+
+    @property
+    def _tiny_call(self) -> Callable[[Framework], Framework] | None:
+        """Call by which `find_framework` finds what it takes; None if it takes q, k, v alone."""
+        if self.takes_plain_arrays and not self.signature.required:
+            return None
+
+        def call(framework: Framework) -> Framework:
+            self.framework = framework
+            self.forward(Problem(*TINY.values()))
+            return framework
+
+        return call
 
     def _check_packing(self, packing: Packing) -> None:
         """Raise if packed arrays come with what is not packed."""
@@ -272,6 +288,10 @@ class Implementation:
         return not (self.forward_only or self.gradients_raise) and (
             self.backward is not None or self.framework.differentiates
         )
+
+    def ask_everything(self) -> None:
+        """Ask for every result that the signature names, and for gradients."""
+        self.returns, self.gradients_raise = self.signature.returns, False
 
     @property
     def weights_storage(self) -> str:

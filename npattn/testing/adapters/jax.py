@@ -17,6 +17,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError
+from npattn.testing.adapters.numpy import READABLE
 
 try:
     import jax  # type: ignore[import-not-found, unused-ignore]
@@ -103,7 +104,10 @@ class JAX:
             raise ResultError(f"returned {kind}, must be a JAX array (or framework=)")
         if value.is_deleted():
             raise ImplementationError("the buffer of an array was donated (donate_argnums)")
-        return np.array(value)
+        array = np.array(value)
+        if array.dtype not in READABLE:
+            raise ResultError(f"returned an array of dtype {array.dtype}")
+        return array
 
     def memory(self, value: jax.Array) -> Array | None:
         return None  # nobody can write to it

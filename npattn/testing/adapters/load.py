@@ -12,14 +12,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from npattn.errors import NpattnError, OptionError
 
-__all__ = ["Spec", "by_spec", "hash_files", "load_callable", "load_object"]
+__all__ = ["Spec", "by_spec", "hash_files", "load_callable", "load_object", "refuse_class"]
 
 
 INSTANCE = "give an instance a name in the module, and pass that name"
+AUTOGRAD = "torch.autograd.function.Function"
+"""Class whose subclasses are called by their `apply`."""
 ENDS_ITSELF = (
     "ends itself when it is imported (SystemExit: {}): keep what parses arguments or runs "
     'something below if __name__ == "__main__"'
@@ -46,11 +48,27 @@ def load_callable(spec: str) -> Callable[..., Any]:
         public = [n for n, x in vars(_import_module(home)).items() if callable(x) and n[0] != "_"]
         raise OptionError(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
     holder = load_object(spec.rpartition(".")[0]) if "." in spec.rpartition(":")[2] else None
-    if isinstance(value, type) or (isinstance(holder, type) and _takes_self(value)):
-        what = "a class" if isinstance(value, type) else "a method of a class"
-        raise OptionError(f"{spec} is {what}, must be a function: {INSTANCE}")
+    if isinstance(value, type):
+        refuse_class(value, spec)
+    if isinstance(holder, type) and _takes_self(value):
+        raise OptionError(f"{spec} is a method of a class, must be a function: {INSTANCE}")
     function: Callable[..., Any] = value
     return function
+
+
+def refuse_class(value: type, name: str, instance: str = INSTANCE) -> NoReturn:
+    """Raise the error that says what to pass in place of a class.
+
+    Raises
+    ------
+    OptionError
+        Always.
+    """
+    if any(f"{k.__module__}.{k.__name__}" == AUTOGRAD for k in value.__mro__):
+        raise OptionError(
+            f"{name} is a torch.autograd.Function, must be a function: pass {name}.apply"
+        )
+    raise OptionError(f"{name} is a class, must be a function: {instance}")
 
 
 def _takes_self(function: Any) -> bool:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from npattn.arrays import Array, finfo
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError
 
-__all__ = ["NumPy"]
+__all__ = ["READABLE", "NumPy"]
+
+_NARROW = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+READABLE = frozenset(map(np.dtype, (*_NARROW, *"?bhilBHILefdFD")))
+"""Dtypes of results; those that a worker sends are the same."""
 
 
 class NumPy:
@@ -57,6 +62,8 @@ class NumPy:
             )
         if value.dtype.hasobject or value.dtype.kind in "SUMm":
             raise ResultError(f"returned an array of dtype {value.dtype}, must hold numbers")
+        if value.dtype not in READABLE:
+            raise ResultError(f"returned an array of dtype {value.dtype}")
         return np.array(value)
 
     def memory(self, value: Any) -> Array | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.arrays import Array, cast, finfo
 from npattn.descales import spread
 from npattn.errors import OptionError
 from npattn.meanings import DESCALES
@@ -198,7 +198,7 @@ class QuantizedInputs:
             return np.asarray(whole.astype(np.int8))
         # Casts overflow to NaN or inf; what is not finite itself stays so.
         bounded = np.where(np.isfinite(scaled), np.clip(scaled, -top, top), scaled)
-        return np.asarray(bounded.astype(self.dtype))
+        return np.asarray(cast(bounded, self.dtype))
 
     def _sizes(self, name: str, problem: Problem) -> Array:
         """Return the largest finite absolute value of each part that has a factor."""

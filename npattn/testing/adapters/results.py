@@ -12,11 +12,20 @@ from npattn.options import RESULTS
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["LEAVES", "name_gradients", "name_results"]
+__all__ = ["LEAVES", "count_results", "name_gradients", "name_results"]
 
 INPUTS = ("q", "k", "v", "bias", "sinks", "gate")
 LEAVES = (*INPUTS, "qkv", "kv", LATENT[0])
 """Inputs that have a gradient."""
+
+
+def count_results(signature: Signature, returns: tuple[str, ...]) -> list[int | None]:
+    """Return the numbers of results that a call may return; 0 is o alone, None is more."""
+    if not returns:
+        pairs = signature.module or "need_weights" in signature.meanings.values()
+        return [0, 2] if pairs else [0]
+    theirs = {signature.names.get(n, n) for n in returns}
+    return [1 + len(returns), *([] if theirs <= set(RESULTS) else [None])]  # of other systems
 
 
 def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> dict[str, Any]:
@@ -30,20 +39,18 @@ def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> 
     """
     names = ["o", *(n.removeprefix("return_") for n in RESULTS if n in returns)]
     several = isinstance(value, (tuple, list))
-    if len(names) == 1:
-        pairs = signature.module or "need_weights" in signature.meanings.values()
-        pair = several and len(value) == 2 and pairs
-        if several and not pair:
+    count, allowed = len(value) if several else 0, count_results(signature, returns)
+    is_allowed = count in allowed or (None in allowed and count > len(names))
+    if not returns:
+        if several and (not count or not is_allowed):
             raise ResultError(
-                f"returned a tuple or list of {len(value)}, must return o alone; more only "
+                f"returned a tuple or list of {count}, must return o alone; more only "
                 "where a parameter asks for it, as return_lse=True does for (o, lse)"
             )
-        return {"o": value[0] if pair else value}
-    theirs = [signature.names.get(n, n) for n in returns]
-    more = not set(theirs) <= set(RESULTS)  # other systems return more beside it
-    if not several or len(value) < len(names) or (len(value) > len(names) and not more):
-        got = f"{len(value)} results" if several else "one result"
-        flags = ", ".join(f"{n}=True" for n in theirs)
+        return {"o": value[0] if several else value}
+    if not is_allowed:
+        got = f"{count} results" if several else "one result"
+        flags = ", ".join(f"{signature.names.get(n, n)}=True" for n in returns)
         raise ResultError(f"returned {got} for {flags}, must return ({', '.join(names)})")
     return dict(zip(names, value, strict=False))
 

@@ -12,6 +12,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError, refuse
+from npattn.testing.adapters.numpy import READABLE
 
 try:
     import torch
@@ -28,6 +29,7 @@ DISGUISES = {
     torch.float8_e4m3fn: (ml_dtypes.float8_e4m3fn, torch.int8, np.int8),
     torch.float8_e5m2: (ml_dtypes.float8_e5m2, torch.int8, np.int8),
 }
+READ = {getattr(torch, dtype.name, None) for dtype in READABLE}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -80,8 +82,8 @@ class Torch:
         if any(stride < 0 for stride in array.strides):
             raise ImplementationError("torch tensors have no negative strides")
         if not array.flags.writeable:  # a view of stride 0: expanded on torch's side instead
-            first = self.give(np.array(array[:1]))
-            return first.expand(array.shape)
+            first = array[tuple(slice(None if n else 1) for n in array.strides)]
+            return self.give(np.array(first)).expand(array.shape)
         for tensor_dtype, (dtype, bits, np_bits) in DISGUISES.items():
             if array.dtype == dtype:
                 tensor = torch.from_numpy(array.view(np_bits)).to(self.device)
@@ -99,20 +101,29 @@ class Torch:
                 f"returned {type(value).__module__}.{type(value).__qualname__}, a subclass of "
                 "torch.Tensor, must be a plain tensor"
             )
+        if value.is_nested or value.layout != torch.strided:
+            kind = "a nested tensor" if value.is_nested else f"a tensor of {value.layout}"
+            raise ResultError(f"returned {kind}, must be a dense one")
+        if value.dtype not in READ:
+            raise ResultError(f"returned a tensor of {value.dtype}")
         # An instance may have a detach of its own.
-        value = torch.Tensor.detach(value).cpu()
+        value = torch.Tensor.detach(value).cpu().resolve_conj().resolve_neg()
         if value.dtype in DISGUISES:
             dtype, bits, _ = DISGUISES[value.dtype]
             return np.array(value.contiguous().view(bits).numpy().view(dtype))
         return np.array(value.numpy())
 
     def memory(self, value: torch.Tensor) -> Array | None:
-        value = torch.Tensor.detach(value)
-        if value.device.type != "cpu":
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return None
-        in_bits = value.dtype in DISGUISES and value.ndim and value.stride(-1) == 1
-        value = value.view(DISGUISES[value.dtype][1]) if in_bits else value
-        return None if value.dtype in DISGUISES else value.numpy()
+        value = torch.Tensor.detach(value)
+        if value.dtype not in READ or value.layout != torch.strided:
+            return None
+        if value.is_conj() or value.is_neg():
+            return None
+        return (
+            value.view(DISGUISES[value.dtype][1]) if value.dtype in DISGUISES else value
+        ).numpy()
 
     def add_mask(self, mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         zeros = torch.zeros_like(mask, dtype=q.dtype)

@@ -63,7 +63,7 @@ def _probe_option(probing: Probing, field: str, base: Recipe) -> None:
     if not raised:
         return
     if len(raised) == len(kinds):
-        _drop(probing, field, base, *next(iter(raised.items())), kinds)
+        _drop(probing, field, base, raised, kinds)
         return
     refused: dict[frozenset[str], ImplementationError] = {}
     for kind, err in raised.items():
@@ -113,16 +113,23 @@ def _drop(
     probing: Probing,
     field: str,
     base: Recipe,
-    kind: frozenset[str],
-    err: ImplementationError,
+    raised: Mapping[frozenset[str], ImplementationError],
     kinds: Values,
 ) -> None:
-    """Report an option that raises in every kind and value: it is named, and does not work."""
+    """Sample an option no more that raises in every kind and value.
+
+    It is refused if every exception may say so, at another size too; else it does not work.
+    """
+    kind, err = next(iter(raised.items()))
     recipe = replace(base, **{field: kinds[kind][0]})
-    probing.error(f"option-{_feature(field)}", recipe, err, f"{field} alone: {err}", "values")
+    refuses = all(e.is_refusal for e in raised.values())
+    refuses = refuses and probing.confirm(err, probing.at_other_sizes(recipe))
+    if not refuses:
+        probing.error(f"option-{_feature(field)}", recipe, err, f"{field} alone: {err}", "values")
     names = {"dropout_mask", "dropout_rate"} if field == "dropout" else {field}
     probing.narrow(features=probing.trial.space.features - names)
-    probing.refused.append(f"{_feature(field)}: raised, so it is not sampled again ({err})")
+    verb = "refused" if refuses else "raised, so it is not sampled again"
+    probing.refused.append(f"{_feature(field)}: {verb} ({err})")
 
 
 def _feature(field: str) -> str:

@@ -45,7 +45,7 @@ class Capabilities:
 def probe(trial: Trial) -> Capabilities:
     """Try structure, then options, alone and in pairs, then gradients and sizes of 0."""
     probing = Probing(replace(trial))
-    trial.implementation.gradients_raise = False  # in another dtype they may
+    trial.implementation.ask_everything()  # it may return in this dtype what it raises in another
     if probe_plain(probing):
         _read_gradients(probing)
         probe_variations(probing)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from npattn.testing.adapters.base import (
+    MISSING,
     MISTAKES,
     Crash,
     ImplementationError,
@@ -28,24 +29,16 @@ ALWAYS: tuple[dict[str, Any], ...] = (
     {"causal": True, "window": (7, 0)},
 )
 """Options that may be on in everything that an implementation accepts."""
-MISSING = (IndexError, ZeroDivisionError)
-"""Mistakes by which functions refuse a rank or a size of 0: an axis or a number is not there."""
 
 
 # --- the plainest problem -------------------------------------------------------------------------
 
 
 def probe_plain(probing: Probing) -> bool:
-    """Find the ranks that it accepts, if need be with an option that it has always on."""
+    """Find the ranks that it accepts, if need be with an option always on, or with o alone."""
     first = _probe_ranks(probing, {})
-    features = probing.trial.space.features
     if isinstance(first, ImplementationError) and first.is_refusal:
-        for options in ALWAYS:
-            if options.keys() <= features and not isinstance(
-                _probe_ranks(probing, options), ImplementationError
-            ):
-                _force(probing, options, first)
-                break
+        _probe_ways(probing, first)
     if not probing.trial.space.structure:
         probing.refused[:] = []
         if _is_failure(first):
@@ -57,6 +50,40 @@ def probe_plain(probing: Probing) -> bool:
     if not any(finding.status == "error" for finding in probing.findings):
         _probe_gradients(probing)
     return True
+
+
+def _probe_ways(probing: Probing, first: ImplementationError) -> None:
+    """Find a way in which the plainest problem is accepted, if there is one."""
+    f, features = probing.trial.implementation, probing.trial.space.features
+    named = f.returns
+    ways = [options for options in ALWAYS if options.keys() <= features]
+    for returns in dict.fromkeys((named, ())):
+        f.returns, err = returns, first
+        probing.refusals.clear()  # which are asked again: with what is returned in the end
+        for options in ways if returns == named else ({}, *ways):
+            refusal = _probe_ranks(probing, options)
+            if refusal is None:
+                if options:
+                    _force(probing, options, err)
+                if returns != named:
+                    _find_returns(probing, named)
+                return
+            err = err if options else refusal
+    f.returns = named
+
+
+def _find_returns(probing: Probing, named: tuple[str, ...]) -> None:
+    """Ask for each result that it names; those that are refused are read no more."""
+    f, kept = probing.trial.implementation, []
+    calls, refusals = [*probing.calls], [*probing.refusals]
+    for name in named:
+        f.returns = (name,)
+        err = probing.attempt(probing.trial.space.base())
+        kept += [name] if err is None else []
+        if err is not None:
+            result, flag = name.removeprefix("return_"), f.signature.names.get(name, name)
+            probing.refused.append(f"{result}: refused, so it is not read ({flag}=True {err})")
+    f.returns, probing.calls, probing.refusals = tuple(kept), calls, refusals
 
 
 def _probe_ranks(probing: Probing, options: Mapping[str, Any]) -> ImplementationError | None:

@@ -20,7 +20,13 @@ from npattn.testing.cases.gates import GATES
 from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 
-__all__ = ["classes_of_problem", "classes_of_recipe", "classes_of_value", "field_of"]
+__all__ = [
+    "classes_of_problem",
+    "classes_of_recipe",
+    "classes_of_value",
+    "field_of",
+    "structure_of",
+]
 
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {"mask": MASKS, "bias": BIASES, "gate": GATES}
 LETTERS = {"mask": "ABHTS", "bias": "ABHTS", "gate": "ABHTE"}
@@ -69,6 +75,17 @@ def classes_of_problem(problem: Problem) -> frozenset[str]:
             axes = _possible_axes(field, array, problem)
             found |= {field, *(_name_kind(field, letters, rank) for letters in axes)}
     return frozenset(found)
+
+
+def structure_of(recipe: Recipe) -> tuple[str, ...]:
+    """Return view, leading axes that broadcast, rank, and sizes of 0 and 1, by name."""
+    lead = recipe.lead
+    names = [recipe.view] if recipe.view != "contiguous" else []
+    names += ["broadcast"] if recipe.broadcast else []
+    names.append("rank 2" if lead is None else f"rank {3 + len(lead)}")
+    sizes = {letter: getattr(recipe, letter) for letter in "HTSDE"} | {"B": math.prod(lead or ())}
+    letters = "TSDE" if lead is None else "HTSDE" if not lead else "BHTSDE"
+    return (*names, *(f"{x} = {sizes[x]}" for n in (0, 1) for x in letters if sizes[x] == n))
 
 
 def field_of(name: str) -> str:

@@ -18,7 +18,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 
-__all__ = ["SHAPES", "model_recipes"]
+__all__ = ["SHAPES", "find_obstacle", "model_recipes"]
 
 SHAPES: tuple[Mapping[str, int], ...] = (
     *({"D": size, "E": size} for size in (24, 48, 72, 80, 96, 112, 160, 192, 256)),
@@ -115,10 +115,27 @@ def _forbidden(T: int, S: int) -> frozenset[str]:
     return COSTLY if 2 * T > S else COSTLY | HIDING
 
 
+def find_obstacle(space: Space, shape: Mapping[str, int]) -> str:
+    """Say why a space does not allow one of the `SHAPES`; "" if it does."""
+    if not all(any(space.sizes.get(letter, SMALL[letter])) for letter in SMALL):
+        return "sizes of 0 only"
+    return _find_obstacle(space, shape, _fill(space, shape, np.random.default_rng(0)))
+
+
 def _sizes(
     space: Space, shape: Mapping[str, int], rng: np.random.Generator
 ) -> dict[str, Any] | None:
     """Return the sizes of a recipe that has those of a shape, or None if a space forbids it."""
+    sizes: dict[str, Any] = _fill(space, shape, rng)
+    if _find_obstacle(space, shape, sizes):
+        return None
+    B = sizes.pop("B")
+    leads = {"rank 2": None, "rank 3": (), "rank 4": (B,), "rank 5": (B, 1)}
+    return {"lead": leads[space.ranks[0]], **sizes}
+
+
+def _fill(space: Space, shape: Mapping[str, int], rng: np.random.Generator) -> dict[str, int]:
+    """Return the sizes of a shape and, for the other letters, small ones that a space has."""
     structure, own = space.structure, space.sizes
     small = {
         letter: int(rng.choice([n for n in own.get(letter, sizes) if n]))
@@ -134,17 +151,27 @@ def _sizes(
         sizes["S"] = sizes["T"]
     if "E != D" not in structure and "E" not in shape:
         sizes["E"] = sizes["D"]
-    rank = space.ranks[0]
-    if rank == "rank 2" and not {"H", "K"} & set(shape):
+    if space.ranks[0] == "rank 2" and not {"H", "K"} & set(shape):
         sizes |= {"H": 1, "K": 1}
+    return sizes
+
+
+def _find_obstacle(space: Space, shape: Mapping[str, int], sizes: Mapping[str, int]) -> str:
+    """Say what these sizes have that a space does not; "" if it has all."""
+    rank = space.ranks[0]
+    if ("B" in shape and rank not in ("rank 4", "rank 5")) or (
+        rank == "rank 2" and sizes["H"] != 1
+    ):
+        return f"q, k and v have {rank}"
+    outside = [n for n, size in sizes.items() if size not in space.sizes.get(n, (size,))]
+    if outside:
+        return f"sizes= restricts {', '.join(outside)}"
     unequal = {"T != S": ("T", "S"), "E != D": ("D", "E"), "K < H": ("K", "H")}
-    refused = any(sizes[a] != sizes[b] for name, (a, b) in unequal.items() if name not in structure)
-    refused |= sizes["T"] > sizes["S"] and "T > S" not in structure
-    refused |= any(n not in own.get(letter, (n,)) for letter, n in sizes.items())
-    refused |= sizes["B"] * sizes["H"] * sizes["T"] * sizes["S"] > MOST
-    refused |= "B" in shape and rank not in ("rank 4", "rank 5")
-    if refused or (rank == "rank 2" and sizes["H"] != 1):
-        return None
-    B = sizes.pop("B")
-    leads = {"rank 2": None, "rank 3": (), "rank 4": (B,), "rank 5": (B, 1)}
-    return {"lead": leads[rank], **sizes}
+    needs = [name for name, (a, b) in unequal.items() if sizes[a] != sizes[b]]
+    needs += ["T > S"] if sizes["T"] > sizes["S"] else []
+    missing = [name.replace("!=", "≠") for name in needs if name not in space.structure]
+    if missing:
+        return f"no {' and '.join(missing)}"
+    if sizes["B"] * sizes["H"] * sizes["T"] * sizes["S"] > MOST:
+        return f"more than {MOST} scores"
+    return ""

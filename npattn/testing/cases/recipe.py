@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array, finfo
+from npattn.errors import OptionError
 from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL
@@ -31,6 +33,7 @@ __all__ = [
     "Recipe",
     "are_identical",
     "repeat_for_view",
+    "resize",
 ]
 
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
@@ -117,6 +120,11 @@ class Recipe:
 
     def problem(self, alignment: str = "bottom_right", mask_true: str = "attend") -> Problem:
         """Make the problem, for conventions with this alignment and this meaning of True."""
+        tables: dict[str, Any] = {"distribution": DISTRIBUTIONS | UNUSUAL, "mask": MASKS}
+        tables |= {"bias": BIASES, "score_mod": SCORE_MODS, "gate": GATES}
+        for name, table in tables.items():
+            if (value := getattr(self, name)) is not None and value not in table:
+                raise OptionError(f"{name} is {value!r}, must be one of {', '.join(table)}")
         rng = np.random.default_rng([self.seed, 1])
         q, k, v = (DISTRIBUTIONS | UNUSUAL)[self.distribution](rng, self)
         mask = None if self.mask is None else MASKS[self.mask](self._stream(2), self)
@@ -223,6 +231,12 @@ def _same_bits(x: Array | None, y: Array | None) -> bool:
     if x is None or y is None:
         return x is y
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def resize(recipe: Recipe, problem: Problem) -> Recipe:
+    """Return the recipe with the sizes of a problem that was made of it."""
+    sizes = {letter: getattr(problem, letter) for letter in "HKTSDE"}
+    return replace(recipe, lead=None if problem.headless else problem.lead, **sizes)
 
 
 def repeat_for_view(

@@ -11,7 +11,7 @@ from npattn.options import FEATURES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import SHAPES
 
-__all__ = ["LONG", "POOLS", "RANKS", "STRUCTURE", "Space", "with_rank"]
+__all__ = ["LATE", "LONG", "POOLS", "RANKS", "STRUCTURE", "Space", "with_rank"]
 
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 """Ranks of q, k, v, the commonest first."""
@@ -38,6 +38,8 @@ STRUCTURE = (
     "reversed",
 )
 """Structure, which has no parameter and is probed: ranks, sizes, views."""
+LATE = "raises in"
+"""Words about structure that raises after the probe: no report leaves such a line out."""
 
 EDGES = (15, 17, 31, 33, 63, 65, 127, 129, 257)  # one beside a multiple of a tile
 POOLS = {
@@ -129,17 +131,6 @@ class Space:
             return [shape.heads if shared else (shape.heads[0],) * 2 for shape in SHAPES]
         groups = POOLS["G"] if shared else (1,)
         return [(K * G, K) for G in groups for K in self.pool("K") if K]
-
-    @property
-    def ranges(self) -> dict[str, tuple[int, int]]:
-        """Least and largest size that is sampled, by letter; sizes of 0 are listed apart."""
-        heads, lone = self.heads, set(self.ranks) == {"rank 2"}
-        sizes = {letter: [*self.pool(letter)] for letter in "BTSDE"}
-        sizes["H"], sizes["K"] = ([1] if lone else [pair[n] for pair in heads] for n in (0, 1))
-        sizes["G"] = [1] if lone else [H // K for H, K in heads if K]
-        if "long" in self.extents(frozenset()):
-            sizes["S"].append(LONG)
-        return {n: (min(sizes[n]), max(sizes[n])) for n in "BHKGTSDE" if sizes[n]}
 
     def base(self) -> Recipe:
         """Return the plainest problem, of the first rank, with round sizes."""

@@ -20,6 +20,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.log_uniform import Plan, simplify
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
@@ -100,11 +101,15 @@ class Sweep:
 
     def _judge_all(self, rule: str, recipes: Iterator[Recipe], count: int) -> Outcome:
         worst, tried, self.unbounded, self.retries = 0.0, 0, 0, 0
+        accepted: list[Recipe] = []
         for number, recipe in enumerate(recipes):
             self.progress(self.trial.space.dtype, rule, number, count)
             ratio, failure = self._judge_within_memory(recipe, rule)
+            if not isinstance(failure, ImplementationError):
+                accepted.append(recipe)
             if failure is not None:
-                return self._failure_outcome(rule, recipe, failure, tried)
+                outcome = self._failure_outcome(rule, recipe, failure, tried)
+                return replace(outcome, asked=Asked.of(accepted))
             worst, tried = max(worst, ratio), tried + 1
         self.progress(self.trial.space.dtype, rule, count, count)
         notes = []
@@ -117,7 +122,8 @@ class Sweep:
             notes.append(
                 f"{self.retries} calls ran out of memory and were retried at half the size"
             )
-        return self._outcome(rule, "passed", worst=worst, examples=tried, message="\n".join(notes))
+        counts: dict[str, Any] = {"examples": tried, "asked": Asked.of(accepted)}
+        return self._outcome(rule, "passed", worst=worst, message="\n".join(notes), **counts)
 
     def _judge_within_memory(self, recipe: Recipe, rule: str) -> tuple[float, SweepFailure | None]:
         """Judge the recipe, at half its size as long as the implementation runs out of memory."""

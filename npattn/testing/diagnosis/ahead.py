@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from npattn.testing.diagnosis.contrasts import contrast
+from npattn.testing.diagnosis.contrasts import Contrast, contrast
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
@@ -29,7 +29,7 @@ class Contrasts:
 
     def __init__(self, submit: Submit = nobody) -> None:
         self._submit = submit
-        self._begun: dict[tuple[int, str], Future[str]] = {}
+        self._begun: dict[tuple[int, str], Future[Contrast]] = {}
 
     def begin(self, trial: Trial, outcome: Outcome) -> None:
         """Begin to compute the contrast of an outcome, if a process is idle."""
@@ -37,7 +37,7 @@ class Contrasts:
         if future is not None:
             self._begun[id(trial), outcome.id] = future
 
-    def find(self, trial: Trial, outcome: Outcome) -> str:
+    def find(self, trial: Trial, outcome: Outcome) -> Contrast:
         """Return `contrast(trial, outcome)`.
 
         If the other process failed, compute it here: a defect then raises here too.

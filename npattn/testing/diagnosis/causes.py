@@ -69,10 +69,10 @@ def diagnose(
             causes[key] = _merge(known, cause) if known else cause
     level = {o.id: o.level for _, outcomes in judged for o in outcomes}
 
-    def place(cause: Cause) -> tuple[bool, bool, int]:
-        """Causes of what is required come first, then those of most rules."""
-        beside = not any(level[rule] in REQUIRED for rule in cause.rules)
-        return cause.kind == "unexplained", beside, -len(cause.rules)
+    def place(cause: Cause) -> tuple[int, int, bool]:
+        """Causes of most required rules come first, then those of most rules."""
+        required = sum(level[rule] in REQUIRED for rule in cause.rules)
+        return -required, -len(cause.rules), cause.kind == "unexplained"
 
     ordered = sorted(causes.values(), key=place)
     for i, cause in enumerate(ordered):
@@ -89,8 +89,10 @@ def diagnose(
 
 
 def _merge(one: Cause, other: Cause) -> Cause:
-    """Return the same cause in two dtypes."""
+    """Return the same cause in two dtypes; a restriction to a size of 0 must hold in both."""
     also = tuple(name for name in one.also if name in other.also)
+    if one.text.startswith(other.text):
+        one = replace(one, text=other.text, topic=other.topic)
     return replace(one, rules=one.rules + other.rules, also=also)
 
 
@@ -99,13 +101,14 @@ def _likely_contrasts(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
     return sorted((o for o in outcomes if o.level in REQUIRED), key=_contrast_rank)[:count]
 
 
-def _contrast_rank(outcome: Outcome) -> tuple[bool, bool, bool]:
+def _contrast_rank(outcome: Outcome) -> tuple[bool, bool, bool, bool]:
     """Return the sort key that puts outcomes first whose contrasts tell most.
 
-    A rule that fails on problems as they were sampled tells more than one that changes them, and an
-    exception that comes of a layout tells less than a wrong result.
+    What is required is shown. A rule that fails on problems as they were sampled tells more than
+    one that changes them, and an exception that comes of a layout tells less than a wrong result.
     """
-    return outcome.kind == "raised", outcome.sampled is None, "then changed" in outcome.recipe
+    changed = outcome.sampled is None, "then changed" in outcome.recipe
+    return outcome.level not in REQUIRED, outcome.kind == "raised", *changed
 
 
 def _with_contrast(
@@ -114,9 +117,11 @@ def _with_contrast(
     """Return the cause with what separates failing from passing problems of one rule, put first."""
     own = [(t, o) for t, outcomes in judged for o in outcomes if o.id in cause.rules]
     trial, first = min(own, key=lambda pair: _contrast_rank(pair[1]))
+    if cause.kind == "raised" and first.rule not in RULES:  # no option is tried twice
+        return cause
     rules = (first.id, *(rule for rule in cause.rules if rule != first.id))
-    asked = cause.kind != "raised" or first.rule in RULES  # no option is tried twice
-    return replace(cause, rules=rules, passes_when=begun.find(trial, first) if asked else "")
+    text, holds = begun.find(trial, first)
+    return replace(cause, rules=rules, passes_when=text, holds=holds)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -58,13 +60,7 @@ def conduct_causes(
         Wrong results of a problem on which two calls give different results.
     """
     left = list(outcomes)
-    raised: dict[str, list[Outcome]] = {}
-    for outcome in left:
-        if outcome.kind == "raised":
-            raised.setdefault(_first_line(outcome.message), []).append(outcome)
-    for message, group in raised.items():
-        text = message if group[0].has_ended else f"it raises: {message}"
-        yield Cause(text, _ids(group), "raised")
+    yield from _exceptions(o for o in left if o.kind == "raised")
     left = [o for o in left if o.kind != "raised"]
     if unsteady is not None and left:
         named = (c for c in _mistakes(trial, left, without) if _recurs(c.name, unsteady))
@@ -91,6 +87,21 @@ def conduct_causes(
         left = [o for o in left if o.id not in cause.rules]
     if left:
         yield Cause(_describe_rest(left, wrong), _ids(left), "unexplained", share=0.0)
+
+
+def _exceptions(outcomes: Iterable[Outcome]) -> Iterator[Cause]:
+    """Yield a cause for each type and place of an exception, whatever numbers its text has."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        line = _first_line(outcome.message)
+        line = line if outcome.has_ended else re.sub(r"\d+", "", line)
+        groups.setdefault(outcome.raised or line, []).append(outcome)
+    for group in groups.values():
+        text, origin = _first_line(group[0].message), group[0].raised
+        place = origin.rpartition(" at ")[2]
+        text += f" ({place})" if place and place not in text else ""
+        text = text if group[0].has_ended else f"it raises: {text}"
+        yield Cause(text, _ids(group), "raised", origin)
 
 
 def _varies_within_tolerance(trial: Trial, outcome: Outcome) -> bool:
@@ -149,7 +160,17 @@ def _describe_rest(outcomes: Sequence[Outcome], wrong: Mapping[str, Evidence]) -
     results = [name for name in ("o", "lse", "weights", "max_score", *GRADIENTS) if name in names]
     if not results:
         return f"no known mistake reproduces this: {_first_line(outcomes[0].message)}"
-    return f"no known mistake reproduces this: {', '.join(results)} out of tolerance"
+    states: dict[str, list[str]] = {}
+    for name in results:
+        states.setdefault(_describe_values(required, name), []).append(name)
+    texts = "; ".join(f"{', '.join(own)} {state}" for state, own in states.items())
+    return f"no known mistake reproduces this: {texts}"
+
+
+def _describe_values(outcomes: Sequence[Outcome], name: str) -> str:
+    """Say whether the worst values of a result are numbers."""
+    got = [c.got for o in outcomes for c in o.comparisons if c.name == name]
+    return "NaN" if got and all(math.isnan(abs(x)) for x in got) else "out of tolerance"
 
 
 def _first_line(message: str) -> str:

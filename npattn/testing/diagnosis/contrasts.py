@@ -7,7 +7,7 @@ fails from what passes is tried on fresh problems, and said only if it holds the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,14 +16,20 @@ import numpy as np
 
 from npattn.options import OPTIONS
 from npattn.testing.cases.pairwise import options_on
-from npattn.testing.cases.recipe import DISTRIBUTIONS, VIEWS, Recipe
+from npattn.testing.cases.recipe import (
+    DISTRIBUTIONS,
+    GATES,
+    VIEWS,
+    Recipe,
+)
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.predicates import WITNESSES, Predicate, fit, size_of
+from npattn.testing.diagnosis.statement import NOTHING, SIGNS, Contrast, state, state_views
 from npattn.testing.diagnosis.verdicts import Exhausted, Verdicts
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
-__all__ = ["contrast", "fresh_recipes"]
+__all__ = ["Contrast", "contrast", "describe_contrast", "fresh_recipes"]
 
 FRESH = 6
 """Number of fresh problems on each side of a condition."""
@@ -46,10 +52,25 @@ MORE = {"B": (2, 4, 5), "T": LENGTHS, "S": LENGTHS, "D": WIDTHS, "E": WIDTHS}
 """Sizes that are tried where the first differ."""
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2))
 MORE_HEADS = ((3, 1), (3, 3), (4, 1), (6, 2), (6, 3), (8, 2), (8, 4), (8, 8))
+TIED = {"T != S": ("T", "S"), "E != D": ("D", "E")}
+"""Sizes that are varied together where a space has them equal."""
 FRESH_SIZES = (2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64)
+VALUES: dict[str, tuple[Any, ...]] = {
+    "mask": ("matrix", "first tile", "padding"),
+    "causal": (True,),
+    "window": ((1, 0), (0, 1), (3, None)),
+    "bias": ("matrix", "-inf padding"),
+    "scale": (0.5, -0.75, 0.0),
+    "softcap": (2.0,),
+    "score_mod": ("distance",),
+    "sinks": (True,),
+    "dropout": (0.5,),
+    "gate": tuple(GATES)[:1],
+}
+"""Values of each option that are tried in place of another."""
 
 
-def contrast(trial: Trial, outcome: Outcome) -> str:
+def contrast(trial: Trial, outcome: Outcome) -> Contrast:
     """Describe what separates problems on which a rule fails from those on which it passes.
 
     Parameters
@@ -61,48 +82,40 @@ def contrast(trial: Trial, outcome: Outcome) -> str:
 
     Returns
     -------
-    str
-        "fails only where S is no multiple of 16", "fails only with mask and causal together",
-        "fails only at scale = 0"; "" if nothing tells: the rule fails on whatever is tried, on one
-        problem only, or for reasons that no single condition describes. Also "" where a framework
-        compiles each shape: an answer takes about 70 shapes, and so minutes.
+    Contrast
+        "fails only where S is no multiple of 16", "fails only with a mask and causal together",
+        "fails only with a mask or a bias", "fails only at scale = 0"; without a text if nothing
+        tells: the rule fails on whatever is tried, on one problem only, or for reasons that no
+        single condition describes. Also where a framework compiles each shape: an answer takes
+        about 70 shapes, and so minutes.
     """
     if outcome.sampled is None or outcome.status not in ("failed", "error"):
-        return ""
+        return NOTHING
     if trial.space.few_shapes:
-        return ""
-    verdicts = Verdicts(trial.fresh(), outcome)
+        return NOTHING
+    return describe_contrast(Verdicts(trial.fresh(), outcome), outcome.sampled)
+
+
+def describe_contrast(verdicts: Verdicts, recipe: Recipe) -> Contrast:
+    """Describe what separates problems that fail, as this recipe does, from those that pass."""
     try:
-        return _describe(verdicts, outcome.sampled) if verdicts.fails(outcome.sampled) else ""
+        return _describe(verdicts, recipe) if verdicts.fails(recipe) else NOTHING
     except Exhausted:
-        return ""
+        return NOTHING
 
 
-def _describe(verdicts: Verdicts, recipe: Recipe) -> str:
+def _describe(verdicts: Verdicts, recipe: Recipe) -> Contrast:
     base, needed = _reduce(verdicts, recipe)
-    scale = _scale_in_words(verdicts, base) if "scale" in needed else ""
-    inputs = _inputs_in_words(verdicts, base) if base.distribution != "normal" else ""
     if base.view != "contiguous":
         views = [x for x in VIEWS if verdicts.fails(replace(base, view=x))]
-        return f"fails only on views: {', '.join(views)}" if _view_holds(verdicts, base) else ""
-    condition = _condition(verdicts, base)
-    if condition is None and not (
-        needed and _holds(verdicts, _fresh_by_option(verdicts.trial.space, base, needed))
-    ):
-        return f"fails only on inputs of {inputs}" if inputs and not needed else ""
-    return _phrase(needed, scale, inputs, condition)
-
-
-def _phrase(needed: Sequence[str], scale: str, inputs: str, condition: Predicate | None) -> str:
-    """Compose "fails only with causal at scale = 0 where T ≠ S"."""
-    options = [n for n in needed if n != "scale" or not scale]
-    heads = condition is not None and "K" in condition.letters and "=" not in condition.text[:3]
-    with_ = [*options, condition.text] if condition and heads else options
-    text = f" with {' and '.join(with_)}" if with_ else ""
-    text += " together" if len(options) > 1 and with_ == options else ""
-    text += f" at {scale}" if scale else ""
-    text += f" on inputs of {inputs}" if inputs else ""
-    return f"fails only{text}" + (f" where {condition.text}" if condition and not heads else "")
+        return state_views(views) if _view_holds(verdicts, base) else NOTHING
+    signs = _signs(verdicts, base) if "scale" in needed else ()
+    inputs = _inputs(verdicts, base) if base.distribution != "normal" else []
+    forms = {tuple(needed): base, **(_in_place(verdicts, base, needed) if needed else {})}
+    condition = _condition(verdicts, list(forms.values()))
+    if condition is None and not (needed and _needs_options(verdicts, forms)):
+        return state([()], inputs=inputs) if inputs and not needed else NOTHING
+    return state([*forms], signs if len(forms) == 1 else (), inputs, condition)
 
 
 # --- what the failure needs -----------------------------------------------------------------------
@@ -122,27 +135,56 @@ def _reduce(verdicts: Verdicts, recipe: Recipe) -> tuple[Recipe, list[str]]:
     return recipe, [name for name, without in off.items() if verdicts.fails(without) is False]
 
 
-def _scale_in_words(verdicts: Verdicts, base: Recipe) -> str:
-    """Return the values of the scale at which it fails, if they are those of one sign or 0."""
+def _in_place(
+    verdicts: Verdicts, base: Recipe, needed: Sequence[str]
+) -> dict[tuple[str, ...], Recipe]:
+    """Return what fails with another option in place of those needed, by the options.
+
+    Each other option is tried alone, and then in place of each that is needed.
+    """
+    forms: dict[tuple[str, ...], Recipe] = {}
+    plain = replace(base, **{name: getattr(PLAIN, name) for name in needed})
+    for name in (n for n in VALUES if n not in needed):
+        alone = _first_failing(verdicts, plain, name)
+        if alone is not None:
+            forms[(name,)] = alone
+            continue
+        for own in needed if len(needed) > 1 else ():
+            changed = _first_failing(verdicts, replace(base, **{own: getattr(PLAIN, own)}), name)
+            if changed is not None:
+                forms[tuple(name if n == own else n for n in needed)] = changed
+    return forms
+
+
+def _first_failing(verdicts: Verdicts, recipe: Recipe, option: str) -> Recipe | None:
+    """Return the recipe with the first value of an option with which it fails."""
+    values = (replace(recipe, **{option: value}) for value in VALUES[option])
+    return next((changed for changed in values if verdicts.fails(changed)), None)
+
+
+def _needs_options(verdicts: Verdicts, forms: Mapping[tuple[str, ...], Recipe]) -> bool:
+    """Return True if fresh problems fail with the options of each form, and not without one."""
+    space = verdicts.trial.space
+    return all(_holds(verdicts, _fresh_by_option(space, *form[::-1])) for form in forms.items())
+
+
+def _signs(verdicts: Verdicts, base: Recipe) -> tuple[int, ...]:
+    """Return the signs of the scale at which it fails; () if they are no reason."""
     found: dict[int, set[bool | None]] = {-1: set(), 0: set(), 1: set()}
     for x in (*OPTIONS["scale"].examples, -2.0, -0.25, 0.25, 3.0):
         found[int(np.sign(x))].add(verdicts.fails(replace(base, scale=x)))
     failing = tuple(sign for sign, results in found.items() if results == {True})
-    if any(len(results) > 1 for results in found.values()):
-        return ""
-    words = {(0,): "scale = 0", (-1,): "scale < 0", (-1, 0): "scale ≤ 0", (1,): "scale > 0"}
-    return words.get(failing, "")
+    mixed = any(len(results) > 1 for results in found.values())
+    return () if mixed or failing not in SIGNS else failing
 
 
-def _inputs_in_words(verdicts: Verdicts, base: Recipe) -> str:
-    """Return the distributions on which it fails, three at most by name, if it passes on others."""
+def _inputs(verdicts: Verdicts, base: Recipe) -> list[str]:
+    """Return the distributions on which it fails, if it passes on others."""
     results = {n: verdicts.fails(replace(base, distribution=n)) for n in DISTRIBUTIONS}
-    names = [name for name, fails in results.items() if fails]
     passing = sum(fails is False for fails in results.values())
     if results["normal"] is not False or passing < WITNESSES:
-        return ""  # on normal inputs the rule is not asked, so that nothing can be said of them
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f'"{name}"' for name in names[:3]) + more
+        return []  # on normal inputs the rule is not asked, so that nothing can be said of them
+    return [name for name, fails in results.items() if fails]
 
 
 def _view_holds(verdicts: Verdicts, base: Recipe) -> bool:
@@ -155,13 +197,17 @@ def _view_holds(verdicts: Verdicts, base: Recipe) -> bool:
 # --- the sizes that it needs ----------------------------------------------------------------------
 
 
-def _condition(verdicts: Verdicts, base: Recipe) -> Predicate | None:
-    """Return the simplest condition on the sizes that separates failures, on fresh problems too."""
-    points = _vary_sizes(verdicts, base)
+def _condition(verdicts: Verdicts, forms: Sequence[Recipe]) -> Predicate | None:
+    """Return the simplest condition on the sizes that separates failures, on fresh problems too.
+
+    The first form is varied; of the others, which have other options, fresh problems must agree.
+    """
+    points = _vary_sizes(verdicts, forms[0])
     if all(points.values()):
         return None
+    space = verdicts.trial.space
     for predicate in fit(list(points.items())):
-        if _holds(verdicts, _fresh_by_size(verdicts.trial.space, base, predicate, points)):
+        if all(_holds(verdicts, _fresh_by_size(space, x, predicate, points)) for x in forms):
             return predicate
     return None
 
@@ -181,16 +227,18 @@ def _vary_sizes(verdicts: Verdicts, base: Recipe) -> dict[Recipe, bool]:
         points.update({recipe: fails for recipe, fails in asked.items() if fails is not None})
         return {fails for fails in asked.values() if fails is not None}
 
-    for letter in FIRST:
+    tied = {b: a + b for name, (a, b) in TIED.items() if name not in space.structure}
+    for letter in (x for x in FIRST if x not in "".join(v[0] for v in tied.values())):
+        together = tied.get(letter, letter)
         first = space.sizes.get(letter, FIRST[letter])
-        found = vary(_with_size(base, letter, n) for n in first)
+        found = vary(_with_size(base, together, n) for n in first)
         if False in found:
-            if True in found:
-                vary(_with_size(base, letter, n) for n in MORE[letter])
+            if True in found or together != letter:
+                vary(_with_size(base, together, n) for n in MORE[letter])
             known = 0
-            while (n := _between(points, base, letter)) and len(points) > known:
+            while (n := _between(points, base, together)) and len(points) > known:
                 known = len(points)  # no more at the next turn if the rule is not asked of n
-                vary([_with_size(base, letter, n)])
+                vary([_with_size(base, together, n)])
     if base.lead is not None and False in vary({"H": H, "K": K} for H, K in HEADS):
         vary({"H": H, "K": K} for H, K in MORE_HEADS)
     if False in vary({"T": n, "S": n} for n in (3, 16, 33)):
@@ -200,18 +248,19 @@ def _vary_sizes(verdicts: Verdicts, base: Recipe) -> dict[Recipe, bool]:
     return points
 
 
-def _with_size(base: Recipe, letter: str, size: int) -> dict[str, Any]:
-    if letter != "B":
-        return {letter: size}
+def _with_size(base: Recipe, letters: str, size: int) -> dict[str, Any]:
+    """Return the change that gives sizes which are equal, or one alone, another value."""
+    if letters != "B":
+        return dict.fromkeys(letters, size)
     return {"lead": (size, *base.lead[1:])} if base.lead else {}
 
 
-def _between(points: dict[Recipe, bool], base: Recipe, letter: str) -> int:
+def _between(points: dict[Recipe, bool], base: Recipe, letters: str) -> int:
     """Return a size halfway between those that pass and those that fail; 0 if none is left."""
     alone = {}
     for recipe, fails in points.items():
-        size = size_of(recipe, letter)
-        if replace(base, **_with_size(base, letter, size)) == recipe:
+        size = size_of(recipe, letters[-1])
+        if replace(base, **_with_size(base, letters, size)) == recipe:
             alone[size] = fails
     sizes = sorted(alone)
     gaps = [(a, b) for a, b in pairwise(sizes) if alone[a] != alone[b]]
@@ -271,11 +320,13 @@ def fresh_recipes(
             changes |= {"K": K, "H": K * group if "K < H" in space.structure else K}
         if base.lead and "B" not in space.sizes:
             changes["lead"] = (int(rng.integers(1, 4)), *base.lead[1:])
-        if n % 3 == 0:  # equal sizes are rare by chance
-            changes |= {"S": changes["T"], "E": changes["D"]}
         # Half of them keep what the predicate does not read, so that one thing is changed.
-        if n % 2:
+        if n % 2 and n % 3:
             changes |= {x: getattr(base, x) for x in "TSDE" if x not in tried}
+        for name, (a, b) in TIED.items():
+            if n % 3 == 0 or name not in space.structure:  # equal sizes are rare by chance
+                own, other = (b, a) if b in tried and a not in tried else (a, b)
+                changes[other] = changes[own]
         if changes["T"] > changes["S"] and "T > S" not in space.structure:
             changes |= {"T": changes["S"], "S": changes["T"]}
         yield replace(base, **changes)

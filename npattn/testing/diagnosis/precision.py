@@ -18,6 +18,7 @@ from npattn.testing.rules.systematic_error import (
     EXCESSIVE,
     ErrorSample,
     chi_square,
+    describe_fit,
     fits,
     measure_errors,
     plain_recipes,
@@ -171,7 +172,7 @@ def describe_precision(trial: Trial, seed: int) -> str:
     if trial.rounding == Rounding.undeclared(dtype):
         taken = [r for r in plain_recipes(trial.space, seed) if _takes(trial, r)]
         model = tightest_model(trial, taken)
-        words = [f"{dtype} as {model[0].name}, χ² {model[1]:.2g}" if model else f"{dtype} as none"]
+        words = [f"{dtype} as {describe_fit(*model) if model else 'none'}"]
     if dtype != "float64":
         words += _describe_float64(trial)
     return "; ".join(words)

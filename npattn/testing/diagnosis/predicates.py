@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
+from operator import eq, gt, lt, ne
 
 from npattn.testing.cases.recipe import Recipe
 
@@ -79,7 +81,11 @@ def fit(points: Sequence[Point]) -> Iterator[Predicate]:
 
 
 def _both(p: Predicate, q: Predicate) -> Callable[[Recipe], bool]:
-    return lambda recipe: p.holds(recipe) and q.holds(recipe)
+    return partial(_hold, (p.holds, q.holds))
+
+
+def _hold(conditions: Sequence[Callable[[Recipe], bool]], recipe: Recipe) -> bool:
+    return all(holds(recipe) for holds in conditions)
 
 
 def _has_witnesses(p: Predicate, failing: Sequence[Recipe], passing: Sequence[Recipe]) -> bool:
@@ -122,42 +128,70 @@ def _thresholds(
     passes = {size_of(r, letter) for r in passing}
     low, high = min(sizes, default=0), max(sizes, default=0)
     if low == high <= 1:
-        yield Predicate(
-            f"{letter} = {low}", letter, lambda r: size_of(r, letter) == low, (1, WITNESSES)
-        )
+        yield Predicate(f"{letter} = {low}", letter, _is_within(letter, low, low), (1, WITNESSES))
     elif low - 1 in passes:
         least = (WITNESSES, min(low - 1, WITNESSES))
-        yield Predicate(f"{letter} > {low - 1}", letter, lambda r: size_of(r, letter) >= low, least)
+        yield Predicate(f"{letter} > {low - 1}", letter, _is_within(letter, low, None), least)
     if high + 1 in passes and high > 1:
         least = (min(high, WITNESSES), WITNESSES)
         text = f"{letter} < {high + 1}"
-        yield Predicate(text, letter, lambda r: size_of(r, letter) <= high, least)
+        yield Predicate(text, letter, _is_within(letter, None, high), least)
+
+
+def _is_within(letter: str, least: int | None, most: int | None) -> Callable[[Recipe], bool]:
+    return partial(_size_is_within, letter, least, most)
+
+
+def _size_is_within(letter: str, least: int | None, most: int | None, recipe: Recipe) -> bool:
+    size = size_of(recipe, letter)
+    return (least is None or size >= least) and (most is None or size <= most)
 
 
 def _multiple(letters: str, m: int) -> Predicate:
     one = "is even" if m == 2 else f"is a multiple of {m}"
     both = "are even" if m == 2 else f"are multiples of {m}"
     words = f"{' and '.join(letters)} {both if letters[1:] else one}"
-    return Predicate(words, letters, lambda r: all(size_of(r, x) % m == 0 for x in letters))
+    return Predicate(words, letters, partial(_are_multiples, m, letters))
 
 
 def _no_multiple(letters: str, m: int) -> Predicate:
     text = "odd" if m == 2 else f"no multiple of {m}"
     words = f"{' or '.join(letters)} is {text}"
-    return Predicate(words, letters, lambda r: any(size_of(r, x) % m for x in letters))
+    return Predicate(words, letters, partial(_is_no_multiple, m, letters))
+
+
+def _are_multiples(m: int, letters: str, recipe: Recipe) -> bool:
+    return all(size_of(recipe, x) % m == 0 for x in letters)
+
+
+def _is_no_multiple(m: int, letters: str, recipe: Recipe) -> bool:
+    return not _are_multiples(m, letters, recipe)
+
+
+def _relate(relation: Callable[[int, int], bool], letters: str, recipe: Recipe) -> bool:
+    return relation(size_of(recipe, letters[0]), size_of(recipe, letters[1]))
+
+
+def _share_several(recipe: Recipe) -> bool:
+    return 1 < recipe.K < recipe.H
+
+
+def _share_one(recipe: Recipe) -> bool:
+    return recipe.K == 1 < recipe.H
 
 
 RELATIONS = (
-    Predicate("K < H", "KH", lambda r: r.K < r.H),
-    Predicate("1 < K < H", "KH", lambda r: 1 < r.K < r.H),
-    Predicate("K = 1 < H", "KH", lambda r: r.K == 1 < r.H),
-    Predicate("K = H", "KH", lambda r: r.K == r.H),
-    Predicate("T ≠ S", "TS", lambda r: r.T != r.S),
-    Predicate("T = S", "TS", lambda r: r.T == r.S),
-    Predicate("T < S", "TS", lambda r: r.T < r.S),
-    Predicate("T > S", "TS", lambda r: r.T > r.S),
-    Predicate("E ≠ D", "DE", lambda r: r.E != r.D),
-    Predicate("E = D", "DE", lambda r: r.E == r.D),
-    Predicate("E > D", "DE", lambda r: r.E > r.D),
-    Predicate("E < D", "DE", lambda r: r.E < r.D),
+    Predicate("K < H", "KH", partial(_relate, lt, "KH")),
+    Predicate("1 < K < H", "KH", _share_several),
+    Predicate("K = 1 < H", "KH", _share_one),
+    Predicate("K = H", "KH", partial(_relate, eq, "KH")),
+    Predicate("T ≠ S", "TS", partial(_relate, ne, "TS")),
+    Predicate("T = S", "TS", partial(_relate, eq, "TS")),
+    Predicate("T < S", "TS", partial(_relate, lt, "TS")),
+    Predicate("T > S", "TS", partial(_relate, gt, "TS")),
+    Predicate("E ≠ D", "DE", partial(_relate, ne, "DE")),
+    Predicate("E = D", "DE", partial(_relate, eq, "DE")),
+    Predicate("E > D", "DE", partial(_relate, lt, "DE")),
+    Predicate("E < D", "DE", partial(_relate, gt, "DE")),
 )
+"""Functions, not lambdas: a predicate comes back from the process that found it."""

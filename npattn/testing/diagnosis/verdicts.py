@@ -17,7 +17,7 @@ from npattn.testing.trial import Suspicion, Trial, Violation, WrongAnyway
 
 __all__ = ["Exhausted", "Verdicts", "is_within"]
 
-CALLS = 250
+CALLS = 400
 """Most problems that are tried; nearly all have a few hundred scores."""
 SECONDS = 4.0
 """Most processor time of this process, in seconds."""
@@ -98,7 +98,9 @@ class Verdicts:
 
     def _asks(self, recipe: Recipe) -> bool:
         """Return True if the rule may be asked of a recipe."""
-        if not is_within(self.trial.space, recipe) or self.trial.skips(recipe, self.outcome.rule):
+        if not is_within(self.trial.space, recipe) or self.trial.refuses_recipe(recipe):
+            return False
+        if self.trial.skips(recipe, self.outcome.rule):
             return False
         return self.property is None or has_forced(self.property.draw(self.trial), recipe)
 

@@ -23,6 +23,7 @@ from npattn.testing.difference.answer import (
 from npattn.testing.difference.factors import answer_plain, change_factors
 from npattn.testing.difference.measure import Measurement, measure, sample_recipes
 from npattn.testing.difference.names import choose_kind, profile_of
+from npattn.testing.difference.pair import compare_pair, is_plain
 from npattn.testing.difference.precision import (
     PASSES,
     RIGHT,
@@ -163,6 +164,17 @@ def _diff_implementations(
     measured = measure(sides, recipes)
     trials = (sides.a, sides.b)
     wrong = [explain_wrong(t, e) for t, e in zip(trials, measured.evidence, strict=True)]
+    if not is_plain(measured, wrong):
+        alike, lines = compare_pair(sides, recipes)
+        lost = describe_lost(measured)
+        return Difference(
+            *names,
+            "implementations",
+            alike,
+            (*notes, *lines, *lost),
+            beside=sides.only,
+            settings=settings,
+        )
     if any(own.follows for own in wrong):
         one, other = (
             replace(t, conventions=own.conventions, memo={})

@@ -21,7 +21,7 @@ from npattn.testing.excerpt import Excerpt
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.report.record import Record
+from npattn.testing.report.record import Group, Record
 from npattn.testing.report.sensitivity import Sensitivity
 
 __all__ = ["VERSION", "as_dict"]
@@ -48,7 +48,14 @@ def as_dict(record: Record) -> dict[str, Any]:
         "sensitivity": _sensitivity(record.sensitivity if record.passed else None),
         "not_promised": _plain(record.taken_back),
         "levels": {level: _level(record, xs) for level, xs in record.by_level().items()},
-        "causes": [_cause(cause) for cause in record.causes],
+        "asked": {
+            dtype: {
+                "ranges": {letter: list(ends) for letter, ends in asked.ranges.items()},
+                "skipped_models": _plain(record.skipped.get(dtype, {})),
+            }
+            for dtype, asked in record.asked.items()
+        },
+        "causes": [_cause(record, cause) for cause in record.causes],
         "outcomes": [_outcome(record, outcome) for outcome in record.outcomes],
     }
 
@@ -68,7 +75,8 @@ def _level(record: Record, outcomes: list[Outcome]) -> dict[str, Any]:
     }
 
 
-def _cause(cause: Cause) -> dict[str, Any]:
+def _cause(record: Record, cause: Cause) -> dict[str, Any]:
+    group = Group(cause, tuple(o for o in record.outcomes if o.id in cause.rules))
     return {
         "text": escape_controls(cause.text),
         "kind": cause.kind,
@@ -76,7 +84,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "also": list(cause.also),
         "rules": list(cause.rules),
         "share": _number(cause.share),
-        "passes_when": cause.passes_when,
+        "passes_when": group.contrast,
         "conventions": None if cause.conventions is None else _plain(vars(cause.conventions)),
     }
 

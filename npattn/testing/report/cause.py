@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from npattn.conventions import Conventions
+from npattn.testing.report.outcome import Outcome
 
-__all__ = ["Cause"]
+__all__ = ["Cause", "holds_always"]
+
+
+def holds_always(_: Outcome) -> bool:
+    """Return True: a text without a condition contradicts no outcome."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,8 @@ class Cause:
         Part of attention that it is about: an option, a result, "delta"; "" if none is known.
     also : tuple of str
         Names of other known mistakes that give the same results on all problems tried.
+    holds : callable
+        False for an outcome whose problem contradicts `passes_when`.
     """
 
     text: str
@@ -48,3 +57,4 @@ class Cause:
     conventions: Conventions | None = None
     topic: str = ""
     also: tuple[str, ...] = ()
+    holds: Callable[[Outcome], bool] = field(default=holds_always, repr=False, compare=False)

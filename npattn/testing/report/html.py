@@ -1,4 +1,7 @@
-"""Report as a page: one file, the causes on top, failures folded under them, without network."""
+"""Report as a page: one file, the causes on top, failures folded under them, without network.
+
+Or as a fragment of a page, as notebooks show it.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +10,54 @@ from collections.abc import Iterator, Sequence
 from npattn.testing.report.maps import heat_maps
 from npattn.testing.report.markup import code_block, document, safe_text
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.report.page import SCRIPT, STYLE
+from npattn.testing.report.page import FRAGMENT, FRAGMENT_STYLE, SCRIPT, STYLE
 from npattn.testing.report.record import Group, Record
 from npattn.testing.report.words import (
+    MUST,
     alternatives,
     convention_flag,
+    coverage_lines,
     failure_lines,
     headline,
     level_line,
     settings_line,
     verdict,
+    worst_text,
 )
 
-__all__ = ["page"]
+__all__ = ["fragment", "page"]
 
 MAPS = 3
 """Results of a failure that are drawn, the worst first."""
 
 
+COPY = '<button type="button" class="copy">copy</button>'
+
+
 def page(record: Record) -> str:
     """Return the whole page."""
-    title = f"npattn check {record.target}"
+    return document(_title(record), _body(record), style=STYLE, script=SCRIPT)
+
+
+def fragment(record: Record) -> str:
+    """Return the page without its frame and its script, in an element with a style of its own."""
+    body = "\n".join(_body(record)).replace(COPY, "")  # buttons need the script
+    return f'<div class="{FRAGMENT}"><style>{FRAGMENT_STYLE}</style>\n{body}\n</div>\n'
+
+
+def _title(record: Record) -> str:
+    return f"npattn check {record.target}"
+
+
+def _body(record: Record) -> Iterator[str]:
     state = "passed" if record.passed else "failed"
-    body = [
-        f'<h1>{safe_text(title)}</h1><p class="verdict {state}">{safe_text(verdict(record))}</p>',
-        *_causes(record),
-        *_levels(record),
-        *_lists(record),
-        *_others(record),
-        f"<footer>{safe_text(settings_line(record))}{_behaviour(record)}</footer>",
-    ]
-    return document(title, body, style=STYLE, script=SCRIPT)
+    line = f'<p class="verdict {state}">{safe_text(verdict(record))}</p>'
+    yield f"<h1>{safe_text(_title(record))}</h1>{line}"
+    yield from _causes(record)
+    yield from _levels(record)
+    yield from _lists(record)
+    yield from _others(record)
+    yield f"<footer>{safe_text(settings_line(record))}{_behaviour(record)}</footer>"
 
 
 def _behaviour(record: Record) -> str:
@@ -61,8 +81,8 @@ def _group(record: Record, group: Group, *, first: bool = False) -> str:
     parts = [f"<h3>{safe_text(cause.text if cause is not None and cause.text else names)}</h3>"]
     if cause is not None and alternatives(cause):
         parts.append(f"<p>{safe_text(alternatives(cause))}</p>")
-    if cause is not None and cause.passes_when:
-        parts.append(f"<p>{safe_text(cause.passes_when)}</p>")
+    if group.contrast:
+        parts.append(f"<p>{safe_text(group.contrast)}</p>")
     flag = "" if cause is None else convention_flag(cause)
     parts += [f"<p>passes with <code>{safe_text(flag)}</code></p>"] if flag else []
     ordered = [group.smallest, *(o for o in group.outcomes if o is not group.smallest)]
@@ -78,10 +98,7 @@ def _failure(outcome: Outcome, *, shown: bool = False) -> str:
         heat_maps(c.name, c.excerpt) for c in outcome.comparisons[:MAPS] if c.excerpt is not None
     ]
     if outcome.script():
-        label = '<button type="button" class="copy">copy</button>'
-        script = (
-            f"<details><summary>script</summary>{label}{code_block(outcome.script())}</details>"
-        )
+        script = f"<details><summary>script</summary>{COPY}{code_block(outcome.script())}</details>"
         parts.append(script)
     unfolded = " open" if shown else ""
     status = f'<span class="{safe_text(outcome.status)}">{safe_text(outcome.status)}</span>'
@@ -121,9 +138,8 @@ def _cell(outcome: Outcome | None) -> str:
         return "<td></td>"
     if outcome.status == "not applicable":
         return f'<td class="none">– {safe_text(outcome.message)}</td>'
-    ratio = f" {outcome.worst:.2g}" if 0 < outcome.worst < float("inf") else ""
     status = safe_text(outcome.status)
-    return f'<td><span class="{status}">{status}</span>{ratio}</td>'
+    return f'<td><span class="{status}">{status}</span> {worst_text(outcome)}</td>'
 
 
 def _lists(record: Record) -> Iterator[str]:
@@ -137,7 +153,8 @@ def _lists(record: Record) -> Iterator[str]:
         "Stale expectations": stale,
         "Expected failures": reasons,
         "Not promised": promises,
-        "Not tested": record.untested,
+        f"Not tested {MUST}": record.untested,
+        "Sizes": coverage_lines(record)[1:],
         "Refused": record.refused,
     }
     for title, lines in lists.items():

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe, are_identical
 from npattn.testing.compare import Comparison
 from npattn.testing.levels import Level
@@ -57,6 +59,10 @@ class Outcome:
         Memory layout of its arrays.
     left_to : frozenset of str
         Results in which it fails where they are wrong anyway: rules agreement-… report these.
+    raised : str
+        Type and place of the exception, "ValueError at kernel.py:12"; "" without one, or a place.
+    asked : Asked
+        Sizes of the problems that were asked and accepted.
     """
 
     rule: str
@@ -78,6 +84,8 @@ class Outcome:
     sampled: Recipe | None = field(default=None, repr=False)
     view: str = "contiguous"
     left_to: frozenset[str] = frozenset()
+    raised: str = ""
+    asked: Asked = field(default_factory=Asked, repr=False)
 
     def script(self) -> str:
         """Return a standalone Python file that shows the failure; "" if nothing failed."""
@@ -99,7 +107,8 @@ class Outcome:
             return self
         worst = max(self.worst, later.worst) if later.status == "passed" else later.worst
         tried = self.examples + later.examples
-        return replace(later, worst=worst, examples=tried, left_to=self.left_to | later.left_to)
+        left_to, asked = self.left_to | later.left_to, Asked.union([self.asked, later.asked])
+        return replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
 
     @property
     def id(self) -> str:
@@ -121,7 +130,14 @@ def add_reproducer(
         comparisons=getattr(error, "comparisons", ()),
         sampled=recipe,
         view=getattr(error, "view", recipe.view),
+        raised=_origin(error),
     )
+
+
+def _origin(error: Exception | None) -> str:
+    """Return type and place of the exception behind an error, "" if either is unknown."""
+    place = error.place if isinstance(error, ImplementationError) else ""
+    return f"{type(error.__cause__).__name__} at {place}" if error and place else ""
 
 
 def _line(recipe: Recipe, trial: Trial, problem: Problem) -> str:

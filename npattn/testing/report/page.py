@@ -1,8 +1,8 @@
-"""Style and script of the page of a report."""
+"""Style and script of the page of a report, and its style within a page of others."""
 
 from __future__ import annotations
 
-__all__ = ["SCRIPT", "STYLE"]
+__all__ = ["FRAGMENT", "FRAGMENT_STYLE", "SCRIPT", "STYLE"]
 
 STYLE = """
 :root { --ink: #1b1f24; --paper: #fff; --soft: #f4f5f7; --line: #d5d9de; --dim: #5c6670;
@@ -37,6 +37,14 @@ td, th { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top; 
 .none { color: var(--dim); }
 button { font: inherit; font-size: .84rem; color: var(--ink); background: var(--soft);
   border: 1px solid var(--line); border-radius: 6px; padding: .15rem .7rem; cursor: pointer; }
+"""
+
+FRAGMENT = "npattn-report"
+"""Class of the element to which the style of a fragment is confined."""
+# Nested in a rule, a selector holds for what is inside alone. Notebooks colour text and rows.
+INSIDE = STYLE.replace(":root", "&").replace("body", "&").replace("main", "&")
+FRAGMENT_STYLE = f""".{FRAGMENT} {{ {INSIDE}
+table, pre, code {{ color: inherit; }} tr {{ background: none !important; }} }}
 """
 
 SCRIPT = """

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from npattn.testing.cases.asked import Asked
 from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
@@ -35,12 +36,19 @@ class Group:
         return self.cause is not None and self.cause.kind != "unexplained"
 
     @property
+    def contrast(self) -> str:
+        """When its problems pass; "" if nothing tells, or if a problem of the group contradicts."""
+        if self.cause is None or not all(map(self.cause.holds, self.outcomes)):
+            return ""
+        return self.cause.passes_when
+
+    @property
     def smallest(self) -> Outcome:
         """The failure to show: the smallest problem, of a plain agreement if one failed.
 
         Where the cause says when it passes, that is said of its first rule.
         """
-        told = self.cause.rules[:1] if self.cause is not None and self.cause.passes_when else ()
+        told = self.cause.rules[:1] if self.cause is not None and self.contrast else ()
         contrasted = [outcome for outcome in self.outcomes if outcome.id in told]
         return min(contrasted or self.outcomes, key=_reading_order)
 
@@ -75,6 +83,10 @@ class Record:
         What had to be tested and was not.
     sensitivity : Sensitivity or None
         Of a check of what nobody trusts: faults that it would have seen.
+    asked : mapping of str to Asked
+        By dtype: sizes of the problems that were asked and accepted.
+    skipped : mapping of str to mapping
+        By dtype: name of each model size that was not asked → the reason.
     """
 
     target: str
@@ -90,6 +102,8 @@ class Record:
     interrupted: bool = False
     missing: tuple[str, ...] = ()
     sensitivity: Sensitivity | None = None
+    asked: Mapping[str, Asked] = field(default_factory=dict)
+    skipped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -152,7 +166,7 @@ class Record:
         return {level: outcomes for level, outcomes in levels.items() if outcomes}
 
     def groups(self, *, required: bool = True) -> list[Group]:
-        """Return the failures by cause, in the order of the causes, then those without one.
+        """Return the failures by cause, the group of most failed rules that count first.
 
         Parameters
         ----------
@@ -162,18 +176,28 @@ class Record:
         wanted = self.counts if required else self.is_bad
         left = [o for outcomes in self.by_level().values() for o in outcomes if wanted(o)]
         groups = []
-        for cause in sorted(self.causes, key=lambda cause: cause.kind == "unexplained"):
+        for cause in self.causes:
             members = tuple(o for o in left if o.id in cause.rules)
             left = [o for o in left if o not in members]
             groups += [Group(cause, members)] if members else []
         levels = dict.fromkeys(o.level for o in left)
-        return groups + [Group(None, tuple(o for o in left if o.level == x)) for x in levels]
+        groups += [Group(None, tuple(o for o in left if o.level == x)) for x in levels]
+        return sorted(groups, key=self._count_rules)
+
+    def _count_rules(self, group: Group) -> tuple[int, int, bool]:
+        """Return a sort key: groups of most rules come first, those with a cause before others."""
+        counting = {o.rule for o in group.outcomes if self.counts(o)}
+        rules = {o.rule for o in group.outcomes}
+        return -len(counting), -len(rules), not group.is_explained
 
 
-def _reading_order(outcome: Outcome) -> tuple[bool, float]:
-    """Agreements first: they compare with the oracle, on a problem as it was sampled."""
+def _reading_order(outcome: Outcome) -> tuple[bool, bool, float]:
+    """Agreements first: they compare with the oracle, on a problem as it was sampled.
+
+    What has no script comes last: the report leads with a failure that can be shown.
+    """
     problem = outcome.problem
     size = math.inf
     if problem is not None:  # of arrays, or of tensors after a sweep
         size = sum(math.prod(x.shape) for x in (problem.q, problem.k, problem.v))
-    return not outcome.rule.startswith("agreement-"), size
+    return not outcome.script(), not outcome.rule.startswith("agreement-"), size

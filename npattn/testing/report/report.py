@@ -9,7 +9,7 @@ from typing import Any
 
 from npattn.errors import MissingExtraError
 from npattn.testing.report.as_json import as_dict
-from npattn.testing.report.html import page
+from npattn.testing.report.html import fragment, page
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines
 from npattn.testing.report.words import verdict
@@ -42,6 +42,10 @@ class Report(Record):
     def __str__(self) -> str:
         return self.text()
 
+    def _repr_html_(self) -> str:
+        """Return the report as a notebook shows it: the page of `to_html` without its frame."""
+        return fragment(self)
+
     def text(self, *, verbose: bool = False) -> str:
         """Return the report as text: at most 40 lines, or with `verbose` everything."""
         return "\n".join(line.text.rstrip() for line in lines(self, WIDTH, verbose=verbose)) + "\n"
@@ -59,8 +63,8 @@ class Report(Record):
 
         That is the one with which the report begins, if anything counts against it.
         """
-        groups = [*self.groups(), *self.groups(required=False)]
-        return next(filter(None, (group.smallest.script() for group in groups)), "")
+        groups = self.groups() or self.groups(required=False)
+        return groups[0].smallest.script() if groups else ""
 
     def to_json(self, path: str | Path) -> None:
         """Write everything, scripts included, as JSON; schema.json in this folder describes it."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from npattn.testing.cases.space import LATE
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
 from npattn.testing.report.words import (
+    MUST,
     alternatives,
     convention_flag,
+    coverage_lines,
     failure_lines,
     headline,
     level_line,
@@ -21,16 +23,43 @@ from npattn.testing.report.words import (
     settings_line,
     value_text,
     verdict,
+    worst_text,
 )
 
 __all__ = ["LINES", "PASSED_LINES", "Line", "lines"]
 
 LINES = 40
 """Lines of a short report of failures."""
-PASSED_LINES = 15
+PASSED_LINES = 20
 """Lines of a short report that passed."""
-ROOM = ((3, 4), (2, 4), (1, 3), (1, 2), (0, 2), (0, 1))
-"""Causes shown with a problem, and lines of what is not tested: the first that fits is printed."""
+
+
+class Room(NamedTuple):
+    """Lines that parts of a short report may take.
+
+    Attributes
+    ----------
+    blocks : int
+        Causes shown with a problem.
+    names : int
+        Lines that name the other rules of a cause without one.
+    refused : int
+        Lines of what is refused.
+    sizes : int
+        Lines of each part of what was tested and what was not.
+    """
+
+    blocks: int
+    names: int
+    refused: int
+    sizes: int
+
+
+ROOM = (
+    *(Room(3, 9, 4, 4), Room(2, 9, 4, 4), Room(1, 9, 3, 4), Room(1, 9, 2, 4)),
+    *(Room(0, 1, 2, 3), Room(0, 0, 1, 2)),
+)
+"""The first with which a report fits is printed; else the last."""
 MESSAGE_LINES = 2
 
 GREEN, RED, YELLOW, DIM, BOLD = "green", "bold red", "yellow", "dim", "bold"
@@ -58,8 +87,8 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
         return _escape(_verbose(record, width))
     limit = PASSED_LINES if record.passed else LINES
     text: list[Line] = []
-    for blocks, left_out in ROOM:
-        text = _escape(_short(record, width, blocks, left_out))
+    for room in ROOM:
+        text = _escape(_short(record, width, room))
         if len(text) <= limit:
             break
     return text
@@ -77,51 +106,56 @@ def _escape(text: Iterable[Line]) -> list[Line]:
 # --- the short form -------------------------------------------------------------------------------
 
 
-def _short(record: Record, width: int, blocks: int, left_out: int) -> Iterator[Line]:
-    """Yield the short form: `blocks` causes with a problem, `left_out` lines of the untested."""
-    yield from _causes(record, width, blocks)
+def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
+    """Yield the short form."""
+    yield from _causes(record, width, room)
     yield from _head(record)
     for level, outcomes in record.by_level().items():
         for part in _wrap(level_line(record, level, outcomes), width):
             yield Line(part, RED if any(map(record.counts, outcomes)) else "")
     yield from _notes(record)
-    yield from _missing(record, width, left_out)
+    yield from _missing(record, width, room)
     yield from _end(record)
 
 
-def _causes(record: Record, width: int, blocks: int) -> Iterator[Line]:
-    """Yield the causes, the first `blocks` of them with the smallest problem that shows them."""
+def _causes(record: Record, width: int, room: Room) -> Iterator[Line]:
+    """Yield the causes, each with a failure, the first with the problem too."""
     groups = record.groups()
     if not groups:
         return
     yield Line(headline(groups), RED)
     for i, group in enumerate(groups):
-        yield from _group(record, group, width, whole=i < blocks)
+        yield from _group(record, group, width, whole=i < room.blocks, names=room.names)
     yield Line()
 
 
-def _group(record: Record, group: Group, width: int, *, whole: bool) -> Iterator[Line]:
-    """Yield a cause in words, the smallest problem that shows it, and the other rules."""
+def _group(record: Record, group: Group, width: int, *, whole: bool, names: int) -> Iterator[Line]:
+    """Yield a cause in words, a failure that shows it, and the other rules.
+
+    If not `whole`, one line of the failure, and `names` lines of the other rules.
+    """
     cause, shown = group.cause, group.smallest
-    if cause is not None and cause.text:
-        for part in _wrap(cause.text, width):
-            yield Line(part, BOLD)
-        if alternatives(cause):
-            yield Line(f"  {alternatives(cause)}")
-        if cause.passes_when:
-            yield Line(f"  {cause.passes_when}")
-    if not whole:
-        names = rule_names(record, group.outcomes)
-        yield from (Line(x) for x in _wrap(f"failed: {names}", width, "  "))
-        return
-    for text in failure_lines(shown, MESSAGE_LINES, problem=False):
-        yield Line(f"  {text}")
+    yield from _cause_lines(group, width)
     others = [o for o in group.outcomes if o is not shown]
-    if others:
-        names = rule_names(record, others)
-        yield from (Line(x) for x in _wrap(f"also failed: {names}", width, "  "))
-    if cause is not None and convention_flag(cause):
+    if whole:
+        yield from (Line(f"  {x}") for x in failure_lines(shown, MESSAGE_LINES, problem=False))
+    else:
+        more = f" and {len(others)} more" if others and not names else ""
+        yield Line(f"  {shown.id}{more} {shown.status}: {shown.message.partition(chr(10))[0]}")
+    if others and (whole or names):
+        text = f"also failed: {rule_names(record, others)}"
+        yield from (Line(x) for x in _wrap(text, width, "  ", None if whole else names))
+    if whole and cause is not None and convention_flag(cause):
         yield Line(f"  passes with {convention_flag(cause)}")
+
+
+def _cause_lines(group: Group, width: int) -> Iterator[Line]:
+    """Yield the words of a cause, other mistakes that it may be, and when it passes."""
+    if group.cause is None:
+        return
+    yield from (Line(part, BOLD) for part in _wrap(group.cause.text, width))
+    for text in filter(None, (alternatives(group.cause), group.contrast)):
+        yield Line(f"  {text}")
 
 
 def _head(record: Record) -> Iterator[Line]:
@@ -144,20 +178,24 @@ def _notes(record: Record) -> Iterator[Line]:
             yield from (Line(text, YELLOW) for text in lines)
 
 
-def _missing(record: Record, width: int, limit: int) -> Iterator[Line]:
-    """Yield what was not tested, and what is refused, in `limit` lines each; all if nothing was."""
+def _missing(record: Record, width: int, room: Room) -> Iterator[Line]:
+    """Yield what was not tested, the sizes that were, and what is refused.
+
+    If nothing was tested, every reason.
+    """
     if not record.tested:
         for text in (*record.untested, *record.refused):
             yield Line(f"not tested: {text}", YELLOW)
         return
-    if record.untested or record.refused:
-        left_out = "; ".join(record.untested) or "what it refuses"
-        yield from (Line(x, YELLOW) for x in _wrap(f"not tested: {left_out}", width, limit=limit))
-    shown = len(record.refused) if len(record.refused) <= limit else limit - 1
-    for text in record.refused[:shown]:
+    for text in coverage_lines(record):
+        yield from (Line(part, YELLOW) for part in _wrap(text, width, limit=room.sizes))
+    late = [text for text in record.refused if LATE in text]  # seen whatever the limit
+    others = [text for text in record.refused if LATE not in text]
+    shown = late + (others if len(others) <= room.refused else others[: room.refused - 1])
+    for text in shown:
         yield Line(f"  {textwrap.shorten(text, width - 2, placeholder=' …')}", YELLOW)
-    if len(record.refused) > shown:
-        yield Line(f"  and {len(record.refused) - shown} refusals (--verbose: all)", YELLOW)
+    if len(record.refused) > len(shown):
+        yield Line(f"  and {len(record.refused) - len(shown)} refusals (--verbose: all)", YELLOW)
 
 
 def _end(record: Record) -> Iterator[Line]:
@@ -188,8 +226,11 @@ def _verbose(record: Record, width: int) -> Iterator[Line]:
         yield Line()
     yield from _head(record)
     if record.untested or record.refused:
-        yield Line("not tested", YELLOW)
+        yield Line(f"not tested {MUST}", YELLOW)
         yield from (Line(f"  {text}") for text in (*record.untested, *record.refused))
+        yield Line()
+    if record.tested:
+        yield from (Line(text) for text in coverage_lines(record)[1:])
         yield Line()
     yield from _table(record)
     for group in record.groups(required=False):
@@ -206,11 +247,7 @@ def _whole_group(group: Group, width: int) -> Iterator[Line]:
     """Yield a cause, and each failure that it explains in full."""
     if group.cause is not None:
         yield Line()
-        yield from (Line(part, BOLD) for part in _wrap(group.cause.text, width))
-        if alternatives(group.cause):
-            yield Line(f"  {alternatives(group.cause)}")
-        if group.cause.passes_when:
-            yield Line(f"  {group.cause.passes_when}")
+        yield from _cause_lines(group, width)
     for outcome in group.outcomes:
         yield from (Line(), *map(Line, failure_lines(outcome)))
 
@@ -240,8 +277,7 @@ def _rows(record: Record, outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 def _cell(outcome: Outcome) -> str:
     if outcome.status == "not applicable":
         return f"– {outcome.message}"
-    finite = 0 < outcome.worst < math.inf
-    return outcome.status + (f" {outcome.worst:.2g}" if finite else "")
+    return f"{outcome.status} {worst_text(outcome)}".rstrip()
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from npattn.testing.levels import Level
 from npattn.testing.report.cause import Cause
@@ -13,8 +13,10 @@ from npattn.testing.report.record import Group, Record
 
 __all__ = [
     "CLOSE",
+    "MUST",
     "alternatives",
     "convention_flag",
+    "coverage_lines",
     "failure_lines",
     "headline",
     "level_line",
@@ -22,12 +24,15 @@ __all__ = [
     "settings_line",
     "value_text",
     "verdict",
+    "worst_text",
 ]
 
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
 ALTERNATIVES = 3
 """Most names of known mistakes that are printed beside the one named."""
+MUST = "(--must NAMES, must=: fails without them)"
+"""Way to make what is not tested count."""
 
 
 def headline(groups: Sequence[Group]) -> str:
@@ -69,6 +74,13 @@ def failure_lines(
         yield f"  on {outcome.problem!r}"
     if outcome.recipe:
         yield f"  sampled as {outcome.recipe}"
+
+
+def worst_text(outcome: Outcome) -> str:
+    """Return the largest error / tolerance of an outcome, or NaN; "" if it has none."""
+    if 0 < outcome.worst < math.inf:
+        return f"{outcome.worst:.2g}"
+    return "NaN" if any(math.isnan(abs(c.got)) for c in outcome.comparisons) else ""
 
 
 def settings_line(record: Record) -> str:
@@ -116,6 +128,40 @@ def _excuses(record: Record, bad: Sequence[Outcome]) -> str:
             number = "" if len(outcomes) == len(bad) else f", {len(outcomes)} of them"
             parts.append(f"{number} ({excuse}): {rule_names(record, outcomes)}")
     return ";".join(parts)
+
+
+def coverage_lines(record: Record) -> list[str]:
+    """Return what was not tested, the sizes that were asked, and the model sizes that were not."""
+    untested = "; ".join(record.untested) or "no option and no result is left out"
+    return [
+        f"not tested {MUST}: {untested}",
+        *_by_dtype("asked and accepted", {d: str(x) for d, x in record.asked.items() if x.ranges}),
+        *_by_dtype("model sizes not asked", {d: _skipped(x) for d, x in record.skipped.items()}),
+    ]
+
+
+def _by_dtype(title: str, texts: Mapping[str, str]) -> list[str]:
+    """Return one line if the dtypes have the same text, else one for each."""
+    if len(set(texts.values())) == 1:
+        return [f"{title}: {next(iter(texts.values()))}"]
+    return [f"{title}, {dtype}: {text}" for dtype, text in texts.items()]
+
+
+def _skipped(reasons: Mapping[str, str]) -> str:
+    """Return the names of model sizes by the reason for which they were not asked."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{_fold(own)} ({reason})" for reason, own in names.items()) or "none"
+
+
+def _fold(names: Sequence[str]) -> str:
+    """Join names of sizes; letters that several have in common come once: "D = E = 24, 48"."""
+    numbers: dict[str, list[str]] = {}
+    for name in names:
+        letters, _, number = name.rpartition(" = ")
+        numbers.setdefault(letters, []).append(number)
+    return "; ".join(f"{letters} = {', '.join(own)}" for letters, own in numbers.items())
 
 
 def verdict(record: Record) -> str:

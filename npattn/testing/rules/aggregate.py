@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.systematic_error import (
@@ -48,7 +50,8 @@ def aggregate(trial: Trial, recipe: Recipe) -> float:
     for name in sample.names():
         beyond = excessive(sample, name)
         if beyond is not None:
-            messages.append(f"{name}: χ² {beyond:.3g} of what {trial.rounding.name} explains")
+            size = f"{math.sqrt(beyond):.3g} × those that {trial.rounding.name} predicts"
+            messages.append(f"{name}: errors are {size} (root mean square)")
     significant = (fit for fit in fits(sample, trial) if fit.significant)
     messages += map(str, sorted(significant, key=lambda fit: -fit.certainty)[:4])
     if messages:

@@ -30,6 +30,7 @@ __all__ = [
     "ErrorSample",
     "Fit",
     "chi_square",
+    "describe_fit",
     "excessive",
     "fits",
     "measure_errors",
@@ -297,6 +298,11 @@ def tightest_model(trial: Trial, recipes: list[Recipe]) -> tuple[Rounding, float
             if squares and all(np.nanmean(x) <= EXCESSIVE for x in squares if np.isfinite(x).any()):
                 return model, float(np.nanmean(np.concatenate([x.ravel() for x in squares])))
     return None
+
+
+def describe_fit(model: Rounding, square: float) -> str:
+    """Name a model, and how large the errors are beside those that it predicts: the root of χ²."""
+    return f"{model.name}: errors are {math.sqrt(square):.2g} of those that it predicts"
 
 
 def _within_bounds(trial: Trial, sample: ErrorSample, model: Rounding) -> bool:

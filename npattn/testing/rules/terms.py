@@ -69,6 +69,8 @@ def fits_sizes(trial: Trial, **sizes: int) -> bool:
     space = trial.space
     if any(size not in space.sizes.get(letter, (size,)) for letter, size in sizes.items()):
         return False
+    if any(space.refuses(frozenset({f"{letter} = {n}"})) for letter, n in sizes.items()):
+        return False
     T, S = sizes.get("T", 0), sizes.get("S", 0)
     return (T == S or "T != S" in space.structure) and (T <= S or "T > S" in space.structure)
 

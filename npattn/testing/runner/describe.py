@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,48 +15,66 @@ from npattn.conventions import Conventions
 from npattn.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.runner.rounds import Round
+from npattn.testing.cases.asked import MODELS, Asked
+from npattn.testing.cases.model_sizes import SHARE, find_obstacle
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.runner.rounds import OUT_OF_TIME, Round
 
-__all__ = ["describe_model", "describe_untested"]
+__all__ = ["describe_model", "describe_skipped", "describe_untested"]
+
+ALL_FROM = SHARE * len(MODELS)
+"""Examples with which all model sizes are asked."""
 
 
 def describe_untested(
-    implementation: Implementation, rounds: Sequence[Round], sweeps: bool, interrupted: str
+    implementation: Implementation, rounds: Sequence[Round], interrupted: str
 ) -> tuple[str, ...]:
     """Say what was not tested, a line each; `interrupted` is what an interrupt has left out."""
-    lines = [*_missing(implementation)]
-    lines += ["ranks other than 4: layout BTHD"] if implementation.layout == "BTHD" else []
+    lines = [f"{interrupted} (interrupted)"] if interrupted else []
     stopped = any(done.stopped for done in rounds)
     lines += ["what comes after the first failure (fail_fast)"] if stopped else []
-    lines += [f"{interrupted} (interrupted)"] if interrupted else []
-    return (*lines, *([_sizes(rounds[0], sweeps)] if rounds else []))
-
-
-def _sizes(done: Round, sweeps: bool) -> str:
-    """Say which sizes the rules of a round sampled."""
-    ranges = done.judge.trial.space.ranges.items()
-    drawn = ", ".join(f"{n} {a}–{b}" if a < b else f"{n} {a}" for n, (a, b) in ranges)
-    drawn += " and model-sizes" if "model-sizes" in done.names else ""
-    return f"sizes outside {drawn} (sizes={'' if sweeps else ', sweep='})"
-
-
-def _missing(implementation: Implementation) -> list[str]:
-    """Describe options and results that npattn does not know, or the implementation lacks."""
+    lines += _missing_results(implementation)
+    lines += ["ranks other than 4: layout BTHD"] if implementation.layout == "BTHD" else []
     unknown = "unknown to the judge, keeps its default"
-    lines = [n if ": " in n else f"{n}: {unknown}" for n in implementation.untested]
+    lines += [n if ": " in n else f"{n}: {unknown}" for n in implementation.untested]
     absent = [n for n in FEATURES if n not in implementation.features]
-    if absent:
-        lines.append(f"options it does not have: {', '.join(absent)}")
+    return (*lines, *([f"options it does not have: {', '.join(absent)}"] if absent else []))
+
+
+def _missing_results(implementation: Implementation) -> list[str]:
+    """Describe gradients and lse that the implementation lacks."""
+    lines = []
     if not implementation.has_gradients and not implementation.gradients_raise:
         lines.append("gradients: no backward= was given")
-    if not implementation.returns_lse:
+    flag = implementation.signature.names.get("return_lse", "return_lse")
+    if "return_lse" not in implementation.signature.returns:
         lines.append("lse: no return_lse parameter")
+    elif not implementation.returns_lse:
+        lines.append(f"lse: {flag} raises")
     elif not implementation.takes_dlse and implementation.backward is not None:
         lines.append("gradients through lse: backward has no dlse parameter")
     elif not implementation.takes_dlse:
-        flag = implementation.signature.names["return_lse"]
         lines.append(f"gradients through lse: {flag} returns one that is not differentiated")
     return lines
+
+
+def describe_skipped(done: Round, asked: Asked) -> dict[str, str]:
+    """Return the model sizes that were not asked, by name, each with the reason."""
+    space, rule = done.judge.trial.space, "model-sizes"
+    answer = done.answers.get(rule)
+    reason = "every problem drawn was refused, or left out"
+    if rule not in done.names:
+        reason = "only other rules were asked"
+    elif answer is None:
+        reason = "the check ended before"
+    elif isinstance(answer, Outcome) and answer.failed:
+        reason = "after a failure of model-sizes"
+    elif done.judge.deadline < math.inf:
+        reason = OUT_OF_TIME
+    elif done.judge.examples < ALL_FROM:
+        reason = f"all are asked with {ALL_FROM} examples"
+    left = {name: shape for name, shape in MODELS.items() if name not in asked.models}
+    return {name: find_obstacle(space, shape) or reason for name, shape in left.items()}
 
 
 def describe_model(

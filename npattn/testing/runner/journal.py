@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from npattn.errors import OptionError
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.search import Standing
@@ -24,11 +25,12 @@ __all__ = [
     "answer_of",
     "check_is_new",
     "cut_last_line",
+    "entry_of",
     "read_lines",
     "recipe_of",
 ]
 
-VERSION = 1
+VERSION = 2
 SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
 """Fields of an outcome that are written; a recipe makes the others again."""
 Answer = Outcome | str | Standing
@@ -44,6 +46,8 @@ class Journal:
         Arguments of the command line that began it; empty for a check begun in Python.
     answers : dict
         By dtype and rule: the last answer in a file that is continued, as it was written.
+    refused : dict
+        By dtype: names of structure that was refused after the probe, with their lines.
     unanswered : str
         Step in which it ended; "" if it ended between two.
     """
@@ -51,6 +55,7 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], command: Mapping[str, Any] | None = None):
         self.path, self.command = Path(path).absolute(), dict(command or {})
         self.answers: dict[tuple[str, str], dict[str, Any]] = {}
+        self.refused: dict[str, dict[str, str]] = {}
         self.unanswered = ""
         self._question: dict[str, Any] | None = None
 
@@ -88,6 +93,10 @@ class Journal:
         for entry in lines[1:]:
             if "answer" in entry:
                 journal.answers[entry["dtype"], entry["answer"]] = entry
+            elif "refused" in entry:
+                journal.forget(entry["dtype"])
+                names = journal.refused.setdefault(entry["dtype"], {})
+                names[entry["refused"]] = entry["line"]
         journal.unanswered = _describe_step(lines)
         return journal
 
@@ -140,19 +149,32 @@ class Journal:
         calls = {name: message[name] for name in ("call", "calls") if name in message}
         self.write({"request": message.get("do"), **calls, "shapes": shapes})
 
+    def note_refused(self, dtype: str, name: str, line: str) -> None:
+        """Write that structure is refused: every rule is asked anew, without it."""
+        self.forget(dtype)
+        self.write({"dtype": dtype, "refused": name, "line": line})
+
+    def forget(self, dtype: str) -> None:
+        """Forget the answers that it was begun with for a dtype."""
+        self.answers = {key: entry for key, entry in self.answers.items() if key[0] != dtype}
+
     def note_answer(self, dtype: str, rule: str, answer: Answer) -> None:
         """Write what came of a rule, or how far it has come."""
         entry: dict[str, Any] = {"dtype": dtype, "answer": rule}
         if isinstance(answer, str):
             entry["text"] = answer
-        elif isinstance(answer, Standing):
-            entry["standing"] = asdict(answer) | {"left_to": sorted(answer.left_to)}
         else:
-            entry["outcome"] = {n: getattr(answer, n) for n in SCALARS}
-            entry["outcome"]["left_to"] = sorted(answer.left_to)
-            if answer.sampled is not None:
-                entry["recipe"] = _plain(answer.sampled)
+            entry["standing" if isinstance(answer, Standing) else "outcome"] = entry_of(answer)
+            sampled = answer.sampled if isinstance(answer, Outcome) else None
+            entry |= {} if sampled is None else {"recipe": _plain(sampled)}
         self.write(entry)
+
+
+def entry_of(answer: Outcome | Standing) -> dict[str, Any]:
+    """Return the values of an answer that are written, without what a recipe makes again."""
+    names = SCALARS if isinstance(answer, Outcome) else ("position", "tried", "left", "worst")
+    values = {name: getattr(answer, name) for name in names}
+    return values | {"left_to": sorted(answer.left_to), "asked": answer.asked.as_dict()}
 
 
 def answer_of(entry: Mapping[str, Any]) -> Answer:
@@ -161,7 +183,8 @@ def answer_of(entry: Mapping[str, Any]) -> Answer:
         return str(entry["text"])
     kind = Standing if "standing" in entry else Outcome
     values = entry["standing" if kind is Standing else "outcome"]
-    return kind(**values | {"left_to": frozenset(values["left_to"])})
+    own = {"left_to": frozenset(values["left_to"]), "asked": Asked.from_dict(values["asked"])}
+    return kind(**values | own)
 
 
 def recipe_of(entry: Mapping[str, Any]) -> Recipe | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.runner.journal import answer_of
+from npattn.testing.runner.journal import answer_of, entry_of
 
 __all__ = ["merge_answers"]
 
@@ -36,6 +36,4 @@ def _merge(before: Entry, entry: Entry) -> dict[str, Any]:
     old, new = answer_of(before), answer_of(entry)
     if not isinstance(old, Outcome) or not isinstance(new, Outcome) or old.failed:
         return dict(before)
-    both = old.merge(new)
-    values = {name: getattr(both, name) for name in entry["outcome"] if name != "left_to"}
-    return {**before, **entry, "outcome": {**values, "left_to": sorted(both.left_to)}}
+    return {**before, **entry, "outcome": entry_of(old.merge(new))}

@@ -11,18 +11,29 @@ from functools import partial
 from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.capabilities import Finding, probe
+from npattn.testing.capabilities import (
+    Finding,
+    StructureRefusedError,
+    probe,
+    refuse_structure,
+)
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import FEW, Pools
 from npattn.testing.report.outcome import Outcome, Status, add_reproducer
+from npattn.testing.report.progress import Progress
 from npattn.testing.rules import RULES, Property
-from npattn.testing.rules.systematic_error import plain_recipes, tightest_model
+from npattn.testing.rules.systematic_error import (
+    describe_fit,
+    plain_recipes,
+    tightest_model,
+)
 from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
 from npattn.testing.runner.robustness import describe_wrong_input
 from npattn.testing.runner.search import Search, Standing
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Progress", "Round", "round_sizes"]
+__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Round", "round_sizes"]
 
 BEHAVIOUR = "behaves as"
 ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
@@ -30,9 +41,9 @@ ABOUT_STRUCTURE = (
     "Accepted structure, sizes of 0 included, and each option alone give right results."
 )
 ABOUT_GRADIENTS = "The plainest problem has the gradients that it is said to have."
-Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 Answers = dict[str, Answer]
 """By rule: its outcome, or how far it has come; by `BEHAVIOUR`: a text."""
+FULLY_MASKED = "fully masked queries are wrong; only rule empty-row still tests them"
 OUT_OF_TIME = "not asked within the budget"
 FIRST_ROUNDS = (4, FEW)
 """Examples of every rule after which the next rule is asked: most mistakes show at once."""
@@ -82,32 +93,25 @@ class Judge:
         self.refused: list[str] = []
 
     def begin(self, rules: Sequence[Property], robust: bool = False) -> Round:
-        """Probe what is accepted, and list the rules to ask; empty-row begins at once.
-
-        If fully masked rows are wrong, the other rules are asked without them, so that one defect
-        does not hide the others, nor look like them.
-        """
+        """Probe what is accepted, and list the rules to ask; empty-row begins at once."""
         capabilities = probe(self.trial)
         self.trial, self.refused = capabilities.trial, [*capabilities.refused]
         wrong = [self._from_finding(finding) for finding in capabilities.findings]
         names = [rule.rule for rule in rules] if self.trial.space.structure else []
         names += [ROBUSTNESS] if robust else []
         names += [BEHAVIOUR] if "aggregate" in names else []
+        known = {} if self.journal is None else self.journal.refused
+        for name, line in known.get(self.trial.space.dtype, {}).items():
+            self.refuse(StructureRefusedError(name, line))
         begun = Round(self, wrong, names)
         if self.trial.space.structure:  # also if others are asked only: they must say the same
-            if "empty-row" in names:
-                begun.report_progress("empty-row")
-            judge = self if "empty-row" in names else replace(self, shrinks=False)
-            count = min(FIRST_ROUNDS[-1], self.examples)
-            empty = judge.judge(RULES["empty-row"], self.trial, count)
-            if "empty-row" in names:
-                begun.record("empty-row", empty)
-            if isinstance(empty, Outcome) and empty.failed:
-                self.trial.skips_empty_rows = True
-                self.refused.append(
-                    "fully masked queries are wrong; only rule empty-row still tests them"
-                )
+            begun.ask_empty_rows()
         return begun
+
+    def refuse(self, refusal: StructureRefusedError) -> None:
+        """Sample structure no more that raises in some problems, and say so."""
+        self.trial.space = refuse_structure(self.trial.space, refusal.name)
+        self.refused.insert(0, refusal.line)  # first: it came as a surprise
 
     def _from_finding(self, finding: Finding) -> Outcome:
         outcome = Outcome(
@@ -205,21 +209,14 @@ class Judge:
             return _failed_outcome(rule, trial, search)
         if count is not None and count < self._asked_in_all(rule):
             return standing
+        left_to = standing.left_to
         if standing.tried == 0:
             message = "no generated problem exercises this rule"
             message = OUT_OF_TIME if time.monotonic() > self.deadline else message
             message = "agreement fails there" if standing.left else message
-            return _outcome(
-                rule, dtype, "not applicable", message=message, left_to=standing.left_to
-            )
-        return _outcome(
-            rule,
-            dtype,
-            "passed",
-            worst=standing.worst,
-            examples=standing.tried,
-            left_to=standing.left_to,
-        )
+            return _outcome(rule, dtype, "not applicable", message=message, left_to=left_to)
+        counts: dict[str, Any] = {"examples": standing.tried, "asked": standing.asked}
+        return _outcome(rule, dtype, "passed", worst=standing.worst, left_to=left_to, **counts)
 
     def _search(
         self, rule: Property, trial: Trial, standing: Standing | None, *, leaves: bool = True
@@ -248,7 +245,7 @@ class Judge:
         if not isinstance(answer, Outcome) or recipe is None:
             return answer
         rule, trial = RULES[answer.rule], self.trial.fresh()
-        search = self._search(rule, trial, Standing(tried=answer.examples))
+        search = self._search(rule, trial, Standing(tried=answer.examples, asked=answer.asked))
         with suppress(Violation, ImplementationError):  # it is in search.failure
             search.try_recipe(recipe)
         return Standing() if search.failure is None else _failed_outcome(rule, trial, search)
@@ -271,8 +268,9 @@ def _failed_outcome(rule: Property, trial: Trial, search: Search) -> Outcome:
         worst=getattr(err, "ratio", 0.0),
         examples=search.standing.tried,
         message=str(err) + search.note,
+        asked=search.standing.asked,
     )
-    problem = err.problem if isinstance(err, Violation) else trial.problem(recipe)
+    problem = err.problem or trial.problem(recipe)
     return add_reproducer(outcome, trial, problem, recipe, err)
 
 
@@ -293,6 +291,8 @@ class Round:
         By name, of rules without an answer yet.
     stopped : bool
         A failure has ended the questions.
+    continues : bool
+        It asks other problems than a round before it.
     """
 
     judge: Judge
@@ -301,9 +301,49 @@ class Round:
     answers: dict[str, Outcome | str] = field(default_factory=dict)
     standings: dict[str, Standing] = field(default_factory=dict)
     stopped: bool = False
+    continues: bool = False
 
     def __post_init__(self) -> None:
         self.stopped = any(map(self.judge.stops, self.wrong))
+
+    def ask_empty_rows(self) -> None:
+        """Ask rule empty-row first.
+
+        If fully masked rows are wrong, the other rules are asked without them, so that one defect
+        does not hide the others, nor look like them.
+        """
+        judge, named = self.judge, "empty-row" in self.names
+        if named:
+            self.report_progress("empty-row")
+        asked = judge if named else replace(judge, shrinks=False)
+        count = min(FIRST_ROUNDS[-1], judge.examples)
+        try:
+            empty = asked.judge(RULES["empty-row"], judge.trial, count)
+        except StructureRefusedError as err:
+            self.begin_without(err)
+            return
+        if named:
+            self.record("empty-row", empty)
+        if isinstance(empty, Outcome) and empty.failed:
+            judge.trial.skips_empty_rows = True
+            judge.refused.append(FULLY_MASKED)
+
+    def begin_without(self, refusal: StructureRefusedError) -> None:
+        """Refuse structure that raises in some problems, and forget what was answered with it.
+
+        So a report does not depend on which rule met the exception, nor when.
+        """
+        judge = self.judge
+        judge.refuse(refusal)
+        if judge.journal is not None:
+            judge.journal.note_refused(judge.trial.space.dtype, refusal.name, refusal.line)
+        self.answers, self.standings = {}, {}
+        self.stopped = any(map(judge.stops, self.wrong))
+        if not self.continues:
+            judge.trial.skips_empty_rows = False
+            judge.refused = [line for line in judge.refused if line != FULLY_MASKED]
+            with judge.trial.implementation.framework.one_thread():
+                self.ask_empty_rows()
 
     def restore(self) -> None:
         """Take the answers that the journal has from before."""
@@ -330,7 +370,7 @@ class Round:
         """Return a round that asks the rules which did not fail, with other problems."""
         failed = [n for n, x in self.answers.items() if isinstance(x, Outcome) and x.failed]
         names = [n for n in self.names if n in RULES and n not in failed]
-        return Round(replace(self.judge, seed=seed, examples=examples), [], names)
+        return Round(replace(self.judge, seed=seed, examples=examples), [], names, continues=True)
 
     def merge(self, other: Round) -> None:
         """Add the answers of a later round."""
@@ -339,6 +379,7 @@ class Round:
             if isinstance(old, Outcome) and isinstance(new, Outcome):
                 self.answers[name] = old.merge(new)
         self.stopped = self.stopped or other.stopped
+        self.judge.refused += other.judge.refused
 
     @property
     def left(self) -> list[str]:
@@ -354,6 +395,13 @@ class Round:
     def standings_of(self, names: Sequence[str]) -> dict[str, Standing]:
         """Return how far these rules have come, where they have begun."""
         return {name: self.standings[name] for name in names if name in self.standings}
+
+    @property
+    def asked(self) -> Asked:
+        """Sizes of all problems that were asked and accepted."""
+        known = [x.asked for x in self.standings.values()]
+        known += [x.asked for x in self.answers.values() if isinstance(x, Outcome)]
+        return Asked.union(known)
 
     def outcomes(self) -> list[Outcome]:
         """Return the findings of the probe, and the outcomes in the order of the names."""
@@ -426,4 +474,4 @@ def _behaviour(trial: Trial, seed: int) -> str:
         return f"no model: {err}"
     if model is None:
         return "no model: its errors are larger than any preset explains"
-    return f"{model[0].name}, χ² {model[1]:.2g}"
+    return describe_fit(*model)

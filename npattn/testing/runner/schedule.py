@@ -29,6 +29,7 @@ from npattn.testing.adapters.base import ImplementationError, Results, format_ex
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.untrusted import Judged
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.capabilities import StructureRefusedError
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.ahead import nobody
 from npattn.testing.runner.distrust import ask_tail, plan_turns
@@ -61,6 +62,13 @@ class InProcess:
         pass
 
     def ask(self, work: Round) -> None:
+        while True:
+            try:
+                return self._ask(work)
+            except StructureRefusedError as err:
+                work.begin_without(err)
+
+    def _ask(self, work: Round) -> None:
         for count in round_sizes(work.judge.examples):
             for names, anew in () if work.stopped else plan_turns(work, count):
                 if anew:
@@ -174,44 +182,68 @@ class Processes:
     def finish(self) -> None:
         with self._catch_crash():
             for work, setting, tasks in self.pending:
-                turn = 0
-                while tasks:
-                    self._collect(work, tasks)
-                    turn += 1
-                    tasks = self._share_out(work, setting, turn)
-                work.ask_again()
-                ask_tail(work)
+                while True:
+                    try:
+                        self._finish(work, setting, tasks)
+                        break
+                    except StructureRefusedError as err:
+                        work.begin_without(err)
+                        self.rounds += 1
+                        setting = _Setting.of(work.judge, self.rounds)
+                        tasks = self._share_out(work, setting, 0)
         self.pending.clear()
 
+    def _finish(self, work: Round, setting: _Setting, tasks: list[_Task]) -> None:
+        turn = 0
+        while tasks:
+            self._collect(work, tasks)
+            turn += 1
+            tasks = self._share_out(work, setting, turn)
+        work.ask_again()
+        ask_tail(work)
+
     def _collect(self, work: Round, tasks: Sequence[_Task]) -> None:
-        """Record the answers, up to the first that stops the check, in the order of the rules."""
+        """Record the answers, up to the first that stops the check, in the order of the rules.
+
+        Raises
+        ------
+        StructureRefusedError
+            The first in that order, if some rules end with one.
+        """
         in_order = bool(work.judge.stops_at)
         left = list(tasks)
-        while left and not work.stopped:
+        while left and not work.stopped and not (in_order and _refusals(tasks)):
             next_ones = left[:1] if in_order else left
             done = [task for task in next_ones if task.future.done()]
             if not done and not self._take_one(work, left):
                 wait([task.future for task in next_ones], return_when=FIRST_COMPLETED)
             for task in done[:1]:
                 left.remove(task)
-                for name, answer in task.future.result().answers.items():
+                answers = {} if _refusals([task]) else task.future.result().answers
+                for name, answer in answers.items():
                     work.record(name, answer)
                     work.report_progress(name)
         for task in left:
             task.future.cancel()
         for task in tasks:  # in the order of the rules, whoever was first
-            if task.future.done() and not task.future.cancelled():
+            if task.future.done() and not task.future.cancelled() and not _refusals([task]):
                 self.implementation.add_given_up(task.future.result().given_up)
                 if self.implementation.untrusted is not None:
                     self.implementation.untrusted.add(task.future.result().judged)
+        for refusal in () if work.stopped else _refusals(tasks):
+            raise refusal
 
     def _take_one(self, work: Round, tasks: Sequence[_Task]) -> bool:
         """Answer here the next task that no process has begun; return True if there was one."""
         for task in tasks if self.takes_part else ():
             if task.future.cancel():
-                with one_thread(), work.judge.trial.implementation.framework.one_thread():
-                    answers = dict(work.judge.answer(task.names, task.count, task.standings))
                 task.future = Future()
+                try:
+                    with one_thread(), work.judge.trial.implementation.framework.one_thread():
+                        answers = dict(work.judge.answer(task.names, task.count, task.standings))
+                except StructureRefusedError as err:
+                    task.future.set_exception(err)
+                    return True
                 kinds = self.implementation.given_up_kinds
                 task.future.set_result(_Answer(answers, kinds, Judged()))
                 return True
@@ -255,6 +287,7 @@ class _TrialSetting:
     first_calls: tuple[tuple[Problem, Cotangents, Results], ...]
     refusals: tuple[Refusal, ...]
     gradients_raise: bool
+    returns: tuple[str, ...]
 
     @classmethod
     def of(cls, trial: Trial) -> _TrialSetting:
@@ -267,7 +300,13 @@ class _TrialSetting:
             trial.first_calls,
             trial.refusals,
             trial.implementation.gradients_raise,
+            trial.implementation.returns,
         )
+
+    def prepare(self, implementation: Implementation) -> None:
+        """Ask it for what the probe of this dtype found that it returns."""
+        implementation.gradients_raise = self.gradients_raise
+        implementation.returns = self.returns
 
     def trial(self, implementation: Implementation) -> Trial:
         trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
@@ -322,6 +361,12 @@ class _Task:
     standings: Mapping[str, Standing]
 
 
+def _refusals(tasks: Sequence[_Task]) -> list[StructureRefusedError]:
+    """Return the refusals with which tasks ended, in their order."""
+    ended = [t.future for t in tasks if t.future.done() and not t.future.cancelled()]
+    return [err for f in ended if isinstance(err := f.exception(), StructureRefusedError)]
+
+
 class _Answer(NamedTuple):
     """Answers of one process, the kinds of problems that it has given up, and what it judged."""
 
@@ -365,7 +410,7 @@ def _compute(
     function: Callable[..., Value], setting: _TrialSetting, args: tuple[Any, ...]
 ) -> Value:
     implementation = _get_implementation()
-    implementation.gradients_raise = setting.gradients_raise
+    setting.prepare(implementation)
     with implementation.framework.one_thread(), np.errstate(**ERRORS):
         return function(setting.trial(implementation), *args)
 
@@ -383,7 +428,7 @@ def _answer(
     if setting.number not in _Process.judges:
         _Process.judges[setting.number] = setting.judge(implementation)
     judge = _Process.judges[setting.number]
-    implementation.gradients_raise = setting.trial.gradients_raise
+    setting.trial.prepare(implementation)
     with implementation.framework.one_thread(), np.errstate(**ERRORS):
         answers = dict(judge.answer(names, count, standings))
     untrusted = implementation.untrusted

@@ -14,6 +14,8 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis.errors import Flaky
 
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, TimedOut
+from npattn.testing.capabilities import blame_structure
+from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import Property
@@ -54,6 +56,8 @@ class Standing:
         Results that were wrong there, where a relation failed.
     worst : float
         Largest ratio of the recipes that passed.
+    asked : Asked
+        Sizes of the recipes that were accepted, the first failing one included.
     """
 
     position: int = 0
@@ -61,6 +65,7 @@ class Standing:
     left: int = 0
     left_to: frozenset[str] = field(default_factory=frozenset)
     worst: float = 0.0
+    asked: Asked = field(default_factory=Asked)
 
 
 class Search:
@@ -101,12 +106,18 @@ class Search:
         self.deadline, self.tell = deadline, tell
         self.failure: Failure | None = None
         self._errors: dict[Recipe, Violation | ImplementationError | None] = {}
+        self._accepted: list[Recipe] = []
         self._shrinks_until = deadline
 
     def run(self, seed: int, count: int | None = None) -> None:
         """Try the recipes of the rule until one fails, or `count` of them are done.
 
         Once `count` reaches the examples, a rule with recipes of its own tries them all.
+
+        Raises
+        ------
+        StructureRefusedError
+            If plain structure is answered where other structure, accepted before, raises.
         """
         count = self.most if count is None else min(count, self.most)
         if self.rule.last and count < self.examples:
@@ -116,10 +127,12 @@ class Search:
             self._try(self._recipes(pools, seed), count)
         # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
         failure = self.failure
-        if failure is None or failure.ends_process or self.rule.recipes is not None:
-            return
-        if self.shrinks:
+        ends = failure is None or failure.ends_process or self.rule.recipes is not None
+        if failure is not None and not ends and self.shrinks:
             self._shrink(failure, pools, seed)
+        if self.failure is not None and isinstance(self.failure.error, Violation):
+            self._accepted.append(self.failure.recipe)
+        self.standing.asked = Asked.union([self.standing.asked, Asked.of(self._accepted)])
 
     def _recipes(self, pools: Pools, seed: int) -> Iterator[Recipe]:
         if self.rule.recipes is not None:
@@ -137,7 +150,13 @@ class Search:
             if time.monotonic() > self.deadline:
                 return
             standing.position += 1
-            self.try_recipe(recipe)
+            try:
+                self.try_recipe(recipe)
+            except ImplementationError as err:
+                refusal = blame_structure(self.trial, recipe, err)
+                if refusal is not None:
+                    raise refusal from None
+                raise
 
     def _shrink(self, failure: Failure, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe near the one that failed."""
@@ -182,7 +201,7 @@ class Search:
         except NotAsked:
             return
         except (Violation, ImplementationError) as err:
-            if isinstance(err, ImplementationError) and self.trial.has_refused(err):
+            if isinstance(err, ImplementationError) and self.trial.has_refused(err, recipe):
                 return  # the rule made of it a problem that is known to be refused
             asks = self.leaves or self.rule.alters
             if asks and self.rule.leaves(self.trial, recipe, err):
@@ -192,6 +211,7 @@ class Search:
             self.failure = Failure(recipe, err)
             raise
         if ratio is not None and self.failure is None:
+            self._accepted.append(recipe)
             self.standing.tried += 1
             self.standing.worst = max(self.standing.worst, ratio)
 

@@ -72,6 +72,7 @@ def load_implementation(
     layout: str | None = None,
     like: str | None = None,
     rename: Mapping[str, str] | None = None,
+    features: Sequence[str] | None = None,
     quantized: str | None = None,
 ) -> Implementation:
     """Return the implementation that a target names, with the conventions that are known of it.
@@ -83,7 +84,7 @@ def load_implementation(
         an `Implementation` may stand, which is taken as it is.
     backward : str, optional
         Spec of its backward.
-    framework, layout, like, rename, quantized
+    framework, layout, like, rename, features, quantized
         As of `Implementation`.
 
     Raises
@@ -95,7 +96,7 @@ def load_implementation(
         If the target needs a package that is not installed.
     """
     given: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
-    given["quantized"] = quantized
+    given |= {"quantized": quantized, "features": features}
     given |= {"backward": backward, "framework": None if framework == "auto" else framework}
     made = load_object(spec) if spec not in TARGETS and ":" in spec else None
     if isinstance(made, Implementation):
@@ -110,6 +111,7 @@ def load_implementation(
         layout=layout,
         like=like,
         rename=rename,
+        features=features,
         quantized=quantized,
         spec=spec,
         backward_spec=backward,

@@ -49,13 +49,16 @@ LARGEST = 1 << 33
 """Bytes of a frame beyond which it is garbage."""
 BLOCK, LARGE_BLOCK = 1 << 16, 1 << 20
 """Bytes up to which a frame is joined, and is read at once; and those read of a longer one."""
-LIBRARIES = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES = (
+    *(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(path for path in sys.path if path.endswith("-packages")),
+)
 TOKEN = 16
 """Random bytes at the start of shared memory, by which a worker knows that it sees the same."""
 DTYPES = """
     F64 float64 8, F32 float32 4, F16 float16 2, BF16 bfloat16 2, F8_E4M3 float8_e4m3fn 1,
-    F8_E5M2 float8_e5m2 1, C64 complex64 8, BOOL bool 1, I64 int64 8, I32 int32 4, I16 int16 2,
-    I8 int8 1, U64 uint64 8, U32 uint32 4, U16 uint16 2, U8 uint8 1
+    F8_E5M2 float8_e5m2 1, C64 complex64 8, C128 complex128 16, BOOL bool 1, I64 int64 8,
+    I32 int32 4, I16 int16 2, I8 int8 1, U64 uint64 8, U32 uint32 4, U16 uint16 2, U8 uint8 1
 """
 """Dtypes by their name in a frame, NumPy's name, and the bytes of an element."""
 ROWS = [row.split() for row in DTYPES.split(",")]
@@ -74,6 +77,8 @@ ERRORS: Any = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "
 FRAMEWORKS = ("numpy", "torch", "jax")
 WORDS = {"torch": r"\btorch\b", "jax": r"\b(jax|jnp)\b", "numpy": r"\b(numpy|np|npt)\b"}
 """Patterns that name a framework in an annotation."""
+AUTOGRAD = "torch.autograd.function.Function"
+"""Class whose subclasses are called by their `apply`."""
 TINY = ([1, -0.5, 0.25, 0.75], [0.5, 1, -1, 0.25], [2, -1, 0.5, 1.5])
 """Elements of q, k, v, each (1, 1, 2, 2), of the call that finds out a framework."""
 
@@ -84,6 +89,17 @@ class Usage(Exception):
 
 class NoResult(Exception):
     """The implementation answered, but with something that is not a result."""
+
+
+class Unfound(Exception):
+    """Nothing told which framework's arrays a function takes; it has the error of each."""
+
+
+class OtherCount(NoResult):
+    """The implementation returned more or fewer results than it was asked for.
+
+    It has their number: 0 if one was returned alone, and −1 for none in a tuple or list.
+    """
 
 
 class NotPossible(Exception):
@@ -194,7 +210,7 @@ def parse_frame(body: Any) -> tuple[Any, dict[str, Tensor]]:
 @functools.lru_cache(maxsize=64)
 def short_name(dtype: np.dtype[Any]) -> str | None:
     """Return the name of a dtype in a frame, None if it has none; NumPy takes long to name it."""
-    return SHORT.get(dtype.name)
+    return SHORT.get(dtype.name) if dtype.isnative else None
 
 
 def contents(array: np.ndarray[Any, Any]) -> Any:
@@ -237,8 +253,7 @@ class NumPy:
             return base.reshape(tensor.shape)
         shape, strides = tuple(layout["shape"]), tuple(layout["strides"])
         array = np.ndarray(shape, dtype, base, layout["offset"], strides)
-        if 0 in strides:
-            array.flags.writeable = False
+        array.flags.writeable = not layout.get("read_only")
         return array
 
     def base(self, tensor: Tensor) -> Any:
@@ -262,8 +277,8 @@ class NumPy:
     def read(self, value: Any) -> Tensor:
         array = self.check(value)
         short = short_name(array.dtype)
-        if short is None:  # complex128, longdouble: for the judge to refuse
-            raise NoResult(f"returned an array of dtype {array.dtype.name}")
+        if short is None:  # longdouble, or bytes in another order
+            raise NoResult(f"returned an array of dtype {array.dtype}")
         return Tensor(short, array.shape, contents(array))
 
     def write(self, array: Any, tensor: Tensor) -> None:
@@ -316,8 +331,7 @@ class Torch(NumPy):
         except (RuntimeError, AssertionError) as err:
             reason = str(err).splitlines()[0]
             raise Usage(f"device is {device!r}, which torch cannot use here: {reason}") from None
-        names = {"BOOL": "bool", "C64": "complex64", **NAMES}
-        self.short = {getattr(torch, n): s for s, n in names.items() if hasattr(torch, n)}
+        self.short = {getattr(torch, n): s for s, n in NAMES.items() if hasattr(torch, n)}
         self.long = {short: dtype for dtype, short in self.short.items()}
 
     def base(self, tensor: Tensor) -> Any:
@@ -329,11 +343,11 @@ class Torch(NumPy):
         return flat.to(self.device)
 
     def view(self, tensor: Tensor, layout: dict[str, Any] | None, base: Any = None) -> Any:
-        if layout is not None and any(n < 0 for n in layout["strides"]):
-            raise NotPossible("torch tensors have no negative strides")
         base = self.base(tensor) if base is None else base
         if layout is None:
             return base.reshape(tensor.shape)
+        if any(n < 0 for n in layout["strides"]):
+            raise NotPossible("torch tensors have no negative strides")
         size = SIZES[tensor.dtype]
         strides = [n // size for n in layout["strides"]]
         return base.as_strided(layout["shape"], strides, layout["offset"] // size)
@@ -345,16 +359,19 @@ class Torch(NumPy):
         if type(value) not in (self.torch.Tensor, self.torch.nn.Parameter):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise NoResult(f"returned {kind}, a subclass of torch.Tensor, must be a plain tensor")
+        if value.is_nested or value.layout != self.torch.strided:
+            kind = "a nested tensor" if value.is_nested else f"a tensor of {value.layout}"
+            raise NoResult(f"returned {kind}, must be a dense one")
+        if value.dtype not in self.short:
+            raise NoResult(f"returned a tensor of {value.dtype}")
         # An instance may have a detach of its own.
-        return self.torch.Tensor.detach(value).cpu().contiguous()
+        return self.torch.Tensor.detach(value).cpu().resolve_conj().resolve_neg().contiguous()
 
     def read(self, value: Any) -> Tensor:
         tensor = self.check(value)
-        if tensor.dtype not in self.short:
-            raise NoResult(f"returned a tensor of {tensor.dtype}")
-        data: Any = b""
-        if tensor.numel():
-            data = contents(tensor.resolve_conj().reshape(-1).view(self.torch.uint8).numpy())
+        # An axis of size 1 may have any stride, that of a flat one too.
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        data = contents(flat.view(self.torch.uint8).numpy()) if tensor.numel() else b""
         return Tensor(self.short[tensor.dtype], tuple(tensor.shape), data)
 
     def write(self, array: Any, tensor: Tensor) -> None:
@@ -362,13 +379,13 @@ class Torch(NumPy):
             array.copy_(self.view(tensor, None))
 
     def memory(self, value: Any) -> Any:
-        value = self.torch.Tensor.detach(value)
-        if value.device.type != "cpu":
+        if not isinstance(value, self.torch.Tensor) or value.device.type != "cpu":
             return None
-        narrow = {self.torch.bfloat16: self.torch.int16}
-        if value.dtype in narrow and value.ndim and value.stride(-1) == 1:
-            value = value.view(narrow[value.dtype])
-        return value.numpy() if self.short.get(value.dtype, "")[:2] not in ("BF", "F8") else None
+        value, short = self.torch.Tensor.detach(value), self.short.get(value.dtype)
+        if short is None or value.layout != self.torch.strided or value.is_conj() or value.is_neg():
+            return None
+        bits = {"BF16": self.torch.int16, "F8_E4M3": self.torch.int8, "F8_E5M2": self.torch.int8}
+        return value.view(bits.get(short, value.dtype)).numpy()
 
     def add_mask(self, mask: Any, q: Any) -> Any:
         zeros = self.torch.zeros_like(mask, dtype=q.dtype)
@@ -576,12 +593,12 @@ CLASSES = {"numpy": NumPy, "torch": Torch, "jax": JAX}
 
 
 def choose_framework(
-    f: Any, target: str, wanted: str, device: str | None, tries: bool = True
+    f: Any, wanted: str, device: str | None, tries: bool = True
 ) -> tuple[NumPy, dict[str, Tensor]]:
     """Return the framework named, or for "auto" the one whose arrays `f` takes, and what it tried.
 
     That is the result of a tiny call as "tried", where nothing else told; without `tries` it makes
-    none.
+    none. Raises Unfound where that call and the imports of its module do not tell either.
     """
     if wanted != "auto":
         return make_framework(wanted, device), {}
@@ -592,7 +609,7 @@ def choose_framework(
     for name, word in WORDS.items():
         if re.search(word, annotations):
             return make_framework(name, device), {}
-    errors = []
+    errors = {}
     for name in FRAMEWORKS if tries else ():
         if name == "numpy" or name in sys.modules:
             framework = make_framework(name, None)
@@ -601,7 +618,8 @@ def choose_framework(
             try:
                 result = framework.read(f(*arrays))
             except (Exception, SystemExit) as err:  # noqa: BLE001  it only asks if it can be called
-                errors.append(f"{name}: {format_line(err)}")
+                place = "" if isinstance(err, NotImplementedError) else place_of(err)
+                errors[name] = format_line(err) + (f" ({place})" if place else "")
             else:
                 framework = make_framework(name, device) if device else framework
                 return framework, {"tried": result}
@@ -611,12 +629,9 @@ def choose_framework(
     for name in WORDS:
         if name in modules:
             return make_framework(name, device), {}
-    if not tries:
-        return make_framework("numpy", device), {}
-    raise Usage(
-        f"{target} could not be called on a tiny problem ({'; '.join(errors)}); say which "
-        "arrays it takes with framework='numpy' or framework='torch' or framework='jax'"
-    )
+    if tries:
+        raise Unfound(errors)
+    return make_framework("numpy", device), {}
 
 
 def make_framework(name: str, device: str | None) -> NumPy:
@@ -641,8 +656,14 @@ def load(spec: str) -> Any:
         holder, value = value, getattr(value, part, None)
     own = getattr(getattr(value, "__code__", None), "co_varnames", ())[:1] == ("self",)
     if isinstance(value, type) or (isinstance(holder, type) and own):
-        what = "a class" if isinstance(value, type) else "a method of a class"
-        way = "give an instance a name in the module, and pass that name"
+        what, way = (
+            "a method of a class",
+            "give an instance a name in the module, and pass that name",
+        )
+        if isinstance(value, type):
+            what = "a class"
+            if any(f"{k.__module__}.{k.__name__}" == AUTOGRAD for k in value.__mro__):
+                what, way = "a torch.autograd.Function", f"pass {spec}.apply"
         raise Usage(f"{spec} is {what}, must be a function: {way}")
     if not callable(value) and not is_wrapped(value):
         public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
@@ -766,7 +787,7 @@ MODS: dict[str, Callable[..., Any]] = {
 """Formulas that a `score_mod` may name."""
 
 
-ABILITIES = ("views", "objects", "hold", "forms", "channels", "calls", "twice")
+ABILITIES = ("views", "objects", "hold", "forms", "channels", "calls", "twice", "counts")
 """Requests beyond the plain ones that are answered."""
 
 
@@ -780,7 +801,7 @@ class Session:
         self.framework: Any = None
         self.shared: Any = None
         self.objects: dict[str, Any] = {}
-        self.held: dict[str, tuple[dict[str, Any], Any]] = {}
+        self.held: dict[str, tuple[dict[str, Any], Any, str]] = {}
 
     def answer(
         self, message: dict[str, Any], tensors: dict[str, Tensor]
@@ -830,10 +851,14 @@ class Session:
                 settings |= {"quantized": target.quantized.dtype, "rows": target.quantized.rows}
             framework, self.backward, target = target.framework.name, target.backward, target.f
         self.f = target
-        tries = not message.get("untried")
-        self.framework, tried = choose_framework(
-            target, self.spec, framework, message.get("device"), tries
-        )
+        tries, unfound = not message.get("untried"), {}
+        try:
+            self.framework, tried = choose_framework(
+                target, framework, message.get("device"), tries
+            )
+        except Unfound as err:  # the judge knows what else to pass, and asks again
+            self.framework, tried = NumPy(), {}
+            unfound = {"unfound": err.args[0]}
         loaded = read_versions((*message.get("packages", ()), "torch", "jax"))
         description: dict[str, Any] = {
             "version": VERSION,
@@ -853,6 +878,7 @@ class Session:
             "error_state": np.geterr() != ERRORS,
             "shared": self.share(message.get("shared")),
             "versions": {"numpy": np.__version__, "python": platform.python_version(), **loaded},
+            **unfound,
         }
         return description, tried
 
@@ -931,6 +957,7 @@ class Session:
         with during("forward"):
             calls = message.get("calls") or [message["call"]]
             values = [self.call(self.f, call, arrays) for call in calls]
+            check_count(values[0], message)
         self.framework.finish()
         if message.get("overwrite"):
             return self.overwrite(arrays, values[0], ()), {}
@@ -940,7 +967,7 @@ class Session:
         self, message: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
         if "of" in message:
-            kept, results = self.held[message["of"]]
+            kept, results, _ = self.held[message["of"]]
             arrays = {**kept, **self.arrays(message, tensors)}
         else:
             results, arrays = None, self.arrays(message, tensors)
@@ -952,6 +979,7 @@ class Session:
             if "of" not in message:
                 with during("forward"):
                     results = self.call(self.f, message["call"], arrays)
+                    check_count(results, message)
             with during("backward"):
                 value = self.call(self.backward, message["backward"], arrays, results)
         self.framework.finish()
@@ -982,8 +1010,10 @@ class Session:
             if message.get("slices"):  # no leaves, but results of an operation on them
                 leading = {x.get("array") for x in message["call"]["positional"]}
                 own = {n: x[...] if n in leading else x for n, x in own.items()}
-            value = self.call(self.f, message["call"], own)
-            return {n: self.result(value, n, len(wanted)) for n in wanted}
+            with during("forward"):
+                value = self.call(self.f, message["call"], own)
+                check_count(value, message)
+            return {n: pick(value, n) for n in wanted}
 
         cotangents = {int(n): self.value(x, arrays) for n, x in message["cotangents"].items()}
         leaves = {name: arrays[name] for name in message["leaves"]}
@@ -993,13 +1023,6 @@ class Session:
             return twice
         gradients: dict[str, Any] = self.framework.gradients(run, leaves, cotangents)
         return gradients
-
-    def result(self, value: Any, index: int, count: int) -> Any:
-        several = isinstance(value, (tuple, list))
-        if (not several and index) or (several and index >= len(value)):
-            got = f"{len(value)} results" if several else "one result"
-            raise NoResult(f"returned {got}, must return {count}")
-        return pick(value, index)
 
     def contents(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Tensor]:
         """Return the contents of the kept arrays of a call."""
@@ -1020,28 +1043,28 @@ class Session:
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the results and what the call has changed, or keep the results."""
         out: dict[str, Tensor] = {}
-        changed = {}
+        changed, do = {}, message["do"]
         for key, old in before.items():
             new = self.framework.read(self.objects[key])
             if bytes(new.data) != bytes(old.data):
                 changed[key] = f"changed {key}"
                 out[f"changed {key}"] = new
         if "hold" in message:
-            self.held[message["hold"]] = (arrays, value)
-            return {"value": self.structure(value), "changed": changed}, out
+            self.held[message["hold"]] = (arrays, value, do)
+            return {"value": self.structure(do, value), "changed": changed}, out
         if "calls" in message:
-            packed = [self.pack(x, f"call {n}, ") for n, x in enumerate(value)]
+            packed = [self.pack(do, x, f"call {n}, ") for n, x in enumerate(value)]
             for _, tensors in packed:
                 out.update(tensors)
             return {"values": [entry for entry, _ in packed], "changed": changed}, out
-        entry, tensors = self.pack(value)
+        entry, tensors = self.pack(do, value)
         return {"value": entry, "changed": changed}, {**out, **tensors}
 
     def read(self, message: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-        _, value = self.held[message["of"]]
+        _, value, do = self.held[message["of"]]
         if not message.get("again"):
             del self.held[message["of"]]
-        entry, tensors = self.pack(value)
+        entry, tensors = self.pack(do, value)
         return {"value": entry}, tensors
 
     def end_without_device(self, err: BaseException) -> None:
@@ -1053,19 +1076,21 @@ class Session:
             )
             os._exit(1)
 
-    def structure(self, value: Any) -> Any:
+    def structure(self, do: str, value: Any) -> Any:
         """Return the structure of a value, without contents."""
         if isinstance(value, (tuple, list)):
             return {"tuple": [None] * len(value)}
-        return {"mapping": dict.fromkeys(map(str, value))} if isinstance(value, dict) else None
+        is_mapping = isinstance(value, dict) and do == "gradients"
+        return {"mapping": dict.fromkeys(map(str, value))} if is_mapping else None
 
-    def pack(self, value: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
-        """Return the structure of a value and its tensors; what is none is said in words."""
+    def pack(self, do: str, value: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
+        """Return the structure of a value and its tensors; what is none is said in words.
+
+        A mapping is of gradients, where None leaves one out; among results it is no array.
+        """
         tensors: dict[str, Tensor] = {}
 
         def pack_item(place: str, item: Any) -> Any:
-            if item is None:
-                return None
             name = prefix + place
             try:
                 tensors[name] = self.framework.read(item)
@@ -1080,9 +1105,11 @@ class Session:
 
         if isinstance(value, (tuple, list)):
             return {"tuple": [pack_item(str(n), x) for n, x in enumerate(value)]}, tensors
-        if isinstance(value, dict):
-            return {"mapping": {str(n): pack_item(str(n), x) for n, x in value.items()}}, tensors
-        return pack_item("0", value) or {"no result": "returned builtins.NoneType"}, tensors
+        if isinstance(value, dict) and do == "gradients":
+            pairs = ((str(n), x) for n, x in value.items())
+            packed = {n: None if x is None else pack_item(n, x) for n, x in pairs}
+            return {"mapping": packed}, tensors
+        return pack_item("0", value), tensors
 
 
 def items(value: Any) -> list[tuple[Any, Any]]:
@@ -1090,6 +1117,17 @@ def items(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, dict):
         return [(str(n), x) for n, x in value.items()]
     return list(enumerate(value)) if isinstance(value, (tuple, list)) else [(0, value)]
+
+
+def check_count(value: Any, message: dict[str, Any]) -> None:
+    """Raise OtherCount if a call returned another number of results than its request allows.
+
+    The request has the numbers as `OtherCount` counts; None behind one allows more.
+    """
+    allowed, several = message.get("results"), isinstance(value, (tuple, list))
+    count = (len(value) or -1) if several else 0
+    if allowed and count not in allowed and not (allowed[-1] is None and count > allowed[0]):
+        raise OtherCount(count)
 
 
 def pick(value: Any, index: int) -> Any:
@@ -1111,7 +1149,8 @@ def during(phase: str) -> Iterator[None]:
         raise
     except BaseException as err:
         with contextlib.suppress(Exception):
-            err.npattn_phase = phase  # type: ignore[attr-defined]
+            if not hasattr(err, "npattn_phase"):  # of the innermost
+                err.npattn_phase = phase  # type: ignore[attr-defined]
         raise
 
 
@@ -1177,6 +1216,8 @@ def answer_safely(
         return session.answer(message, tensors)
     except Usage as err:
         return {"usage": str(err)}, {}
+    except OtherCount as err:
+        return {"returned": err.args[0]}, {}
     except NoResult as err:
         return {"no result": str(err)}, {}
     except NotPossible as err:

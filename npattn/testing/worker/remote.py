@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,9 +34,10 @@ from npattn.testing.adapters.base import (
     note_problem,
     refuse,
 )
+from npattn.testing.adapters.choose import try_frameworks
 from npattn.testing.adapters.implementation import Implementation, find_interpreter
 from npattn.testing.adapters.numpy import NumPy
-from npattn.testing.adapters.results import LEAVES, name_results
+from npattn.testing.adapters.results import LEAVES, count_results, name_results
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.child import Tensor, contents
@@ -56,6 +57,7 @@ from npattn.testing.worker.values import (
     places,
     plain,
     raise_errors,
+    span,
     tensor_of,
     value_of,
 )
@@ -173,6 +175,26 @@ class Remote(Implementation):
         self.first_result = None if self.packing else worker.first_result
         self.note_error_state(bool(description.get("error_state")))
         self._forget()
+        if "unfound" in description:
+            self._try_frameworks(description["unfound"])
+
+    def _try_frameworks(self, errors: Any) -> None:
+        """Find a framework whose arrays it takes, by calls with what it needs besides q, k, v."""
+        worker, inner = self.worker, self._tiny_call
+
+        def call(name: str) -> str:
+            assert inner is not None
+            worker.settings["framework"] = name
+            worker.start()
+            inner(Frames(self))
+            return name
+
+        with find_garbage():
+            errors = {str(name): str(text) for name, text in errors.items()}
+        try_frameworks(self.name, errors, None if inner is None else call)
+        worker.close()  # its first call is one that is judged
+        if self.storage is not None:
+            self.storage = replace(self.storage, few_shapes=self.framework.compiles)
 
     def _forget(self) -> None:
         self._keys = itertools.count(1)
@@ -483,6 +505,8 @@ class Request:
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[int, str] = field(default_factory=dict)
+    roots: list[Array] = field(default_factory=list)
+    returns: tuple[str, ...] = ()
 
     def add_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Add arrays by npattn's names; those of a rule get a counterpart in the worker."""
@@ -500,21 +524,26 @@ class Request:
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
-        if root is array and array.flags.c_contiguous:
-            self.tensors[name] = tensor_of(array)
-            return {"tensor": name}
-        flat = root.transpose(sorted(range(root.ndim), key=lambda axis: -root.strides[axis]))
-        if not flat.flags.c_contiguous or "views" not in self.remote.abilities:
+        own = root is array and array.flags.c_contiguous and array.flags.writeable
+        whole = own and min(array.strides, default=0) >= 0
+        if whole or "views" not in self.remote.abilities:
             if not array.flags.c_contiguous:
                 raise ImplementationError("its worker takes no views")
             self.tensors[name] = tensor_of(array)
             return {"tensor": name}
+        flat = root.transpose(sorted(range(root.ndim), key=lambda axis: -root.strides[axis]))
+        if not flat.flags.c_contiguous or flat.dtype != array.dtype:
+            root = flat = span(array)
         buffer = self.buffers.setdefault(id(root), f"buffer {len(self.buffers)}")
+        self.roots.append(root)  # no other may get its id
         self.tensors[buffer] = Tensor(name_dtype(flat), (flat.size,), contents(flat))
         offset = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-        offset = offset if array.size else 0
-        shape, strides = list(array.shape), list(array.strides)
-        return {"tensor": buffer, "shape": shape, "strides": strides, "offset": offset}
+        entry = {"tensor": buffer, "shape": list(array.shape), "strides": list(array.strides)}
+        return {
+            **entry,
+            "offset": offset if array.size else 0,
+            **({} if array.flags.writeable else {"read_only": True}),
+        }
 
     # --- what is asked ---
 
@@ -552,7 +581,7 @@ class Request:
         results = ["o", *(n.removeprefix("return_") for n in returns)]
         message: dict[str, Any] = {
             "do": "gradients",
-            "call": self._call(options, returns),
+            **self._counted_call(options, returns),
             "leaves": names,
             "cotangents": {
                 str(i): {"array": "dout" if n == "o" else f"d{n}"}
@@ -583,11 +612,10 @@ class Request:
         message: dict[str, Any] = {"do": "gradients", "backward": self._backward(options, given)}
         prefixes = {"": "backward raised", "forward": "raised"}
         if meanwhile is None:
-            message["call"] = self._call(options, returns)
+            message |= self._counted_call(options, returns)
         else:
-            _, kept = self._ask(
-                {"do": "forward", "call": self._call(options, returns)}, {"": "raised"}, True
-            )
+            request = {"do": "forward", **self._counted_call(options, returns)}
+            _, kept = self._ask(request, {"": "raised"}, True)
             meanwhile()
             assert kept is not None
             message["of"] = kept.key
@@ -598,7 +626,7 @@ class Request:
         self, options: dict[str, Any], given: Mapping[str, Any] | None
     ) -> list[tuple[str, str]]:
         """Return the names of results that share memory; the worker writes to them if none do."""
-        message: dict[str, Any] = {"call": self._call(options, self.remote.returns)}
+        message = self._counted_call(options, self.remote.returns)
         if given is not None:
             message["backward"] = self._backward(options, given)
         message |= {"do": "forward" if given is None else "gradients", "overwrite": True}
@@ -615,6 +643,14 @@ class Request:
 
         with find_garbage():
             return [(name(*one), name(*other)) for one, other in answer.get("overlaps", ())]
+
+    def _counted_call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
+        """Return a call whose results the worker counts before it goes on with them."""
+        self.returns = returns
+        request: dict[str, Any] = {"call": self._call(options, returns)}
+        if "counts" in self.remote.abilities:
+            request["results"] = count_results(self.remote.signature, returns)
+        return request
 
     def _call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
         remote = self.remote
@@ -650,7 +686,7 @@ class Request:
             if name is None:
                 name = f"argument {len(known)}"
                 self.formed[name] = value
-                self.entries[name] = self._lay_out(name, np.ascontiguousarray(value))
+                self.entries[name] = self._lay_out(name, np.asarray(value, order="C"))
             return {"array": name}
         if isinstance(value, Composed):
             return {value.kind: [self._entry(x) for x in value.parts]}
@@ -700,6 +736,12 @@ class Request:
             self.remote.given_up.note_answer(self.problem)
         if self.keeps:
             self._forget_contents()
+        if "returned" in answer:
+            with find_garbage():
+                count = int(answer["returned"])
+                results = None if count == 0 else (None,) * max(count, 0)
+                name_results(self.remote.signature, results, self.returns)  # raises
+                raise ValueError(f"{count} results, as it was asked for")
         raise_errors(answer, prefixes)
         self.remote.note_error_state(bool(answer.get("error_state")))
         return answer, out

@@ -116,7 +116,7 @@ class Worker:
             )
         self.description = description
         self.settings["framework"] = self.description["framework"]  # later processes try nothing
-        if answer.get("tried") and self.settings.get("fresh"):
+        if answer.get("tried") and self.settings.get("fresh") and "unfound" not in answer:
             return self.start()
         if "tried" in tensors:
             self.first_result = array_of(tensors["tried"])

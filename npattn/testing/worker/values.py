@@ -29,6 +29,7 @@ __all__ = [
     "places",
     "plain",
     "raise_errors",
+    "span",
     "tensor_of",
     "value_of",
 ]
@@ -68,7 +69,7 @@ class Place:
 class NoArray:
     """A result that is no array, or could not be read."""
 
-    error: ImplementationError
+    error: Exception
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,8 @@ def value_of(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "tensor" in structure:
         return array_of(tensors[structure["tensor"]])
     try:
-        with catch_foreign("could not be read:"):
-            raise_errors(structure, {})
-    except ImplementationError as err:
+        raise_errors(structure, {})
+    except Exception as err:  # noqa: BLE001  as of the worker; it is raised where it is read
         return NoArray(err)
     raise ValueError(f"a value of {structure}")
 
@@ -183,6 +183,19 @@ def foreign_exception(raised: Mapping[str, Any]) -> BaseException:
 
 def tensor_of(array: Array) -> Tensor:
     return Tensor(name_dtype(array), array.shape, contents(np.ascontiguousarray(array)))
+
+
+def span(array: Array) -> Array:
+    """Return a flat view of the memory from the first element of an array to the last."""
+    if not array.size:
+        return np.empty(0, array.dtype)
+    bits = array.view(f"V{array.itemsize}")  # any dtype has them
+    first = bits[tuple(slice(-1 if n < 0 else 0, None) for n in array.strides)]
+    reach = sum((size - 1) * abs(n) for size, n in zip(array.shape, array.strides, strict=True))
+    if reach % array.itemsize:
+        raise ImplementationError("its worker takes no strides of parts of elements")
+    count, step = reach // array.itemsize + 1, (array.itemsize,)
+    return np.lib.stride_tricks.as_strided(first, (count,), step).view(array.dtype)
 
 
 def name_dtype(array: Array) -> str:

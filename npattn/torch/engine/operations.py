@@ -75,11 +75,8 @@ class TileOps:
 
     def operand(self, x: Tensor, heads: int) -> Tensor:
         """Return an input in the dtype computed in, (B, heads, n, size)."""
-        problem = self.problem
-        if x.dtype != problem.dtype:
-            x = x.to(problem.dtype)
-        x = x if problem.storage is None else problem.round_to_storage(x)
-        return x if problem.straight else self.flat(x, heads)
+        x = self.problem.to_operand(x)
+        return x if self.problem.straight else self.flat(x, heads)
 
     def flat(self, x: Tensor, heads: int) -> Tensor:
         """Merge the leading axes: (..., heads, n, size) → (B, heads, n, size)."""

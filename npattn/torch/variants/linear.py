@@ -16,7 +16,7 @@ from npattn.errors import DtypeError, OptionError
 from npattn.torch.flags import exact
 from npattn.torch.tensors import has_float64, short_name, stand_in
 from npattn.variants.linear import FEATURE_MAPS
-from npattn.variants.linear.problem import ARRAYS, Form, LinearProblem
+from npattn.variants.linear.problem import ARRAYS, Form, LinearProblem, warn_of_growth
 
 __all__ = ["FEATURE_MAPS", "Results", "attention", "forward"]
 
@@ -122,6 +122,7 @@ def forward(
     arguments = dict(locals())
     tensors = {n: arguments[n] for n in ARRAYS if arguments[n] is not None}
     p, computed = _check(arguments, tensors)
+    warn_of_growth(log_decay)
     with exact(computed, q.device):
         x = _Operands(p, {n: y.to(computed) for n, y in tensors.items()}, feature_map)
         y, last = _recur(x) if p.form == "recurrent" else _by_chunks(x, p.size)

@@ -19,6 +19,7 @@ from npattn import api
 from npattn.arrays import Array, MaskLike
 from npattn.checks import check_cotangent, check_result
 from npattn.errors import DtypeError
+from npattn.foreign import reject_unknown_options
 from npattn.projections import normalise, normalise_backward
 from npattn.variants.differential.arguments import (
     check_alike,
@@ -33,6 +34,7 @@ from npattn.variants.differential.result import DifferentialForward, Differentia
 __all__ = ["attention", "backward", "forward"]
 
 
+@reject_unknown_options
 def attention(
     q1: ArrayLike,
     k1: ArrayLike,
@@ -100,6 +102,7 @@ def attention(
     ).out  # fmt: skip
 
 
+@reject_unknown_options
 def forward(
     q1: ArrayLike,
     k1: ArrayLike,
@@ -158,6 +161,7 @@ def forward(
     return DifferentialForward(out, first, second, factors, residuals, weight, out_scale, eps)
 
 
+@reject_unknown_options
 def backward(
     fwd: DifferentialForward, dout: ArrayLike, dweights: ArrayLike | None = None
 ) -> DifferentialGradients:

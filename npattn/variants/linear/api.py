@@ -20,14 +20,22 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent, check_result
 from npattn.errors import DtypeError, OptionError
+from npattn.foreign import reject_unknown_options
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
 from npattn.variants.linear.operands import Operands
-from npattn.variants.linear.problem import Form, LinearForward, LinearGradients, LinearProblem
+from npattn.variants.linear.problem import (
+    Form,
+    LinearForward,
+    LinearGradients,
+    LinearProblem,
+    warn_of_growth,
+)
 
 __all__ = ["attention", "backward", "forward"]
 
 
+@reject_unknown_options
 def attention(
     q: ArrayLike,
     k: ArrayLike,
@@ -105,6 +113,7 @@ def attention(
     return forward(**locals()).out
 
 
+@reject_unknown_options
 def forward(
     q: ArrayLike,
     k: ArrayLike,
@@ -142,6 +151,7 @@ def forward(
         As in `attention`.
     """
     problem = LinearProblem(**locals())
+    warn_of_growth(problem.log_decay)
     x = operands_of(problem)
     if problem.form == "recurrent":
         y, last = recurrent.forward(x)
@@ -159,6 +169,7 @@ def forward(
     return LinearForward(out, state, normaliser, problem, (x, total))
 
 
+@reject_unknown_options
 def backward(
     fwd: LinearForward,
     dout: ArrayLike | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -16,7 +17,15 @@ from npattn.checks import check_dtype, check_integer, check_number, check_sizes,
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.variants.linear.features import FeatureMap, read_feature_map
 
-__all__ = ["CHUNK", "FORMS", "Form", "LinearForward", "LinearGradients", "LinearProblem"]
+__all__ = [
+    "CHUNK",
+    "FORMS",
+    "Form",
+    "LinearForward",
+    "LinearGradients",
+    "LinearProblem",
+    "warn_of_growth",
+]
 
 Form = Literal["recurrent", "chunked"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunked")
@@ -76,7 +85,7 @@ class LinearProblem:
     def __post_init__(self) -> None:
         put = self.__dict__.__setitem__
         for name in ARRAYS:
-            if getattr(self, name) is not None:
+            if name not in AFTER_HEADS or getattr(self, name) is not None:
                 put(name, read_floating(name, getattr(self, name)))
         sizes = check_sizes(self.q, self.k, self.v)
         for name, value in zip(("lead", "H", "K", "T", "S", "D", "E"), sizes, strict=True):
@@ -125,7 +134,7 @@ class LinearProblem:
         eps = self.eps
         if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
             raise OptionError(f"eps is {eps!r}, must be a finite number ≥ 0")
-        if self.form not in FORMS:
+        if not isinstance(self.form, str) or self.form not in FORMS:
             raise OptionError(
                 f"form is {self.form!r}, must be one of {', '.join(FORMS)}: all pairs at once are "
                 f'form="chunked" with chunk_size={max(self.S, 1)}'
@@ -167,6 +176,16 @@ class LinearProblem:
     def size(self) -> int:
         """Number of keys in a chunk of the chunked form."""
         return self.chunk_size or CHUNK
+
+
+def warn_of_growth(log_decay: Any) -> None:
+    """Warn if a decay, an array or a tensor, lets the state grow."""
+    if log_decay is not None and bool((log_decay.real > 0).any()):
+        warnings.warn(
+            "log_decay has numbers above 0, by which the state grows: it is the natural logarithm "
+            "of the factor, so for a factor γ pass log(γ)",
+            stacklevel=4,
+        )
 
 
 @dataclass(frozen=True, eq=False)

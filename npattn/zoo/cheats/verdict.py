@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         fail_fast=True,
         shrink=False,
         diagnosis=False,
+        progress=False,
     )
     for outcome in report.outcomes:
         if outcome.failed and outcome.level in report.require:

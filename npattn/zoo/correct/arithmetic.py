@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Literal
+from typing import Literal
 
 import ml_dtypes  # noqa: F401  registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, cast, round_to_odd
 
 __all__ = ["Fit", "Order", "cast", "dot", "flush", "store_as", "sum_last", "truncate"]
 
@@ -89,21 +89,8 @@ def truncate(x: Array) -> Array:
 def store_as(x: Array, format: str) -> Array:
     """Round x to a format and read it back."""
     if format == "tf32":
-        return _tf32(_to_odd(x)).astype(x.dtype)
+        return _tf32(round_to_odd(x)).astype(x.dtype)
     return cast(x, np.dtype(format)).astype(x.dtype)
-
-
-def cast(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Round x once; ml_dtypes itself goes by way of float32 and rounds float64 twice."""
-    twice = x.dtype == np.float64 and dtype.kind == "V"
-    return (_to_odd(x) if twice else x).astype(dtype)
-
-
-def _to_odd(x: Array) -> Array:
-    """Round x to odd: float32 with its last bit 1 if inexact, fit to be rounded once more."""
-    low = np.array(truncate(x), np.float32)
-    low.view(np.uint32)[...] |= (low != x) & np.isfinite(low)
-    return low
 
 
 def _tf32(x: Array) -> Array:

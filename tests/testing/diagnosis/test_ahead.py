@@ -7,11 +7,13 @@ from concurrent.futures import Future
 import pytest
 
 from npattn.testing.diagnosis import ahead, causes
+from npattn.testing.diagnosis.statement import Contrast
 from npattn.testing.targets.numpy import naive
 from tests.testing.diagnosis.failures import fail, trial_of
 
 TRIAL = trial_of(naive)
 (OUTCOME,) = fail(TRIAL, ["plain"])
+HERE = Contrast("here")
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def found_here(monkeypatch):
 
     def contrast(trial, outcome):
         outcomes.append(outcome)
-        return "here"
+        return HERE
 
     monkeypatch.setattr(ahead, "contrast", contrast)
     return outcomes
@@ -42,14 +44,14 @@ def at_work():
 def test_what_another_process_found_is_taken(found_here):
     future = at_work()
     contrasts = begun(future)
-    future.set_result("elsewhere")
-    assert contrasts.find(TRIAL, OUTCOME) == "elsewhere"
+    future.set_result(Contrast("elsewhere"))
+    assert contrasts.find(TRIAL, OUTCOME) == Contrast("elsewhere")
     assert not found_here
 
 
 def test_what_nobody_has_begun_is_found_here(found_here):
     future = Future()
-    assert begun(future).find(TRIAL, OUTCOME) == "here"
+    assert begun(future).find(TRIAL, OUTCOME) == HERE
     assert future.cancelled()
     assert found_here == [OUTCOME]
 
@@ -57,14 +59,14 @@ def test_what_nobody_has_begun_is_found_here(found_here):
 def test_what_failed_elsewhere_is_found_here(found_here):
     future = at_work()
     future.set_exception(AttributeError("it cannot be pickled"))
-    assert begun(future).find(TRIAL, OUTCOME) == "here"
+    assert begun(future).find(TRIAL, OUTCOME) == HERE
     assert found_here == [OUTCOME]
 
 
 def test_without_processes_all_is_found_here(found_here):
     contrasts = ahead.Contrasts()
     contrasts.begin(TRIAL, OUTCOME)
-    assert contrasts.find(TRIAL, OUTCOME) == "here"
+    assert contrasts.find(TRIAL, OUTCOME) == HERE
     assert found_here == [OUTCOME]
 
 

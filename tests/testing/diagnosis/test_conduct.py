@@ -11,6 +11,7 @@ import pytest
 from npattn.mistakes import MISTAKES, Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing import check
+from npattn.testing.compare import Comparison
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.causes import _Diagnosis, _rank
 from npattn.testing.diagnosis.conduct import (
@@ -46,6 +47,30 @@ class Turned:
             o += p[..., n : n + 1] * v[..., n : n + 1, :]
         total = p.sum(-1, keepdims=True)
         return o / np.where(total == 0, 1, total) * q.dtype.type(1 + self.wrong * (self.calls % 3))
+
+
+def test_exceptions_are_grouped_by_type_and_place():
+    """Numbers in the text, the rule and the layout of the problem make no other cause."""
+
+    def f(q, k, v):
+        if k.shape[-2] > 16:
+            kind = KeyError if k.shape[-2] > 64 else ValueError
+            raise kind(f"S is {k.shape[-2]}, T is {q.shape[-2]}")
+        s = q @ np.swapaxes(k, -1, -2) / np.sqrt(max(q.shape[-1], 1), dtype=q.dtype)
+        p = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
+        return p / np.maximum(p.sum(-1, keepdims=True), np.float32(1e-30)) @ v
+
+    rules = ("agreement-o", "shape-dtype", "permute-keys", "model-sizes")
+    report = check(f, only=rules, examples=40, framework="numpy", shrink=False)
+    failed = [o for o in report.outcomes if o.rule in rules]
+    assert {o.status for o in failed} == {"error"}
+    assert len({o.message for o in failed}) > 1
+    assert len(report.causes) == len({o.raised for o in failed}) <= 2
+    for cause in report.causes:
+        kind, place = cause.name.split(" at ")
+        assert kind in cause.text
+        assert place.startswith("test_conduct.py:")
+        assert place in cause.text
 
 
 def test_sums_in_no_fixed_order_are_no_state():
@@ -123,8 +148,21 @@ def test_the_rest_names_results_of_what_is_required(levels, named):
         "agreement-dq": SimpleNamespace(wrong={"dq": 3.0}),
         "hidden-nan-k": SimpleNamespace(wrong={"o": 3.0}),
     }
-    outcomes = [SimpleNamespace(rule=rules[x], level=x, message="") for x in levels]
+    own = {"message": "", "comparisons": ()}
+    outcomes = [SimpleNamespace(rule=rules[x], level=x, **own) for x in levels]
     text = f"no known mistake reproduces this: {named} out of tolerance"
+    assert _describe_rest(outcomes, wrong) == text
+
+
+def test_the_rest_says_nan_where_that_is_what_is_wrong():
+    def outcome(rule, **got):
+        comparisons = tuple(Comparison(n, 9.0, (0,), x, 1.0, 0.1, 1, 1) for n, x in got.items())
+        return SimpleNamespace(rule=rule, level="values", message="", comparisons=comparisons)
+
+    nan = float("nan")
+    outcomes = [outcome("a", o=nan, dq=nan), outcome("b", o=nan, dq=3.0), outcome("c", dk=nan)]
+    wrong = {o.rule: SimpleNamespace(wrong={c.name: 9.0 for c in o.comparisons}) for o in outcomes}
+    text = "no known mistake reproduces this: o, dk NaN; dq out of tolerance"
     assert _describe_rest(outcomes, wrong) == text
 
 

@@ -10,6 +10,7 @@ from npattn import Conventions
 from npattn.testing import Cause, Outcome, Report, check
 from npattn.testing.report.html import page as make_page
 from npattn.testing.report.sensitivity import Sensitivity
+from npattn.testing.report.words import MUST
 from npattn.testing.targets.numpy import flash
 from tests.browser import PATH, Browser
 
@@ -58,7 +59,7 @@ def test_cause_stands_above_its_failures(page):
         '<button type="button" class="copy">',
         "import numpy as np",
         "<h2>Levels</h2>",
-        "Not tested: 1",
+        f"Not tested {MUST}: 1",
     ]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
@@ -107,6 +108,24 @@ def test_expected_and_suspect_are_shown():
     assert "<details open><summary>Stale expectations: 1" in stale
 
 
+def test_notebook_shows_a_fragment_of_the_page(page, report):
+    """All that the page says, without its frame and its script; its style touches nothing else."""
+    fragment = report._repr_html_()
+    style, body = re.fullmatch(
+        r'<div class="npattn-report"><style>(.*?)</style>\n(.*)</div>\n', fragment, re.DOTALL
+    ).groups()
+    assert not re.search(r"<!doctype|<html|<body|<main|<title>npattn|<script>|<button", fragment)
+    said = page[page.index("<main>") + len("<main>") : page.index("</main>")]
+    assert body.split() == re.sub("<button.*?</button>", "", said).split()
+    assert style.count("{") == style.count("}")
+    depth, outside = 0, ""
+    for c in style:
+        depth += {"{": 1, "}": -1}.get(c, 0)
+        outside += c if depth == 0 else ""
+    assert outside.split() == [".npattn-report", "}"]  # every rule is nested in this one
+    assert not re.search(r"(?:^|[ ,}])(?::root|body|html)\b", style)
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     found = Browser(tmp_path_factory.mktemp("browser"))
@@ -130,4 +149,23 @@ def test_browser_renders_the_page_without_errors(page, browser, width):
     assert fits
     assert height > 5
     assert label in ("copied", "selected")
+    assert opened.complaints == []
+
+
+@pytest.mark.skipif(PATH is None, reason="needs Chromium")
+def test_style_of_a_fragment_stays_within_it(report, browser):
+    others = "<!doctype html><body><h1>mine</h1><p>mine</p>"
+    look = """
+      const looks = (one) => { const s = getComputedStyle(one);
+        return [s.color, s.backgroundColor, s.font, s.margin]; };
+      return [...document.querySelectorAll('body, body > h1, body > p')].map(looks);
+    """
+    before = browser.open(others, width=700).run(look)
+    opened = browser.open(others + report._repr_html_(), width=700)
+    assert opened.run(look) == before
+    title, cause = opened.run("""
+      const style = (one) => getComputedStyle(document.querySelector(one));
+      return [style('.npattn-report h1').fontSize, style('.npattn-report .cause').borderLeftWidth];
+    """)
+    assert (title, cause) == ("20.8px", "4px")
     assert opened.complaints == []

@@ -69,6 +69,14 @@ def test_script_shows_the_failure_with_which_the_report_begins():
     assert report(replace(later, script_text="")).script() == ""
 
 
+def test_the_failure_that_is_shown_has_a_script():
+    silent = replace(FAILED, rule="structure", script_text="")
+    other = replace(FAILED, rule="views", script_text="views")
+    both = report(silent, other)
+    assert both.groups()[0].smallest is other
+    assert both.script() == "views"
+
+
 def test_the_failure_that_is_shown_is_that_of_the_contrast():
     views = replace(FAILED, rule="views", level="conduct", script_text="views")
     cause = Cause("why", (views.id, FAILED.id), passes_when="fails only with K > 1")

@@ -49,9 +49,14 @@ def drifting(q, k, v):
     calls += 1
     return flash(q, k, v) * np.float32(1 + calls / 64)
 
+def at_most_33_keys(q, k, v, mask=None):
+    if k.shape[-2] > 33:
+        raise IndexError("34 keys")
+    return flash(q, k, v, mask=mask)
+
 def no_softcap(q, k, v, *, softcap=None):
     if softcap is not None:
-        raise NotImplementedError("no softcap yet")
+        raise KeyError("no softcap yet")
     return flash(q, k, v)
 
 def no_gradient_of_softcap(q, k, v, *, softcap=None):
@@ -59,7 +64,7 @@ def no_gradient_of_softcap(q, k, v, *, softcap=None):
 
 def no_gradient_of_softcap_backward(dout, q, k, v, *, out, softcap=None):
     if softcap is not None:
-        raise NotImplementedError("no softcap in backward yet")
+        raise KeyError("no softcap in backward yet")
     _, lse = flash(q, k, v, return_lse=True)
     return flash_backward(dout, q, k, v, out=out, lse=lse)
 
@@ -270,6 +275,13 @@ def test_input_written_by_backward_is_shown(mine):
 def test_nondeterministic_result_is_shown(mine):
     shown = run(failure(implementation(mine, "drifting"), "repeatable").script(), mine)
     assert "o DIFFERS BETWEEN TWO CALLS" in shown
+
+
+def test_script_raises_again_where_a_rule_has_changed_the_problem(mine):
+    """The keys that a rule appends are what it raises at."""
+    f = implementation(mine, "at_most_33_keys")
+    text = failure(f, "padded-keys", examples=60, shrink=False).script()
+    assert "IndexError" in run(text, mine, fails=True)
 
 
 def test_script_raises_again_for_raising_option(mine):

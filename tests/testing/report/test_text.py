@@ -7,9 +7,10 @@ import pytest
 
 from npattn import Conventions, Problem
 from npattn.testing import Cause, Outcome, Report
+from npattn.testing.cases.asked import MODELS, Asked
 from npattn.testing.levels import LEVELS
 from npattn.testing.report.text import LINES, PASSED_LINES
-from npattn.testing.report.words import CLOSE
+from npattn.testing.report.words import CLOSE, MUST
 
 SETTINGS = {
     "seed": 7,
@@ -17,7 +18,7 @@ SETTINGS = {
     "features": ("causal", "scale"),
     "conventions": {"causal": "top_left"},
     "versions": {"npattn": "0"},
-    "behaves as": {"float32": "upcast, χ² 0.22"},
+    "behaves as": {"float32": "upcast: errors are 0.47 of those that it predicts"},
 }
 
 
@@ -85,7 +86,46 @@ def test_failures_without_a_cause_are_counted_and_shown():
     assert "empty-row[float32] failed" in text
 
 
-def test_unexplained_cause_is_printed_last_and_explains_nothing():
+def test_group_of_most_required_rules_comes_first():
+    """An exception in one rule stands behind what nothing explains of three."""
+    raised = outcome("views", "error", level="conduct", message="raised IndexError: tile")
+    beside = [failure(f"nan-{i}", level="non-finite") for i in range(5)]
+    causes = (
+        Cause("it raises: IndexError: tile", (raised.id,), "raised"),
+        Cause("NaN reaches o", tuple(x.id for x in (FAILED[0], *beside)), "step"),
+        Cause("no known mistake reproduces this", tuple(x.id for x in FAILED[1:]), "unexplained"),
+    )
+    whole = report(raised, *beside, *FAILED, causes=causes)
+    lines = str(whole).splitlines()
+    places = [lines.index(causes[i].text) for i in (2, 0, 1)]
+    assert places == sorted(places)
+    assert whole.script() == "print('directional')"
+    assert [g.cause for g in whole.groups(required=False)] == [causes[i] for i in (2, 1, 0)]
+
+
+def test_every_group_shows_a_failure_with_its_numbers():
+    rules = [failure(f"rule-{i}") for i in range(22)]
+    causes = tuple(Cause(f"mistake {i}", (rules[2 * i].id, rules[2 * i + 1].id)) for i in range(11))
+    text = str(report(*rules, causes=causes))
+    for i in range(11):
+        block = text.split(f"mistake {i}\n")[1]
+        assert block.startswith(f"  rule-{2 * i}[float32]")
+        assert "got 1, want 2" in block.split("\n")[0] + block.split("\n")[1]
+
+
+def test_contrast_that_a_failure_contradicts_is_not_printed():
+    def wide(outcome):
+        return outcome.problem.S > 6
+
+    cause = replace(SCALE, passes_when="fails only where S > 6", holds=wide)
+    wider = replace(cause, rules=("key-euler[float32]", "bias-shift[float32]"))
+    assert "fails only" not in str(report(*FAILED, causes=(cause,)))
+    assert "fails only" not in report(*FAILED, causes=(cause,)).text(verbose=True)
+    assert report(*FAILED, causes=(cause,)).as_dict()["causes"][0]["passes_when"] == ""
+    assert "  fails only where S > 6\n  key-euler" in str(report(*FAILED, causes=(wider,)))
+
+
+def test_unexplained_cause_of_fewest_rules_is_printed_last():
     contrast = Cause(
         "unexplained", ("late-keys[float32]",), "unexplained", passes_when="only S > 8"
     )
@@ -125,15 +165,22 @@ def test_short_report_fits(causes):
     refused = tuple(f"float32: {'a long reason ' * 20}{i}" for i in range(30))
     levels = [outcome(level, level=level) for level in LEVELS]
     whole = report(
-        *map(failure, rules), *levels, untested=["much " * 40] * 9, refused=refused, causes=named
+        *map(failure, rules),
+        *levels,
+        untested=["gradients: none", *["much " * 40] * 9],
+        refused=refused,
+        causes=named,
+        asked={"float32": Asked(dict.fromkeys("BHKGTSDE", (1, 4096)))},
+        skipped={"float32": dict.fromkeys(MODELS, "no K < H")},
     )
+    assert "gradients: none" in str(whole)
     assert len(str(whole).splitlines()) <= LINES
     passed = replace(whole, outcomes=tuple(levels), causes=())
     assert passed.passed
     assert len(str(passed).splitlines()) <= PASSED_LINES
 
 
-def test_plain_passed_report_fits_15_lines():
+def test_plain_passed_report_is_short():
     levels = [outcome(level, level=level, worst=0.5) for level in LEVELS]
     text = str(report(*levels, untested=["window"], refused=["float32: B = 0: refused"]))
     assert len(text.splitlines()) <= PASSED_LINES
@@ -230,17 +277,35 @@ def test_error_is_named_as_such():
 def test_settings_are_printed_as_words():
     text = str(report(outcome()))
     assert "seed 7  examples 3  features causal, scale  conventions causal='top_left'\n" in text
-    assert "float32 behaves as upcast, χ² 0.22" in text
+    assert "float32 behaves as upcast: errors are 0.47 of those that it predicts" in text
     plain = {"features": (), "conventions": {}}
     assert "features none  conventions default" in str(report(outcome(), settings=plain))
 
 
-def test_not_tested_is_a_few_lines():
+def test_refused_is_a_few_lines():
     refused = tuple(f"float32: size {i}: refused" for i in range(6))
     text = str(report(outcome(), untested=["lse: none", "sinks: none"], refused=refused))
-    assert "not tested: lse: none; sinks: none\n  float32: size 0: refused\n" in text
+    assert f"not tested {MUST}: lse: none; sinks: none\n  float32: size 0: refused\n" in text
     assert "\n  and 3 refusals (--verbose: all)\n" in text
-    assert "not tested" not in str(report(outcome()))
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("status", ["passed", "failed"])
+def test_what_was_not_tested_is_said_of_every_report(status, verbose):
+    sizes = Asked({"B": (1, 3), "S": (2, 4096)})
+    skipped = {"D = E = 24": "no E ≠ D", "D = E = 48": "no E ≠ D", "B = 9": "rank 3"}
+    known = report(outcome(status=status), asked={"float32": sizes}, skipped={"float32": skipped})
+    text = known.text(verbose=verbose)
+    assert verbose or f"not tested {MUST}: no option and no result is left out\n" in text
+    assert "\nasked and accepted: B 1–3, S 2–4096\n" in text
+    assert "\nmodel sizes not asked: D = E = 24, 48 (no E ≠ D); B = 9 (rank 3)\n" in text
+    assert "\nmodel sizes not asked: none\n" in str(replace(known, skipped={"float32": {}}))
+
+
+def test_sizes_are_said_of_each_dtype_where_they_differ():
+    asked = {"float32": Asked({"S": (2, 7)}), "float16": Asked({"S": (2, 5)})}
+    text = str(report(outcome(), asked=asked))
+    assert "\nasked and accepted, float32: S 2–7\nasked and accepted, float16: S 2–5\n" in text
 
 
 def test_where_nothing_was_tested_every_reason_is_printed():

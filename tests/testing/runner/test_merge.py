@@ -7,10 +7,10 @@ from npattn.testing.runner.journal import answer_of
 from npattn.testing.runner.merge import merge_answers
 
 
-def entry(status="passed", worst=0.0, examples=7, **more):
+def entry(status="passed", worst=0.0, examples=7, sizes=None, **more):
     values = {"rule": "views", "semantics": "1", "about": "", "dtype": "float32", "message": ""}
     values |= {"status": status, "worst": worst, "examples": examples, "level": "conduct"}
-    outcome = {**values, "left_to": []}
+    outcome = {**values, "left_to": [], "asked": {"ranges": sizes or {}, "models": []}}
     return {"dtype": "float32", "answer": "views", "outcome": outcome, **more}
 
 
@@ -24,6 +24,12 @@ def merge(*entries):
 def test_examples_add_up_and_the_largest_ratio_stays():
     answer, _ = merge(entry(worst=0.25, examples=7), entry(worst=0.125, examples=11))
     assert (answer.status, answer.worst, answer.examples) == ("passed", 0.25, 18)
+
+
+def test_ranges_of_sizes_are_joined():
+    parts = entry(sizes={"S": [3, 5], "T": [2, 7]}), entry(sizes={"S": [2, 11]})
+    answer, _ = merge(*parts)
+    assert answer.asked.ranges == {"S": (2, 11), "T": (2, 7)}
 
 
 def test_the_first_failure_stays():

@@ -266,6 +266,7 @@ def test_module_is_loaded_once(folder):
         ("own_three.py:number", "has no callable 'number'"),
         ("own_three.py:f.g.h", "has no callable 'f.g.h'"),
         ("own_three.py:_A", "_A is a class, must be a function: give an instance a name"),
+        ("own_three.py:_F", r"_F is a torch.autograd.Function, must be .*: pass own.*:_F\.apply$"),
         ("own_three.py:_A.f", "_A.f is a method of a class, must be a function: give an inst"),
         ("own_exit.py:f", r"ends itself when it is imported \(SystemExit: 3\): keep what"),
         ("own_exit:f", r"ends itself when it is imported \(SystemExit: 3\): keep what"),
@@ -275,6 +276,8 @@ def test_unknown_target_error_lists_targets(folder, spec, message):
     (folder / "own_three.py").write_text(
         "number = 3\ndef f(q, k, v): return q\ndef _g(): pass\n"
         "class _A:\n    def f(self, q, k, v): return q\n_a = _A()\n"
+        "class _Function: pass\n_Function.__name__ = 'Function'\n"
+        "_Function.__module__ = 'torch.autograd.function'\nclass _F(_Function): pass\n"
     )
     (folder / "own_exit.py").write_text("raise SystemExit(3)\n")
     assert load("own_three.py:_a.f")[0](2, 3, 5) == 2

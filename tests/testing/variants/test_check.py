@@ -208,15 +208,8 @@ def test_a_delta_rule_that_exchanges_rows_is_found(solve, right, monkeypatch):
     f, backward = oracle("chunked")
     values = {"causal": [True], "normalise": [False], "feature_map": ["identity"]}
     values |= {"beta": [True], "long": [False, True]}
-    report = check_variant(
-        f,
-        "linear",
-        backward=backward,
-        framework="numpy",
-        dtype="float64",
-        values=values,
-        examples=20,
-    )
+    options = {"framework": "numpy", "dtype": "float64", "values": values, "examples": 20}
+    report = check_variant(f, "linear", backward=backward, **options)
     assert report.passed == right, report
     assert right or report.case.long
 

@@ -51,8 +51,8 @@ def odd(q: np.ndarray, k, v):
 def objects(q: np.ndarray, k, v):
     return np.array([None])
 
-def complex_(q: np.ndarray, k, v):
-    return q.astype(complex)
+def longer(q: np.ndarray, k, v):
+    return q.astype(np.longdouble)
 
 def dates(q: np.ndarray, k, v):
     return np.zeros(3, "M8[D]")
@@ -88,8 +88,11 @@ def array(q, k, v):
 def subclass(q, k, v):
     return q.as_subclass(Odd)
 
-def complex_(q, k, v):
-    return q.to(torch.complex128)
+def eighths(q, k, v):
+    return q.to(torch.float8_e4m3fnuz)
+
+def sparse(q, k, v):
+    return q.to_sparse()
 
 def conjugate(q, k, v):
     return q.to(torch.complex64).conj()
@@ -139,7 +142,7 @@ def test_several_results_keep_their_places(open_session):
     assert answer["value"] == {"tuple": [{"tensor": "0"}, {"tensor": "1"}]}
     assert out["1"].shape == (1, 2, 3)
     session, _ = open_session("mapping", framework="numpy")
-    assert ask(session)[0]["value"] == {"mapping": {"o": {"tensor": "o"}}}
+    assert "returned builtins.dict" in ask(session)[0]["value"]["no result"]
 
 
 def test_several_calls_are_answered_in_their_order(open_session):
@@ -158,7 +161,7 @@ def test_several_calls_are_answered_in_their_order(open_session):
         ("odd", "a subclass of numpy.ndarray, must be a plain array"),
         ("objects", "dtype object, must hold numbers"),
         ("dates", "dtype datetime64[D], must hold numbers"),
-        ("complex_", "returned an array of dtype complex128"),
+        ("longer", "returned an array of dtype"),
         ("nothing", "returned builtins.NoneType"),
     ],
 )
@@ -190,7 +193,9 @@ def test_results_are_kept_until_they_are_read(open_session):
     answer, _ = answer_safely(session, {"do": "read", "of": "a"}, {})
     assert answer["raised"]["type"] == "KeyError"
     session, _ = open_session("mapping", framework="numpy")
-    assert ask(session, hold="b")[0]["value"] == {"mapping": {"o": None}}
+    assert ask(session, hold="b")[0]["value"] is None
+    read, _ = answer_safely(session, {"do": "read", "of": "b", "again": True}, {})
+    assert "returned builtins.dict" in read["value"]["no result"]
     assert answer_safely(session, {"do": "drop", "drop": ["b"]}, {}) == ({}, {})
     assert session.held == {}
 
@@ -217,9 +222,10 @@ def test_results_on_the_memory_of_an_input_are_named(open_session):
 def test_views_lie_in_one_buffer(open_session):
     session, _ = open_session("f", framework="numpy")
     layout = {"tensor": "q", "shape": [1, 2, 3, 5], "strides": [0, 60, 20, 4], "offset": 0}
-    arrays = session.arrays({"arrays": {"q": layout, "k": layout}}, tensors(q=ONES))
+    layouts = {"q": layout, "k": {**layout, "read_only": True}}
+    arrays = session.arrays({"arrays": layouts}, tensors(q=ONES))
     assert np.shares_memory(arrays["q"], arrays["k"])
-    assert not arrays["q"].flags.writeable
+    assert [arrays[n].flags.writeable for n in "qk"] == [True, False]
 
 
 def test_arguments_of_every_kind(open_session):
@@ -253,7 +259,6 @@ def test_exceptions_are_described(open_session):
         ("nowhere:f", {}, "there is no module 'nowhere'"),
         ("nowhere.py:f", {}, "there is no file 'nowhere.py'"),
         ("json:nothing", {}, "has no callable 'nothing', it has"),
-        ("json:loads", {}, "could not be called on a tiny problem"),
         ("json:loads", {"framework": "numpy", "device": "cuda"}, "must be None for NumPy arrays"),
     ],
 )
@@ -318,8 +323,8 @@ def test_tensors_are_read_and_differentiated(open_session):
         answer, out = ask(session, "gradients", **gradients, slices=slices)
         assert answer["value"]["mapping"].keys() == {"q", "k", "v"}
         assert (np.frombuffer(out["q"].data, np.float32) == 1).all()
-    answer, _ = ask(session, "gradients", cotangents={"1": {"array": "dout"}}, leaves=["q"])
-    assert "returned one result, must return 1" in answer["no result"]
+    wanted = {"cotangents": {"0": {"array": "dout"}}, "leaves": ["q"], "results": [2]}
+    assert ask(session, "gradients", **wanted)[0] == {"returned": 0}
 
 
 @pytest.mark.parametrize(
@@ -327,13 +332,15 @@ def test_tensors_are_read_and_differentiated(open_session):
     [
         ("array", "returned numpy.ndarray, must be a torch tensor"),
         ("subclass", "a subclass of torch.Tensor, must be a plain tensor"),
-        ("complex_", "returned a tensor of torch.complex128"),
+        ("eighths", "returned a tensor of torch.float8_e4m3fnuz"),
+        ("sparse", "returned a tensor of torch.sparse_coo, must be a dense one"),
     ],
 )
 def test_what_is_no_tensor_is_said(open_session, name, reason):
     pytest.importorskip("torch")
     session, _ = open_session(name, TORCH, framework="torch")
-    assert reason in ask(session)[0]["value"]["no result"]
+    answer, _ = ask(session)
+    assert reason in answer["value"]["no result"], answer
 
 
 def test_tensors_of_other_kinds_are_read(open_session):
@@ -367,7 +374,8 @@ def test_tensors_are_laid_out_written_and_compared():
     assert (written == 1).all()
     assert frame.memory(written).shape == written.shape
     assert frame.memory(written.bfloat16()).dtype == np.int16
-    assert frame.memory(written.to(torch.float8_e5m2)) is None
+    assert frame.memory(written.to(torch.float8_e5m2)[..., ::2]).dtype == np.int8
+    assert frame.memory(written.to(torch.complex64).conj()) is None
     hidden = frame.hide(torch.zeros(2), torch.tensor([True, False]))
     assert hidden.tolist() == [0, -np.inf]
     added = frame.add_mask(torch.tensor([True, False]), torch.zeros(1))
@@ -396,11 +404,11 @@ def test_a_result_that_loses_the_device_ends_the_process(open_session, monkeypat
         monkeypatch.setattr(torch, "ones", fails)
     monkeypatch.setattr(os, "_exit", sys.exit)
     if works:
-        entry, _ = session.pack(torch.zeros(1))
+        entry, _ = session.pack("forward", torch.zeros(1))
         assert entry["raised"]["type"] == "RuntimeError"
     else:
         with pytest.raises(SystemExit):
-            session.pack(torch.zeros(1))
+            session.pack("forward", torch.zeros(1))
     said = "the device is lost: RuntimeError: misaligned address\n"
     assert capfd.readouterr().err == ("" if works else said)
 

@@ -39,7 +39,7 @@ def f(q, k, v, mask=None):
 class Panic(BaseException):
     pass
 
-class Odd(Exception):
+class Odd(KeyError):
     def __str__(self):
         raise ValueError("no words")
 
@@ -148,9 +148,9 @@ def test_an_exit_is_an_error(target):
 def test_a_hang_is_ended_and_not_asked_a_third_time(target, tmp_path, deed):
     hung = tmp_path / "hung"
     note = f"print('once', file=open({str(hung)!r}, 'a'), flush=True)"
-    outcomes, report = judge(target(f"{note}; exec({deed!r})", timeout=1.5))
+    outcomes, report = judge(target(f"{note}; exec({deed!r})", timeout=4.0))
     assert outcomes["option-mask"].status == "timed out"
-    assert "no answer within 1.5 s" in outcomes["option-mask"].message
+    assert "no answer within 4 s" in outcomes["option-mask"].message
     assert any(line.startswith("mask") for line in report.refused)
     assert not [o for o in report.outcomes if o.status == "error"]
     assert hung.read_text().split() == ["once"] * 2
@@ -184,7 +184,7 @@ def test_a_changed_error_state_is_noted(tmp_path, at_import, isolated):
 
 
 def test_memory_is_watched(target):
-    hoard = "kept = [np.ones(1 << 21) for _ in range(400)]; time.sleep(9)"
+    hoard = "kept = [np.ones(1 << 21) for _ in range(400)]; time.sleep(300)"
     outcomes, _ = judge(target(hoard, memory=1 << 29))
     assert outcomes["option-mask"].status == "crashed"
     assert "more than 512 MiB (--memory)" in outcomes["option-mask"].message
@@ -234,7 +234,7 @@ def test_a_fork_bomb_ends_with_the_worker(target, tmp_path, leaves):
     remote = target(deed)
     _, report = judge(remote)
     assert report.passed
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while len(pids := notes.read_text().split()) < 64 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(set(pids)) == 64
@@ -281,7 +281,7 @@ def test_a_terminated_check_prints_what_it_knows(tmp_path):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted" in output
+    assert output.count("interrupted: ") == 1
     assert (tmp_path / "r.json").exists()
 
 

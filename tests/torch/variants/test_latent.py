@@ -118,6 +118,8 @@ def test_wrong_arguments_are_errors():
         attend(*tensors, form=None)
     with pytest.raises(ShapeError, match="k_rope has sizes"):
         attend(*tensors[:3], tensors[3][:, :2], *tensors[4:])
+    with pytest.raises(ShapeError, match=r"pass c\.squeeze\(-3\)"):
+        attend(*tensors[:2], tensors[2][:, None], *tensors[3:])
 
 
 # --- a layer of DeepSeek-V3 -----------------------------------------------------------------------

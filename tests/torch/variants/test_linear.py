@@ -155,3 +155,11 @@ def test_errors_name_the_way_out(change, error, words):
 
 def test_the_names_of_inputs_are_those_of_numpy():
     assert set(NAMES) <= set(npt.variants.linear.attention.__annotations__)
+
+
+def test_a_decay_above_1_warns():
+    x = torch.ones(2, 3, 5)
+    options = {"causal": True, "normalise": False}
+    with pytest.warns(UserWarning, match="for a factor γ pass log"):
+        npt.variants.linear.forward(x, x, x, log_decay=torch.full((2, 1, 1), 0.9), **options)
+    npt.variants.linear.forward(x, x, x, log_decay=torch.full((2, 1, 1), -0.1), **options)

@@ -1,0 +1,152 @@
+"""Two implementations that are not plain attention, compared with each other.
+
+The tolerance is that of another function then. On normal inputs, results of the same function
+differ by roundings of their sums: by (D + E + S + T) u of the largest element.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from npattn.arrays import Array
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.bounds.rounding import Units
+from npattn.testing.bounds.ulp import real
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.compare import short
+from npattn.testing.diagnosis.contrasts import describe_contrast
+from npattn.testing.diagnosis.verdicts import SECONDS, Verdicts
+from npattn.testing.difference.measure import Measurement, share_cotangents
+from npattn.testing.difference.sides import Sides
+from npattn.testing.difference.wrong import Wrong
+from npattn.testing.report.outcome import Outcome
+
+__all__ = ["compare_pair", "is_plain"]
+
+MOST = 0.5
+"""Share of the problems beyond which a function with a wrong o is not plain attention."""
+LARGE = 2**16
+"""Scores of the largest problem that is varied to find out where they differ."""
+
+
+def is_plain(measured: Measurement, wrong: Sequence[Wrong]) -> bool:
+    """Return False if o of both is wrong nearly everywhere, and nothing known explains it."""
+    shares = [sum("o" in e.wrong for e in own) for own in measured.evidence]
+    unknown = not any(own.causes or own.follows or own.precision for own in wrong)
+    return not (unknown and measured.problems and min(shares) > MOST * measured.problems)
+
+
+@dataclass
+class Gap:
+    """Largest difference of two implementations on a problem, in units of the largest element."""
+
+    name: str = ""
+    size: float = 0.0
+    allowed: float = 0.0
+    line: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.size / self.allowed if self.allowed else 0.0
+
+
+def compare_pair(sides: Sides, recipes: Sequence[Recipe]) -> tuple[bool, tuple[str, ...]]:
+    """Compare two implementations with each other, on normal inputs.
+
+    Returns
+    -------
+    bool
+        True if they agree but for roundings.
+    tuple of str
+        What that showed.
+    """
+    normal = [replace(r, distribution="normal", view="contiguous") for r in recipes]
+    gaps = {r: gap for r in dict.fromkeys(normal) if (gap := _measure(sides, r)) is not None}
+    lines = [
+        "Neither is plain attention: o of both is wrong on most problems, and no known mistake "
+    ]
+    lines[0] += "or convention explains it. They are compared with each other, on normal inputs."
+    if not gaps:
+        return False, (*lines, "Nothing could be compared.")
+    worst = max(gaps.values(), key=lambda gap: gap.ratio)
+    size = f"{short(worst.size)} of the largest value of {worst.name}"
+    different = [r for r, gap in gaps.items() if gap.ratio > 1]
+    if not different:
+        text = f"They agree on {len(gaps)} problems: they differ by at most {size}"
+        return True, (*lines, f"{text}, as roundings of the sums do.")
+    text = f"They differ on {len(different)} of {len(gaps)} problems, by up to {size}"
+    lines += [f"{text}: roundings of the sums explain {short(worst.allowed)}.", worst.line]
+    return False, (*lines, *_find_contrast(sides, different))
+
+
+def _measure(sides: Sides, recipe: Recipe) -> Gap | None:
+    """Return the largest difference on a problem; None if one of them does not answer it."""
+    cotangents = share_cotangents(sides, recipe)
+    answers: list[Results] = []
+    for trial in (sides.a, sides.b):
+        try:
+            with trial.implementation.framework.one_thread():
+                answers.append(trial.results(trial.problem(recipe), cotangents))
+        except ImplementationError:
+            return None
+    problem, gap = sides.a.problem(recipe), Gap()
+    terms = problem.D + problem.E + problem.S + problem.T
+    allowed = terms * Units.of(sides.a.rounding, problem.q.dtype).u
+    for name in (n for n in answers[0] if n in answers[1]):
+        first, second = (real(x[name]).astype(np.float64) for x in answers)
+        own = _compare(name, first, second, allowed)
+        if own.ratio >= gap.ratio:
+            gap = replace(own, line=f"{own.line}, sampled as {recipe!r}.problem()")
+    return gap
+
+
+def _compare(name: str, a: Array, b: Array, allowed: float) -> Gap:
+    """Compare one result; a NaN of one alone is infinitely far away."""
+    if a.shape != b.shape:
+        return Gap(name, np.inf, allowed, f"{name} has shape {a.shape} of A, {b.shape} of B")
+    if not a.size:
+        return Gap(name, 0.0, allowed)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        apart = np.where(same, 0, abs(a - b))
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    index = np.unravel_index(int(apart.argmax()), apart.shape)
+    top = float(np.max(abs(a), initial=0.0, where=np.isfinite(a))) or 1.0
+    place = ", ".join(map(str, map(int, index)))
+    line = f"{name}[{place}]: A {a[index]:.9g}, B {b[index]:.9g}"
+    return Gap(name, float(apart[index]) / top, allowed, line)
+
+
+# --- where they differ ----------------------------------------------------------------------------
+
+
+@dataclass
+class _Differences(Verdicts):
+    """Verdicts on recipes: a problem fails if the two differ on it."""
+
+    sides: Sides = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.deadline, self.property = time.process_time() + SECONDS, None
+
+    def _judge(self, recipe: Recipe) -> bool | None:
+        if not self._asks(recipe):
+            return None
+        gap = _measure(self.sides, recipe)
+        return None if gap is None else gap.ratio > 1
+
+
+def _find_contrast(sides: Sides, different: Sequence[Recipe]) -> Iterator[str]:
+    """Say where they differ, if a condition separates such problems from the others."""
+    recipe = min(different, key=lambda r: (r.T * r.S, r.D))
+    if recipe.T * recipe.S > LARGE or sides.a.space.few_shapes:
+        return
+    outcome = Outcome("difference", "", "", recipe.dtype, "failed")
+    verdicts = _Differences(sides.a.fresh(), outcome, sides=sides)
+    text = describe_contrast(verdicts, recipe).text
+    if text:
+        yield text.replace("fails only", "They differ only", 1) + "."

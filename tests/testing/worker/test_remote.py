@@ -1,0 +1,105 @@
+"""A worker answers as the same function does here, also where its results are wrong."""
+
+import numpy as np
+import pytest
+
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.targets import load_implementation
+from npattn.testing.worker.child import Session, answer_safely
+from npattn.testing.worker.description import read_description
+from npattn.testing.worker.remote import Remote
+from npattn.testing.worker.supervisor import Limits
+
+NUMPY = """
+import numpy as np
+
+def longer(q, k, v): return (q + v).astype(np.longdouble)
+def double_complex(q, k, v): return (q + v).astype(complex)
+def swapped(q, k, v): return (q + v).astype(">f4")
+def fortran(q, k, v): return np.asfortranarray(q + v)
+def backwards(q, k, v): return (q + v)[..., ::-1]
+def mapping(q, k, v): return {"o": q + v}
+def nothing(q, k, v): return None
+def listed(q, k, v): return [q + v]
+def empty(q, k, v): return ()
+def alone(q, k, v, return_lse=False): return q + v
+def beside_nothing(q, k, v, return_lse=False): return (q + v, None) if return_lse else q + v
+def beside_words(q, k, v, return_lse=False): return (q + v, "lse") if return_lse else q + v
+def raises(q, k, v): raise KeyError("lost")
+
+def backward(dout, q, k, v): return dout, None, {"v": v}
+"""
+TORCH = """
+import torch
+
+def negated(q, k, v): return torch.complex(q, -q).conj().imag + 0 * (k + v)
+def conjugated(q, k, v): return (q + v).to(torch.complex64).conj()
+def sparse(q, k, v): return (q + v).to_sparse()
+def eighths(q, k, v): return (q + v).to(torch.float8_e4m3fnuz)
+def detached(q, k, v): return (q + v).detach()
+def read(q, k, v): return torch.from_numpy((q + v).numpy())
+def refuses(q, k, v):
+    if q.requires_grad:
+        raise ValueError("no gradients")
+    return q + v
+def mapping(q, k, v): return {"o": q + v}
+def nothing(q, k, v): return None
+def array(q, k, v): return (q + v).detach().numpy()
+def pair(q, k, v): return q + v, q
+def alone(q, k, v, return_lse=False): return q + v
+def beside_nothing(q, k, v, return_lse=False): return (q + v, None) if return_lse else q + v
+"""
+
+
+class Inline:
+    """A worker without a process of its own."""
+
+    settings, environment, first_result, generation, limits = {}, None, None, 1, Limits()
+
+    def __init__(self, spec, **settings):
+        self.session = Session(spec)
+        answer, _ = answer_safely(self.session, {"do": "describe", **settings}, {})
+        self.description = read_description(answer)
+
+    def request(self, message, tensors, seconds, work=None):
+        return answer_safely(self.session, message, tensors)
+
+
+def outcome(call, *args):
+    """Return the results of a call, or what its error says."""
+    try:
+        return [(n, x.dtype, x.shape, x.tobytes()) for n, x in call(*args).pairs]
+    except ImplementationError as err:
+        return type(err), str(err), err.is_refusal
+
+
+def functions(source):
+    return [line[4:].partition("(")[0] for line in source.splitlines() if line[:4] == "def "]
+
+
+CASES = [("numpy", n) for n in functions(NUMPY)[:-1]] + [("torch", n) for n in functions(TORCH)]
+
+
+@pytest.mark.parametrize(("framework", "name"), CASES)
+def test_odd_results_are_the_same_in_a_worker(tmp_path, framework, name):
+    pytest.importorskip(framework)
+    path = tmp_path / f"odd_{framework}.py"
+    path.write_text(NUMPY if framework == "numpy" else TORCH)
+    own = f"{path}:backward" if framework == "numpy" else None
+    settings = {"framework": framework, "backward": own}
+    here = load_implementation(f"{path}:{name}", **settings)
+    there = Remote(Inline(f"{path}:{name}", **settings), name=here.name)
+    q, k, v = np.random.default_rng(0).normal(size=(3, 1, 2, 3, 5)).astype(np.float32)
+    problem = Problem(q, k, v)
+    cotangents = Cotangents(np.ones_like(v), np.ones(v.shape[:-1], np.float32))
+    assert outcome(there.forward, problem) == outcome(here.forward, problem)
+    gradients = outcome(there.gradients, problem, cotangents)
+    assert gradients == outcome(here.gradients, problem, cotangents)
+    overlaps = [[], []]
+    for found, f in zip(overlaps, (there, here), strict=True):
+        try:
+            found += f.overwrite_results(problem, cotangents if own else None)
+        except ImplementationError as err:
+            found += [str(err)]
+    assert overlaps[0] == overlaps[1]
