@@ -497,3 +497,9 @@ def test_auto_decides_by_scores_and_blocks(lead, sizes, engine):
     queries, keys = sizes
     q, k = np.zeros((*lead, 8, queries, 2)), np.zeros((8, keys, 2))
     assert tiled.choice(Problem(q, k, k)) == engine
+
+
+@pytest.mark.parametrize(("keys", "engine"), [(1009, "dense"), (4099, "tiled")])
+def test_auto_leaves_the_repeating_of_many_shared_keys_to_the_tiled_engine(keys, engine):
+    q, k = np.zeros((8, 1, 2)), np.zeros((2, keys, 2))
+    assert tiled.choice(Problem(q, k, k)) == engine

@@ -9,6 +9,7 @@ later slots and later entries of the table are never read. The last query stands
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,8 +187,10 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
     for name, shape in zip("kv", fwd.shapes[1:], strict=True):
         dtype = getattr(grads[0], name).dtype
         total = np.zeros(shape, np.result_type(dtype, np.float64))  # summed, and then rounded
-        for slots, grad in zip(fwd.slots, grads, strict=False):
-            np.add.at(total, slots, getattr(grad, name).swapaxes(0, 1))
+        for (page, slot), grad in zip(fwd.slots, grads, strict=False):
+            rows, ends = getattr(grad, name).swapaxes(0, 1), np.flatnonzero(slot == 0)
+            for a, b in itertools.pairwise((*ends, len(rows))):  # a table may name a page twice
+                total[page[a], : b - a] += rows[a:b]
         pages.append(cast(total, dtype))
     return Gradients(dq, pages[0], pages[1], *sum_parameters(fwd.parts, grads))
 

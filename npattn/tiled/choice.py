@@ -21,6 +21,8 @@ By bytes of a number.
 """
 SINGLE = 3
 """Scores that one of a single query counts for: reading keys and values is all the work then."""
+SHARED = 16
+"""The same where query heads share keys, which the dense engine repeats. benchmarks/variants.py"""
 
 
 def choice(problem: Problem) -> str:
@@ -32,7 +34,8 @@ def choice(problem: Problem) -> str:
     if problem.dtype.kind != "f" or problem.storage is not None or block is None:
         return "dense"
     planes = problem.H * math.prod(problem.lead)
-    scores = planes * problem.T * problem.S * (SINGLE if problem.T == 1 else 1)
+    single = SINGLE if problem.K == problem.H else SHARED
+    scores = planes * problem.T * problem.S * (single if problem.T == 1 else 1)
     if scores < LARGE:
         return "dense"
     blocks = planes * -(-problem.T // choose_queries(planes, problem.T))

@@ -1,7 +1,8 @@
-"""Linear attention: loops, three forms, complex steps, and the functions of other systems."""
+"""Linear attention: loops, two forms, complex steps, and the functions of other systems."""
 
 import math
 
+import mpmath  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from tests.variants import linear_loops
 
 B, H, K, T, D, E = 2, 6, 3, 7, 5, 2
 U = 2.0**-53
-FORMS = ({}, {"form": "parallel"}, {"form": "chunked", "chunk_size": 3}, {"form": "chunked"})
+FORMS = ({}, *({"form": "chunked"} | size for size in ({"chunk_size": 5}, {"chunk_size": 3}, {})))
 NAMES = ("q", "k", "v", "log_decay", "beta", "initial_state", "initial_normaliser")
 
 
@@ -350,6 +351,41 @@ def test_gradients_of_the_delta_rule_are_those_of_complex_steps(form, decay):
         assert abs(slope - (getattr(grads, name) * direction).sum()) <= allowed, name
 
 
+@pytest.mark.parametrize(("T", "length"), [(67, None), (5, 1e8)])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_states_that_grow_by_many_powers_of_ten_keep_their_digits(form, T, length):
+    """The keys of one state are 10¹⁷ times as large as others; row by row none of them is lost."""
+    D, E = 61, 2
+    rng = np.random.default_rng(T)
+    q, k, v = (rng.standard_normal((T, n)) for n in (D, D, E))
+    beta = rng.uniform(0, 1, (T, 1))
+    if length is not None:
+        k *= length / np.sqrt((k**2).sum(-1, keepdims=True))
+    with mpmath.workdps(80):
+        exact = [[float(x) for x in row] for row in exact_delta(q, k, v, beta)]
+    out = linear.attention(
+        q, k, v, beta=beta, scale=1.0, causal=True, normalise=False, feature_map="identity", **form
+    )
+    largest = abs(np.array(exact)).max(-1, keepdims=True)
+    assert largest.max() > 1e17
+    fwd = linear.forward(
+        q, k, v, beta=beta, scale=1.0, causal=True, normalise=False, feature_map="identity"
+    )
+    allowed = linear_bounds(fwd, np.float64)["out"][1]
+    assert (abs(out - exact) <= allowed).all()
+    assert (allowed.min(-1) < 1e-2 * largest[:, 0]).all()  # it says something of every row
+
+
+def exact_delta(q, k, v, beta):
+    """Rows of the output in mpmath, key by key."""
+    q, k, v, beta = (mpmath.matrix(x.tolist()) for x in (q, k, v, beta))
+    state, rows = mpmath.zeros(k.cols, v.cols), []
+    for t in range(k.rows):
+        state += k[t, :].T * (beta[t] * (v[t, :] - k[t, :] * state))
+        rows.append(list(q[t, :] * state))
+    return rows
+
+
 def test_a_repeated_key_with_beta_1_is_overwritten():
     k = np.array([[[0.6, 0.8]] * 3])
     v = np.array([[[1.0], [5.0], [-2.0]]])
@@ -461,7 +497,11 @@ def test_mistakes_of_gradients_are_beyond_the_bound(mistake, name):
         ({"feature_map": lambda x: x[..., 1:]}, OptionError, "feature_map returned shape"),
         ({"eps": -1.0}, OptionError, "eps is -1.0, must be a finite number ≥ 0"),
         ({"scale": math.nan}, OptionError, "scale is nan"),
-        ({"form": "dense"}, OptionError, "must be one of recurrent, chunked, parallel"),
+        (
+            {"form": "parallel"},
+            OptionError,
+            'one of recurrent, chunked: all pairs at once are form="chunked" with chunk_size=7',
+        ),
         ({"chunk_size": 3}, OptionError, 'pass form="chunked"'),
         ({"chunk_size": 0, "form": "chunked"}, OptionError, "must be an integer ≥ 1"),
         ({"log_decay": np.zeros(K)}, ShapeError, "log_decay[:, None, None]"),
@@ -666,8 +706,18 @@ def test_fla_retention():
     assert_within({"out": (bound[0], bound[1] + slack)}, {"out": out.numpy()})
 
 
-def test_chunks_of_any_size_are_one():
-    assert [len(chunked._slices(7, n)) for n in (1, 3, 7, 8)] == [7, 3, 1, 1]
+def test_chunks_end_before_their_decays_lose_digits():
+    def lengths(g, size):
+        one = np.ones_like(g)
+        x = linear.forward(one, one, one, causal=True, log_decay=g).residuals[0]
+        return [at.stop - at.start for at, _ in chunked._chunks(x, size)]
+
+    none, strong = np.zeros((7, 2)), np.full((7, 2), -0.4 * chunked.LIMIT)
+    assert [lengths(none, n) for n in (1, 3, 7, 8)] == [[1] * 7, [3, 3, 1], [7], [7]]
+    assert lengths(strong, 7) == [3, 3, 1]
+    reset = none.copy()
+    reset[3, 1] = -np.inf
+    assert lengths(reset, 7) == [3, 4]
 
 
 def test_numbers_of_numpy_are_numbers():

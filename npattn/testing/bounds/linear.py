@@ -5,7 +5,7 @@
 Results and gradients of the recurrence are sums of products of features, decays, values and
 cotangents. M is the same sum of absolute values: it grows in each argument, so that errors δ of the
 arguments and r, the relative error of a product in any order of the sum, bound the error of every
-form: recurrent, chunked and parallel. docs/linear.md derives the counts.
+form, recurrent and chunked. By the delta rule v is what is written. docs/linear.md has the counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ import numpy as np
 
 from npattn.arrays import Array, sum_to
 from npattn.errors import DtypeError
+from npattn.testing.bounds.delta import (
+    Written,
+    add_cotangents,
+    add_readers,
+    interleave,
+    merge,
+    split,
+)
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.variants.linear import FEATURE_MAPS, FeatureMap, LinearForward, backward, recurrent
 from npattn.variants.linear.api import operands_of
@@ -81,14 +89,17 @@ class _Bounds:
         self.least = self._majorant(lambda x: abs(value(x)))
         self.most = self._majorant(lambda x: abs(value(x)) + self._feature_error(x))
         sums = 2 * p.D + p.E + 2 * p.S + p.group * p.T + 12
-        if p.beta is not None:  # each step reads the state, and a solution has as many again
-            sums += 2 * p.S * (p.D + 6)
         decay = (p.S + 2) * (units.exp + units.u)
         if p.log_decay is not None:
             spread = abs(self.x.g).sum(-2).max(initial=0.0)
             decay += (2 * p.S + 4) * units.u * float(spread)
         self.rel = float(np.expm1(sums * units.u + STORES * units.low.u + decay))
         self.own = sums * 2.0**-52  # of the oracle itself, and of these bounds
+        self.written: Written | None = None
+        if self.x.beta is not None:
+            self.written = Written(self.x, self.most)
+            u = abs(self.written.u)
+            self.least, self.most = add_readers(self.least, u), add_readers(self.most, u)
 
     def _majorant(self, value: Callable[[Array], Array]) -> Operands:
         """Operands of absolute values, with these features."""
@@ -99,8 +110,6 @@ class _Bounds:
 
         changes: dict[str, Any] = {n: size(getattr(p, n)) for n in ("v", "initial_state")}
         changes["initial_normaliser"] = size(p.initial_normaliser)
-        if p.beta is not None:  # −β (−v − k S): the delta rule with plus signs
-            changes |= {"beta": -size(p.beta), "v": -changes["v"]}
         features = FeatureMap(value, p.map.pullback)
         assert p.scale is not None
         return operands_of(replace(p, feature_map=features, scale=abs(p.scale), **changes))
@@ -114,8 +123,15 @@ class _Bounds:
 
     def forward(self) -> dict[str, tuple[Array, Array]]:
         p, fwd = self.p, self.fwd
+        if self.written is not None and self.x.beta is not None:
+            u = abs(self.written.u)
+            residual = abs(self.x.beta) * self._reading_error() + self.rel * u
+            e_u = self.written.error(residual)
+            self.most = self.most._replace(v=self.most.v + interleave(0 * u, e_u))
         (least, last), (most, last_most) = (recurrent.forward(x) for x in (self.least, self.most))
         self.e_y, e_last = self._error(most, least), self._error(last_most, last)
+        if self.written is not None:
+            self.e_y, _ = split(self.e_y)
         results = {"out": (fwd.out, self.e_y), "state": (fwd.state, e_last)}
         if p.normalise:
             self.e_o = self._quotient_error(self.e_y)
@@ -123,6 +139,11 @@ class _Bounds:
             results["state"] = (fwd.state, e_last[..., : p.E])
             results["normaliser"] = (fwd.normaliser, e_last[..., p.E])  # type: ignore[assignment]
         return {n: (exact, e.reshape(exact.shape)) for n, (exact, e) in results.items()}
+
+    def _reading_error(self) -> Array:
+        """Error of v − k S by the delta rule, for exact values in S but those of `most`."""
+        least, most = (split(recurrent.forward(x)[0])[1] for x in (self.least, self.most))
+        return np.asarray(self._error(most, least) + self.rel * abs(self.x.v))
 
     def _quotient_error(self, e_y: Array) -> Array:
         """Error of o = n / (d + eps) from those of n and d."""
@@ -142,17 +163,20 @@ class _Bounds:
         exact = backward(self.fwd, dout, dstate, dnormaliser)
         dy, e_dy = self._cotangent(dout)
         dS = self._last_cotangent(dstate, dnormaliser)
-        least = _sizes(recurrent.backward(self.least, abs(dy), dS))
-        most = _sizes(recurrent.backward(self.most, abs(dy) + e_dy, dS))
+        of_written: dict[str, Array] = {}
+        if self.written is not None:
+            dy, e_dy, of_written = self._through_written(dy, dS, dstate)
+        dy = abs(dy)
+        least = recurrent.backward(self.least, dy, dS)
+        most = recurrent.backward(self.most, dy + e_dy, dS)
+        sizes = {"dlog_decay": self._decay(self.most, most, dS)}
         errors = {
             "dv": self._error(most.v, least.v)[..., : p.E],
             "dinitial_state": self._error(most.state, least.state)[..., : p.E],
-            "dlog_decay": self._error(*(self._decay(x, d, dS) for x, d in (
-                (self.most, most), (self.least, least)
-            ))),
-        }  # fmt: skip
-        if most.beta is not None and least.beta is not None:
-            errors["dbeta"] = self._error(most.beta, least.beta)
+            "dlog_decay": self._error(sizes["dlog_decay"], self._decay(self.least, least, dS)),
+        } | of_written
+        if self.written is not None:
+            least, most = merge(least), merge(most)
         if p.normalise:
             errors["dinitial_normaliser"] = self._error(most.state, least.state)[..., p.E]
         whole = (*p.lead, p.H, p.T, p.D)
@@ -164,13 +188,30 @@ class _Bounds:
             errors[name] = self._pullback_error(
                 np.broadcast_to(x.astype(np.float64), shape), size, e
             )
-        sizes = {"dlog_decay": self._decay(self.most, most, dS)}
         results = {}
         for name, error in errors.items():
             value = getattr(exact, name[1:])
             if value is not None:
                 results[name] = (value, self._sum_error(error, sizes.get(name, error), value.shape))
         return results
+
+    def _through_written(
+        self, dy: Array, dS: Array, dstate: Array | None
+    ) -> tuple[Array, Array, dict[str, Array]]:
+        """Cotangents of y and of what keys read, with their errors, and those of dv and dβ."""
+        x, written = self.x, self.written
+        assert written is not None
+        assert x.beta is not None
+        own = np.zeros_like(dS) if dstate is None else dstate.reshape(dS.shape)
+        dv = abs(recurrent.backward(x, dy, own).v)
+        both = add_cotangents(abs(dy), dv)
+        least, most = (merge(recurrent.backward(y, both, dS)).v for y in (self.least, self.most))
+        e_db = written.error_of_adjoint(self._error(most, least))
+        e_dv = abs(x.beta) * e_db + self.rel * dv
+        error = abs(x.v) + split(recurrent.forward(self.most)[0])[1]  # v − k S
+        e_dbeta = (e_db + self.rel * most) * error + most * self._reading_error()
+        errors = {"dv": e_dv, "dbeta": e_dbeta.sum(-1, keepdims=True)}
+        return both, add_cotangents(0 * dy, e_dv), errors
 
     def _cotangent(self, dout: Array | None) -> tuple[Array, Array]:
         """Cotangent of y, with its error."""
@@ -208,6 +249,7 @@ class _Bounds:
         if x.causal:
             parts = parts + (x.q * d.q).sum(-3)
         later = np.flip(np.flip(parts, -2).cumsum(-2), -2)
+        later = later if self.written is None else later[..., ::2, :]
         return np.asarray(later + (recurrent.forward(x)[1] * dS).sum(-1)[..., None, :])
 
     def _sum_error(self, error: Array, size: Array, shape: tuple[int, ...]) -> Array:
@@ -248,9 +290,3 @@ class _Bounds:
             bent = max(abs(y - slope).max(initial=0.0) for y in beside)
             error = error + (self.inside * (1 + abs(slope)) + bent) * (size + e)
         return np.asarray(error)
-
-
-def _sizes(grads: Operands) -> Operands:
-    """Absolute values of gradients: those of the delta rule with plus signs are negative."""
-    beta = None if grads.beta is None else abs(grads.beta)
-    return grads._replace(v=abs(grads.v), beta=beta)

@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Sequence[Any]] = {
     "G": (1, 2, 3),
     "T": (1, 2, 3, 5, 7, 16, 17, 33, 66, 130),
     "S": (1, 2, 3, 5, 11, 16, 70),
-    "D": (1, 2, 3, 4, 8, 19),
+    "D": (1, 2, 3, 4, 8, 19, 64),
     "E": (1, 2, 3, 5, 8, 17),
     "causal": (False, True),
     "feature_map": ("elu", "identity", "relu", "softmax"),
@@ -29,13 +29,15 @@ DEFAULTS: dict[str, Sequence[Any]] = {
     "scale": (None, 1.0, -0.75),
     "decay": (None, "head", "key", "feature"),
     "beta": (False, True),
+    "long": (False, True),
     "state": (False, True),
     "seed": tuple(range(1000)),
 }
 OPTIONS = {n: n for n in ("causal", "feature_map", "normalise", "eps", "scale")}
 OPTIONS |= {"decay": "log_decay", "beta": "beta", "state": "initial_state"}
-DELTA = 7
-"""Most keys of the delta rule: its bound, with plus signs, doubles with each."""
+GROWTH = 14
+"""Powers of ten by which long keys grow a state: a solution that exchanges rows loses as many
+digits, and float32 has room for the square."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,8 @@ class LinearCase:
 
     `decay` is the kind of log_decay: None, or one number for each "head" (K, 1, 1), "key"
     (B, K, T, 1) or "feature" (B, K, T, D); `G` is H / K; `state` is True with an initial state,
-    `beta` with the delta rule, whose keys have length 1.
+    `beta` with the delta rule, whose keys have length 1, or if `long` so much that its state
+    grows by up to GROWTH powers of ten.
     """
 
     B: int = 1
@@ -61,6 +64,7 @@ class LinearCase:
     scale: float | None = None
     decay: str | None = None
     beta: bool = False
+    long: bool = False
     state: bool = False
     seed: int = 0
 
@@ -82,8 +86,8 @@ class LinearCase:
         changes = dict(fields)
         if changes["normalise"] or not changes["causal"] or changes["feature_map"] == "elu":
             changes["beta"] = False
-        if changes["beta"]:
-            changes["T"] = min(changes["T"], DELTA)
+        if not changes["beta"]:
+            changes["long"] = False
         if not changes["causal"]:
             changes["decay"] = None
         else:
@@ -105,7 +109,9 @@ class LinearCase:
         named = {}
         if self.beta:
             length = np.sqrt((arrays["k"].astype(np.float64) ** 2).sum(-1, keepdims=True))
-            arrays["k"] = (arrays["k"] / length).astype(dtype)
+            # Keys of length √x ∜D change a state's mean square by 1 + x²/3 each, for β in 0 … 1.
+            x = np.sqrt(3 * (10 ** (2 * GROWTH / T) - 1)) if self.long else D**-0.5
+            arrays["k"] = (np.sqrt(x) * D**0.25 * arrays["k"] / length).astype(dtype)
             named["beta"] = rng.uniform(0, 1, (*kv, S, 1)).astype(dtype)
         decays = {"head": (self.K, 1, 1), "key": (*kv, S, 1), "feature": (*kv, S, D)}
         if self.decay is not None:

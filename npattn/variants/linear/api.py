@@ -83,9 +83,9 @@ def attention(
         State before the first key; broadcasts, rank ≥ 2.
     initial_normaliser : float array_like (..., K, D), optional
         The sum of φ(k) that goes with it, with normalisation.
-    form : {"recurrent", "chunked", "parallel"}
-        Order of the computation: one key after another, chunks of `chunk_size` (default 64), or
-        all pairs of query and key. They agree but for rounding.
+    form : {"recurrent", "chunked"}
+        Order of the computation: one key after another, or chunks of `chunk_size` keys (default
+        64), and fewer where decays are strong. They agree but for rounding.
     dtype : dtype, optional
         Dtype of the computation and of the result; default float64, complex128 for complex arrays.
 

@@ -27,8 +27,8 @@ __all__ = [
     "warn_of_growth",
 ]
 
-Form = Literal["recurrent", "chunked", "parallel"]
-FORMS: tuple[Form, ...] = ("recurrent", "chunked", "parallel")
+Form = Literal["recurrent", "chunked"]
+FORMS: tuple[Form, ...] = ("recurrent", "chunked")
 CHUNK = 64
 """Number of keys in a chunk, unless said."""
 AFTER_HEADS = {
@@ -135,7 +135,10 @@ class LinearProblem:
         if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
             raise OptionError(f"eps is {eps!r}, must be a finite number ≥ 0")
         if not isinstance(self.form, str) or self.form not in FORMS:
-            raise OptionError(f"form is {self.form!r}, must be one of {', '.join(FORMS)}")
+            raise OptionError(
+                f"form is {self.form!r}, must be one of {', '.join(FORMS)}: all pairs at once are "
+                f'form="chunked" with chunk_size={max(self.S, 1)}'
+            )
         if self.chunk_size is not None:
             check_integer("chunk_size", self.chunk_size)
             if self.form != "chunked":
@@ -171,8 +174,8 @@ class LinearProblem:
 
     @property
     def size(self) -> int:
-        """Number of keys in a chunk of the form that is not recurrent."""
-        return max(self.S, 1) if self.form == "parallel" else self.chunk_size or CHUNK
+        """Number of keys in a chunk of the chunked form."""
+        return self.chunk_size or CHUNK
 
 
 def warn_of_growth(log_decay: Any) -> None:

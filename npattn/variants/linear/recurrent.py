@@ -10,6 +10,8 @@ q, k are features. Without causal, every query reads the last state. docs/deriva
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from npattn.arrays import Array
@@ -18,14 +20,13 @@ from npattn.variants.linear.operands import Operands
 __all__ = ["backward", "forward"]
 
 
-def _states(x: Operands) -> tuple[list[Array], list[Array]]:
-    """Return the decayed state before each key, and the state after it."""
-    a, state, before, after = np.exp(x.g), x.state, [], []
+def _states(x: Operands) -> Iterator[tuple[Array, Array]]:
+    """Yield the decayed state before each key, and the state after it."""
+    a, state = np.exp(x.g), x.state
     for s in range(x.k.shape[-2]):
-        before.append(a[..., s, :, None] * state)
-        state = before[-1] + x.k[..., s, :, None] * _update(x, s, before[-1])[..., None, :]
-        after.append(state)
-    return before, after
+        before = a[..., s, :, None] * state
+        state = before + x.k[..., s, :, None] * _update(x, s, before)[..., None, :]
+        yield before, state
 
 
 def _update(x: Operands, s: int, state: Array) -> Array:
@@ -41,39 +42,37 @@ def _read(x: Operands, s: int, state: Array) -> Array:
 
 def forward(x: Operands) -> tuple[Array, Array]:
     """Return y (..., K, G, T, E) and the last state (..., K, F, E)."""
-    after = _states(x)[1]
-    last = after[-1] if after else x.state
-    if not x.causal:
-        return x.q @ last[..., None, :, :], last
-    y = np.empty((*x.q.shape[:-1], x.v.shape[-1]), x.v.dtype)
-    for t in range(y.shape[-2]):
-        y[..., t, :] = x.q[..., t, :] @ after[t]
-    return y, last
+    y, last = np.empty((*x.q.shape[:-1], x.v.shape[-1]), x.v.dtype), x.state
+    for t, (_, last) in enumerate(_states(x)):
+        if x.causal:
+            y[..., t, :] = x.q[..., t, :] @ last
+    return y if x.causal else x.q @ last[..., None, :, :], last
 
 
 def backward(x: Operands, dy: Array, dstate: Array) -> Operands:
     """Gradients of Σ dy·y + Σ dstate·(last state)."""
-    a, (before, after) = np.exp(x.g), _states(x)
+    a, states = np.exp(x.g), [*_states(x)]
     dq, dk, dv = np.empty_like(x.q), np.empty_like(x.k), np.empty_like(x.v)
     dg, dbeta = np.empty_like(x.k), None if x.beta is None else np.empty_like(x.beta)
     dS = dstate
     if not x.causal:
-        last = after[-1] if after else x.state
+        last = states[-1][1] if states else x.state
         dq = dy @ last[..., None, :, :].swapaxes(-1, -2)
         dS = dS + (x.q.swapaxes(-1, -2) @ dy).sum(-3)
     for s in reversed(range(x.k.shape[-2])):
+        before, after = states[s]
         if x.causal:
-            dq[..., s, :] = dy[..., s, :] @ after[s].swapaxes(-1, -2)
+            dq[..., s, :] = dy[..., s, :] @ after.swapaxes(-1, -2)
             dS = dS + x.q[..., s, :].swapaxes(-1, -2) @ dy[..., s, :]
-        u, du = _update(x, s, before[s]), (dS * x.k[..., s, :, None]).sum(-2)
+        u, du = _update(x, s, before), (dS * x.k[..., s, :, None]).sum(-2)
         dk[..., s, :] = (dS * u[..., None, :]).sum(-1)  # from S_t = S̃_t + k_tᵀ u_t
         if x.beta is not None and dbeta is not None:  # from u_t = β_t (v_t − k_t S̃_t)
-            error = x.v[..., s, :] - _read(x, s, before[s])
+            error = x.v[..., s, :] - _read(x, s, before)
             dbeta[..., s, :] = (du * error).sum(-1, keepdims=True)
             du = x.beta[..., s, :] * du
-            dk[..., s, :] -= (before[s] * du[..., None, :]).sum(-1)
+            dk[..., s, :] -= (before * du[..., None, :]).sum(-1)
             dS = dS - x.k[..., s, :, None] * du[..., None, :]
         dv[..., s, :] = du
-        dg[..., s, :] = (dS * before[s]).sum(-1)  # from S̃_t = a_t S_{t−1}, a = exp(g)
+        dg[..., s, :] = (dS * before).sum(-1)  # from S̃_t = a_t S_{t−1}, a = exp(g)
         dS = a[..., s, :, None] * dS
     return Operands(dq, dk, dv, dg, dS, dbeta, x.causal)
