@@ -271,7 +271,10 @@ def test_exit_code_is_2_if_no_rule_applied(mine):
         (["numpy.flash", "--dtype", "bf16"], "did you mean bfloat16?"),
         (["numpy.flash", "--like", "torch.spda"], "did you mean torch.sdpa"),
         (["numpy.flash", "--rename", "cap"], "must look like THEIRS=OURS"),
-        (["numpy.flash", "--features", "mask,causl"], "causl is not a feature, must be one of mask"),
+        (
+            ["numpy.flash", "--features", "mask,causl"],
+            "causl is not a feature, must be one of mask",
+        ),
         (["numpy.flash", "--rename", "cap=softcap"], "must be parameters of flash (q, k, v,"),
         (["numpy.flash", "--layout", "BDHT"], "'BDHT' is not one of"),
         (["numpy.flash", "--examples", "0"], "0 is not in the range x>=1"),

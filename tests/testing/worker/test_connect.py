@@ -229,7 +229,7 @@ def test_none_among_the_results_is_named(make_remote, tmp_path):
     code = "import torch\ndef f(q: torch.Tensor, k, v, return_lse=False):\n"
     (tmp_path / "f.py").write_text(f"{code}    return (q, None) if return_lse else q\n")
     remote, q = make_remote(f"{tmp_path}/f.py:f"), np.zeros((2, 3, 5, 7), np.float32)
-    with pytest.raises(ResultError, match="returned builtins.NoneType, must be a torch tensor"):
+    with pytest.raises(ResultError, match=r"returned builtins\.NoneType, must be a torch tensor"):
         remote.forward(Problem(q, q, q))
 
 
