@@ -80,7 +80,8 @@ def traits(recipe: Recipe) -> list[str]:
 def kinds(recipe: Recipe) -> list[str]:
     """Return the values of options, the distribution and the sizes, which should each occur."""
     fields = ("distribution", *OPTION_FIELDS, "T", "S", "D", "E")
-    sizes = [f"B = {n}" for n in (recipe.lead or ())[:1]] + [f"H = {recipe.H} = {recipe.K} G"]
+    sizes = [f"B = {n}" for n in (recipe.lead or ())[:1]]
+    sizes += [f"K = {recipe.K}"] + ([f"G = {recipe.H // recipe.K}"] if recipe.K else [])
     found = [f"{name} = {getattr(recipe, name)}" for name in fields] + sizes
     found += ["S > 128, D > 64"] if recipe.S > 128 and recipe.D > 64 else []
     lead = recipe.lead or ()
