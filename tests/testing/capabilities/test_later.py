@@ -106,5 +106,13 @@ def test_structure_of_a_recipe():
     plain = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=13)
     assert structure_of(plain) == ("rank 4",)
     odd = Recipe(lead=(1,), H=1, K=1, T=0, S=1, D=11, E=13, view="stepped", broadcast=True)
-    assert structure_of(odd) == ("stepped", "broadcast", "rank 4", "T = 0", "B = 1", "H = 1", "S = 1")
+    assert structure_of(odd) == (
+        "stepped",
+        "broadcast",
+        "rank 4",
+        "T = 0",
+        "B = 1",
+        "H = 1",
+        "S = 1",
+    )
     assert structure_of(Recipe(lead=None, T=5, S=7, D=11, E=13)) == ("rank 2",)
