@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import npattn
 from npattn import testing
 from npattn.cli import cli
+from npattn.commands.check import _everything
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.runner import rounds, search
 from npattn.testing.targets import TARGETS
@@ -615,3 +616,10 @@ def test_fingerprint_of_what_is_no_attention(tmp_path):
     result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/sums.py:f"])
     assert result.exit_code == 2
     assert "in no layout" in result.output
+
+
+def test_untrusted_code_must_have_every_option_that_it_names():
+    implementation = testing.Implementation(
+        lambda q, k, v, mask=None, bias=None: q, framework="numpy"
+    )
+    assert _everything(implementation) == ("bias", "mask", "dq", "dk", "dv", "dbias")

@@ -161,7 +161,8 @@ ALONE = (
     "--untrusted",
     is_flag=True,
     help="For code that nobody has read: a worker that finds no npattn, a random seed, --strict, "
-    "and every gradient must be tested unless --must says otherwise.",
+    "and every option that it names and every gradient must be tested unless --must says "
+    "otherwise.",
 )
 @worker_options
 @click.option(
@@ -303,7 +304,7 @@ def _check(
         conventions = change_conventions(implementation.conventions, convention_words)
         arguments: dict[str, Any] = {
             "conventions": conventions,
-            "must": must.split(",") if must else _gradients(implementation) if untrusted else (),
+            "must": must.split(",") if must else _everything(implementation) if untrusted else (),
             "strict": strict or untrusted,
             "sweep": sweep,
             "dtypes": dtypes or ("float32",),
@@ -381,10 +382,10 @@ def _exit_code(report: Report) -> int:
     return 2 if report.missing and not failed else 1
 
 
-def _gradients(implementation: Implementation) -> tuple[str, ...]:
-    """Return the gradients of what it takes."""
+def _everything(implementation: Implementation) -> tuple[str, ...]:
+    """Return the options that it names, and the gradients of what it takes."""
     options = [f"d{name}" for name in ("bias", "sinks", "gate") if name in implementation.features]
-    return ("dq", "dk", "dv", *options)
+    return (*sorted(implementation.features), "dq", "dk", "dv", *options)
 
 
 def _print_anything() -> None:

@@ -76,6 +76,28 @@ def attention(q, k, v):
 """
 
 
+RANK_4_BY_CHANCE = """
+import numpy as np
+from npattn.testing.targets.numpy import flash
+
+def attention(q: np.ndarray, k, v, causal=False):
+    if causal and q.ndim == 3 and q.shape[-2] != q.shape[-1]:
+        raise ValueError("sizes do not fit")
+    return flash(q, k, v, causal=causal)
+"""
+
+
+@pytest.mark.nightly
+def test_structure_that_one_process_finds_refused_is_asked_by_none(tmp_path):
+    """Both reports are those of a check that never sampled it."""
+    f = implementation_in_file(tmp_path, RANK_4_BY_CHANCE)
+    kwargs = {"examples": 6, "only": ["agreement-o", "permute-heads", "empty-row"]}
+    one, two = check(f, **kwargs), check(f, processes=2, **kwargs)
+    assert contents(two) == contents(one)
+    assert one.passed
+    assert [x for x in one.refused if "rank 3: taken in some sizes, raises in others" in x]
+
+
 @pytest.mark.unmeasured
 def test_two_processes_give_the_report_of_one():
     kwargs = {"dtypes": BOTH, "examples": 3, "only": SOME, "shrink": False, "seed": 3}
