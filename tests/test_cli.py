@@ -192,7 +192,8 @@ def test_required_levels_are_passed_on():
     words = ("numpy.naive", "--only", "hidden-nan-v", "--only", "repeatable")
     by_name = check(*words, code=1)  # what `only` names is required
     assert "non-finite: 1 of 1 failed\n" in by_name
-    words = ("numpy.naive", "--sizes", "D=3", "--sizes", "S=3", "--require", "conduct")
+    few = ("--sizes", "D=3", "--sizes", "S=3", "--examples", "20")
+    words = ("numpy.naive", *few, "--require", "conduct")
     output = check(*words)
     assert re.search(r"non-finite: \d of 6 failed \(not required\): hidden-nan-v", output)
     assert "FAILED" in check(*words, "-x", "--require", "all", code=1)
