@@ -42,7 +42,7 @@ MODEL_HEADS: Mapping[str, tuple[int, int]] = {
     "Llama-2-7B": (32, 32),
     "Falcon-180B": (232, 8),
 }
-"""H and K of models: num_attention_heads and num_key_value_heads of their config.json."""
+"""H and K of models, as their published config.json has them."""
 HEADS = tuple({"H": H, "K": K, "T": T} for H, K in MODEL_HEADS.values() for T in (1, 5))
 SHAPES: tuple[Mapping[str, int], ...] = (
     *({"D": size, "E": size} for size in (24, 48, 72, 80, 96, 112, 160, 192, 256)),
