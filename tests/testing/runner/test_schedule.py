@@ -112,7 +112,7 @@ def test_contrasts_are_found_while_causes_are_searched_for(tmp_path, monkeypatch
     text = "fails only where S > 16"
     assert [cause.passes_when for cause in one.causes] == [text]
     assert contents(two) == contents(one)
-    assert text in [future.result() for future in futures if future]
+    assert text in [future.result().text for future in futures if future]
 
 
 SETTINGS = (
