@@ -155,7 +155,7 @@ def test_results_that_are_no_numbers_or_huge_are_suspected(factor: float) -> Non
     )
     (outcome,) = report.outcomes
     assert outcome.status == "suspect"
-    assert "of what eager explains" in outcome.message
+    assert "those that eager predicts" in outcome.message
 
 
 def test_suspicion_fails_only_if_strict() -> None:
