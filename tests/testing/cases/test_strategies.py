@@ -456,12 +456,3 @@ def test_problems_stay_within_size_limit():
         heads = math.prod(recipe.lead or ()) * recipe.H
         assert heads * recipe.T * recipe.S <= 2**16, recipe
         assert heads * (recipe.T + recipe.S) * max(recipe.D, recipe.E) <= 2**18, recipe
-
-
-def test_ranges_have_every_letter():
-    assert Space().ranges == {
-        "B": (1, 3), "H": (1, 20), "K": (1, 5), "G": (1, 4), "T": (1, 257), "S": (1, 4096),
-        "D": (1, 128), "E": (1, 128),
-    }  # fmt: skip
-    lone = Space(structure=frozenset({"rank 2"}), sizes={"T": (7,)}).ranges
-    assert (lone["H"], lone["G"], lone["T"], lone["S"]) == ((1, 1), (1, 1), (7, 7), (1, 257))
