@@ -122,7 +122,9 @@ def _drop(
     """
     kind, err = next(iter(raised.items()))
     recipe = replace(base, **{field: kinds[kind][0]})
-    refuses = all(e.is_refusal for e in raised.values())
+    # Other exceptions, of shapes that do not fit, say as often that the option is broken.
+    says_so = (AssertionError, NotImplementedError)
+    refuses = all(e.is_refusal and isinstance(e.__cause__, says_so) for e in raised.values())
     refuses = refuses and probing.confirm(err, probing.at_other_sizes(recipe))
     if not refuses:
         probing.error(f"option-{_feature(field)}", recipe, err, f"{field} alone: {err}", "values")
