@@ -246,7 +246,7 @@ class _Bounds:
         w, e_w = keep * (p + self.e_p), keep * (self.e_p + (T + 6) * u * p)
 
         def product(e: Array, x: Array, y: Array, *, bad: Any, touched: Array, n: int) -> Array:
-            """Bound the error of x @ y from that of x, n of whose rows or columns are summed."""
+            """Bound the error of x @ y, sums of n terms, from the error e of x."""
             y = abs(y)
             error = (e + (n + 3) * u * x) @ y + n * TINY * touched
             return np.where(bad | ~(x @ y <= LARGE / max(scale, 1)), np.inf, error)

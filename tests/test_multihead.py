@@ -350,7 +350,7 @@ def test_number_of_parameters_is_that_of_torch():
 
 
 def test_single_head_is_attention_of_projections():
-    """Of integers, whose projections are exact in whatever order BLAS adds them."""
+    """Integers have exact projections, in whatever order BLAS adds them."""
     rng = np.random.default_rng(0)
     shapes = (7, 3), (7, 3), (7, 5), (11, 7)
     wq, wk, wv, x = (rng.integers(-3, 4, shape).astype(float) for shape in shapes)

@@ -247,7 +247,7 @@ class Implementation:
 
     @property
     def _tiny_call(self) -> Callable[[Framework], Framework] | None:
-        """Call by which `find_framework` finds what it takes; None if it takes q, k, v alone."""
+        """Call for `find_framework`; None if q, k and v are all that the implementation needs."""
         if self.takes_plain_arrays and not self.signature.required:
             return None
 

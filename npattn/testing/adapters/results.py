@@ -20,7 +20,7 @@ LEAVES = (*INPUTS, "qkv", "kv", LATENT[0])
 
 
 def count_results(signature: Signature, returns: tuple[str, ...]) -> list[int | None]:
-    """Return the numbers of results that a call may return; 0 is o alone, None is more."""
+    """Return how many results a call may return: 0 stands for a bare o, None for any more."""
     if not returns:
         pairs = signature.module or "need_weights" in signature.meanings.values()
         return [0, 2] if pairs else [0]

@@ -3,8 +3,8 @@
     b = β (v − k S_0)        L_ts = β_t Σ_f k_tf k_sf exp(g_{s+1} + … + g_t),  s < t
 
 Given u, the delta rule is linear attention of the values u, whose keys are one more query head.
-Whatever computes u, key after key or in chunks, leaves a residual ρ of its sums, hence an error
-(1 + L)⁻¹ ρ; one that multiplies by a computed inverse has ρ + |L| |(1 + L)⁻¹| ρ for ρ.
+An algorithm that computes u, key after key or in chunks, leaves a residual ρ of its sums, hence an
+error (1 + L)⁻¹ ρ. If it multiplies by a computed inverse, ρ becomes ρ + |L| |(1 + L)⁻¹| ρ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Written:
     """Values u (..., K, S, E) that the delta rule writes, and how residuals grow on their way."""
 
     def __init__(self, x: Operands, sizes: Operands) -> None:
-        """Solve for u; `sizes` has features that are no smaller than those of x."""
+        """Solve for u; the features of `sizes` bound the features of x from above."""
         assert x.beta is not None
         products, read = _products(x)
         L, one = x.beta * products, np.eye(products.shape[-1])

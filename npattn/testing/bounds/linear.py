@@ -141,7 +141,7 @@ class _Bounds:
         return {n: (exact, e.reshape(exact.shape)) for n, (exact, e) in results.items()}
 
     def _reading_error(self) -> Array:
-        """Error of v − k S by the delta rule, for exact values in S but those of `most`."""
+        """Error of v − k S by the delta rule, if the values in S are exact up to `most`."""
         least, most = (split(recurrent.forward(x)[0])[1] for x in (self.least, self.most))
         return np.asarray(self._error(most, least) + self.rel * abs(self.x.v))
 
@@ -198,7 +198,7 @@ class _Bounds:
     def _through_written(
         self, dy: Array, dS: Array, dstate: Array | None
     ) -> tuple[Array, Array, dict[str, Array]]:
-        """Cotangents of y and of what keys read, with their errors, and those of dv and dβ."""
+        """Return the cotangents of `add_cotangents`, their errors, and the errors of dv and dβ."""
         x, written = self.x, self.written
         assert written is not None
         assert x.beta is not None

@@ -1,4 +1,4 @@
-"""Structure that the probe saw accepted, or did not try, and that raises in a problem of a rule."""
+"""Refuse structure that the probe accepted, or did not try, and that raises in a later problem."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def blame_structure(
     Returns
     -------
     StructureRefusedError or None
-        None if plain structure raises too, or if it is a mistake wherever it is raised.
+        None if the problem raises with plain structure too, or if its exception refuses nothing.
     """
     if not err.may_refuse_structure or err.problem is None:
         return None
@@ -91,7 +91,7 @@ def _attempt(trial: Trial, recipe: Recipe) -> ImplementationError | None:
 
 
 def _make_plain(recipe: Recipe, names: Collection[str], space: Space) -> Recipe:
-    """Return the recipe with plain structure for that of these names."""
+    """Replace the structure that `names` lists by plain structure."""
     base = space.base()
     least = dict.fromkeys("TS", 2) | {"D": base.D, "E": base.E}  # D as it is accepted
     changes: dict[str, Any] = {name: n for name, n in least.items() if _has(names, name)}

@@ -26,7 +26,7 @@ SIGNS = {(0,): "scale = 0", (-1,): "scale < 0", (-1, 0): "scale ≤ 0", (1,): "s
 
 
 class Contrast(NamedTuple):
-    """What separates failing from passing problems.
+    """A condition that separates failing from passing problems.
 
     Attributes
     ----------

@@ -67,9 +67,9 @@ def compare_pair(sides: Sides, recipes: Sequence[Recipe]) -> tuple[bool, tuple[s
     normal = [replace(r, distribution="normal", view="contiguous") for r in recipes]
     gaps = {r: gap for r in dict.fromkeys(normal) if (gap := _measure(sides, r)) is not None}
     lines = [
-        "Neither is plain attention: o of both is wrong on most problems, and no known mistake "
+        "Neither is plain attention: o of both is wrong on most problems, and no known mistake or "
+        "convention explains it. They are compared with each other, on normal inputs."
     ]
-    lines[0] += "or convention explains it. They are compared with each other, on normal inputs."
     if not gaps:
         return False, (*lines, "Nothing could be compared.")
     worst = max(gaps.values(), key=lambda gap: gap.ratio)

@@ -85,6 +85,7 @@ class ProgressBar:
         if self.shown:
             self.timer.cancel()
             self.timer.join()  # it may be in the middle of showing it
-        self.bar.stop()
+        if self.bar.live.is_started:  # else it prints an empty line
+            self.bar.stop()
         if self.picture is not None:
             self.picture.update({"text/plain": ""}, raw=True)

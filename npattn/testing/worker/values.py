@@ -69,7 +69,7 @@ class Place:
 class NoArray:
     """A result that is no array, or could not be read."""
 
-    error: Exception
+    error: BaseException
 
 
 @dataclass(frozen=True)
@@ -128,30 +128,36 @@ def value_of(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {str(name): value_of(x, tensors) for name, x in structure["mapping"].items()}
     if "tensor" in structure:
         return array_of(tensors[structure["tensor"]])
-    try:
-        raise_errors(structure, {})
-    except Exception as err:  # noqa: BLE001  as of the worker; it is raised where it is read
-        return NoArray(err)
-    raise ValueError(f"a value of {structure}")
+    error = read_error(structure)
+    if error is None:
+        raise ValueError(f"a value of {structure}")
+    return NoArray(error)
+
+
+def read_error(answer: Mapping[str, Any]) -> BaseException | None:
+    """Return an exception like the one that an answer describes; None if it describes none."""
+    if "usage" in answer:  # a call is no place for it: it would end the check
+        return Crash("crashed: its process answered with garbage (usage, in answer to a call)")
+    if "no result" in answer:
+        return ResultError(str(answer["no result"]))
+    if "unreadable" in answer:
+        return ImplementationError(str(answer["unreadable"]))
+    with find_garbage():
+        return foreign_exception(answer["raised"]) if "raised" in answer else None
 
 
 def raise_errors(answer: Mapping[str, Any], prefixes: Mapping[str, str]) -> None:
     """Raise what the worker says that the implementation raised."""
-    if "usage" in answer:  # a call is no place for it: it would end the check
-        raise Crash("crashed: its process answered with garbage (usage, in answer to a call)")
-    if "no result" in answer:
-        raise ResultError(str(answer["no result"]))
-    if "unreadable" in answer:
-        raise ImplementationError(str(answer["unreadable"]))
-    if "raised" in answer:
-        with find_garbage():
-            raised = answer["raised"]
-            prefix = prefixes.get(str(raised.get("during", "")), prefixes.get("", ""))
-            error = foreign_exception(raised)
-        if not prefix:
-            raise error
-        with catch_foreign(prefix):
-            raise error
+    error = read_error(answer)
+    if error is None:
+        return
+    with find_garbage():
+        during = str(answer["raised"].get("during", "")) if "raised" in answer else ""
+    prefix = prefixes.get(during, prefixes.get("", "")) if "raised" in answer else ""
+    if not prefix:
+        raise error
+    with catch_foreign(prefix):
+        raise error
 
 
 @cache

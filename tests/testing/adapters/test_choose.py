@@ -8,14 +8,14 @@ from npattn.testing.targets import load_implementation
 from npattn.testing.worker.connect import connect
 
 SOURCE = """
-def paged(q, k_cache, v_cache, cache_seqlens, block_table):
+def attend_to_pages(q, k_cache, v_cache, cache_seqlens, block_table):
     assert block_table.shape[0] == q.shape[0] == len(cache_seqlens)
     return q * k_cache.sum() * v_cache.sum()
 
-def scaled(q, k, v, scale):
+def attend_with_scale(q, k, v, scale):
     return q @ k.swapaxes(-1, -2) * scale @ v
 
-def packed(qkv, causal=False):
+def attend_packed(qkv, causal=False):
     return qkv[:, :, 0] * 1
 
 def large(q, k, v, scale):
@@ -33,7 +33,7 @@ def open_both(tmp_path, name):
     return [lambda f=f: f(f"{path}:{name}") for f in (load_implementation, connect)]
 
 
-@pytest.mark.parametrize("name", ["paged", "scaled", "packed"])
+@pytest.mark.parametrize("name", ["attend_to_pages", "attend_with_scale", "attend_packed"])
 def test_a_tiny_call_passes_what_was_recognised(tmp_path, name):
     for open_ in open_both(tmp_path, name):
         f = open_()

@@ -17,7 +17,7 @@ from tests.testing.difference import kernels
 from tests.testing.rules.relations import trial_of
 
 
-def turned(x, shift=0.0):
+def rotate(x, shift=0.0):
     """Rotate pairs of columns by the position, as rotary embeddings do."""
     half = x.shape[-1] // 2
     at = np.arange(x.shape[-2])[:, None] * 0.5 + np.arange(half) + shift
@@ -29,8 +29,8 @@ def turning(q, k, v, shift=0.0):
     """Attention after a rotation of q and k, of keys from 16 on by another angle."""
     if q.shape[-1] % 2 or q.shape[-2] != k.shape[-2]:
         raise NotImplementedError("sizes")
-    k = np.concatenate([turned(k)[..., :16, :], turned(k, shift)[..., 16:, :]], -2)
-    return kernels.right(turned(q), k, v)
+    k = np.concatenate([rotate(k)[..., :16, :], rotate(k, shift)[..., 16:, :]], -2)
+    return kernels.right(rotate(q), k, v)
 
 
 def reference(q, k, v):
@@ -46,7 +46,7 @@ def late(q, k, v):
 
 
 def nothing(q, k, v):
-    return np.where(turned(q)[..., :1] > 0, np.nan, fast(q, k, v)).astype(q.dtype)
+    return np.where(rotate(q)[..., :1] > 0, np.nan, fast(q, k, v)).astype(q.dtype)
 
 
 def sides_of(a, b):

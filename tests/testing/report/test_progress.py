@@ -49,7 +49,7 @@ def terminal():
 
 
 class ZMQInteractiveShell:
-    """What a notebook has for a shell, by name."""
+    """Shell of a notebook, which rich knows by this name."""
 
 
 @pytest.fixture
@@ -104,9 +104,12 @@ def test_no_bar_before_two_seconds(notebook, monkeypatch):
     assert (notebook, shown) == ([], [])
 
 
-def test_no_bar_in_a_pipe(monkeypatch, capfd):
+@pytest.mark.parametrize("colour", [{"FORCE_COLOR": "1"}, {}], ids=str)
+def test_nothing_is_shown_in_a_pipe(colour, monkeypatch, capfd):
     monkeypatch.setattr(progress, "DELAY", 0.0)
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    for name, value in colour.items():
+        monkeypatch.setenv(name, value)
     check(slow, **FEW, progress=True)
     assert capfd.readouterr() == ("", "")
 

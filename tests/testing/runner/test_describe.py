@@ -1,4 +1,4 @@
-"""What a report says of the sizes that were asked, and of those that were not."""
+"""Lines of a report about the sizes that were asked, and the model sizes that were not."""
 
 from dataclasses import replace
 

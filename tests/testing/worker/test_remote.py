@@ -16,12 +16,12 @@ import numpy as np
 
 def longer(q, k, v): return (q + v).astype(np.longdouble)
 def double_complex(q, k, v): return (q + v).astype(complex)
-def swapped(q, k, v): return (q + v).astype(">f4")
+def other_byte_order(q, k, v): return (q + v).astype(">f4")
 def fortran(q, k, v): return np.asfortranarray(q + v)
 def backwards(q, k, v): return (q + v)[..., ::-1]
 def mapping(q, k, v): return {"o": q + v}
 def nothing(q, k, v): return None
-def listed(q, k, v): return [q + v]
+def list_of_one(q, k, v): return [q + v]
 def empty(q, k, v): return ()
 def alone(q, k, v, return_lse=False): return q + v
 def beside_nothing(q, k, v, return_lse=False): return (q + v, None) if return_lse else q + v
@@ -33,8 +33,8 @@ def backward(dout, q, k, v): return dout, None, {"v": v}
 TORCH = """
 import torch
 
-def negated(q, k, v): return torch.complex(q, -q).conj().imag + 0 * (k + v)
-def conjugated(q, k, v): return (q + v).to(torch.complex64).conj()
+def negative_bit(q, k, v): return torch.complex(q, -q).conj().imag + 0 * (k + v)
+def conjugate_bit(q, k, v): return (q + v).to(torch.complex64).conj()
 def sparse(q, k, v): return (q + v).to_sparse()
 def eighths(q, k, v): return (q + v).to(torch.float8_e4m3fnuz)
 def detached(q, k, v): return (q + v).detach()
