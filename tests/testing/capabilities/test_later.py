@@ -102,6 +102,22 @@ def test_journal_goes_on_without_refused_structure(tmp_path):
     assert [o.examples for o in again.outcomes] == [o.examples for o in whole.outcomes]
 
 
+def test_answers_given_with_refused_structure_are_forgotten():
+    """Rank 3 is wrong in one rule, and raises in a later one: nothing wrong is left of it."""
+    calls = []
+
+    def f(q, k, v):
+        late = q.ndim == 3 and q.shape[-2] < 7
+        calls.extend([late] if late else [])
+        if late and len(calls) > 1:
+            raise ValueError("not this one")
+        return (npattn.attention(q, k, v) * (1 + late)).astype(q.dtype)
+
+    report = judge(f, "agreement-o", "permute-heads", examples=60)
+    assert any("rank 3: taken in some sizes" in line for line in report.refused)
+    assert {o.rule: o.status for o in report.outcomes}["agreement-o"] == "passed"
+
+
 def test_structure_of_a_recipe():
     plain = Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=13)
     assert structure_of(plain) == ("rank 4",)

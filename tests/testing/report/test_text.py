@@ -8,6 +8,7 @@ import pytest
 from npattn import Conventions, Problem
 from npattn.testing import Cause, Outcome, Report
 from npattn.testing.cases.asked import MODELS, Asked
+from npattn.testing.compare import Comparison
 from npattn.testing.levels import LEVELS
 from npattn.testing.report.text import LINES, PASSED_LINES
 from npattn.testing.report.words import CLOSE, MUST
@@ -354,3 +355,12 @@ def test_controls_of_messages_do_not_reach_the_terminal():
         assert r"\x1b[2J\r\x00 \ud800 \u202e" in text
         assert not set("\x1b\r\x00\ud800\u202e") & set(text)
         assert "    next\n" in text or "  next\n" in text
+
+
+def test_nan_stands_for_a_ratio_that_is_none():
+    worst = Comparison("o", np.inf, (0, 1), np.nan, 2.0, 1e-6, 3, 7)
+    wrong = outcome("nan-query", "failed", worst=np.inf, comparisons=(worst,))
+    (row,) = (x for x in report(wrong).text(verbose=True).splitlines() if "failed NaN" in x)
+    assert row.startswith("  nan-query")
+    finite = replace(wrong, comparisons=(replace(worst, got=5.0),))
+    assert "NaN" not in report(finite).text(verbose=True)

@@ -19,6 +19,7 @@ from npattn.testing.rules.systematic_error import (
     COMMON,
     ErrorSample,
     chi_square,
+    describe_fit,
     excessive,
     fits,
     measure_errors,
@@ -372,3 +373,8 @@ def test_operands_rounded_once_are_not_suspected() -> None:
     kwargs = {"only": ["aggregate"], "rounding": one.rounding, "examples": 8, "shrink": False}
     report = check(one.implementation(), **kwargs)
     assert [o.status for o in report.outcomes] == ["passed"]
+
+
+def test_fit_is_described_by_the_size_of_errors_not_its_square():
+    text = describe_fit(Rounding.upcast(), 0.0625)
+    assert text == "upcast: errors are 0.25 of those that it predicts"
