@@ -32,7 +32,7 @@ CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
 ALTERNATIVES = 3
 """Most names of known mistakes that are printed beside the one named."""
-MUST = "(--must NAMES, must=: fails without them)"
+MUST = "(--must NAMES or must= makes it fail)"
 """Way to make what is not tested count."""
 
 
