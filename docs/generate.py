@@ -1,4 +1,4 @@
-"""Generated parts of the pages: the map of modules, confined packages, options, rules.
+"""Generated parts of the pages: the map of modules, confined packages, options, rules, branches.
 
 The map is made from first lines of docstrings, its order from tests/test_layers.py. ``python
 docs/generate.py`` prints the parts, ``--write`` puts them between their markers in the pages.
@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import islice
+from math import prod
 from pathlib import Path
 
 from npattn.options import OPTIONS
+from npattn.testing.cases.model_sizes import MODEL_HEADS, model_recipes
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.space import POOLS, Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import ON_REQUEST, RULES
 from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
@@ -91,10 +99,149 @@ def rules() -> str:
     )
 
 
+# --- the problems on either side of each branch ---------------------------------------------------
+
+EXAMPLES = 200  # of a default check
+WIDTHS = {"T": (16, 32, 64, 128, 256, 512, 1024), "D": (8, 16, 32, 64, 128, 256)}
+WIDTHS |= {"S": WIDTHS["T"], "E": WIDTHS["D"][:-1]}
+PROCESSORS = (108, 132, 148)
+NOBODY = "none"
+"""Cell of a side that no problem of a default check is on."""
+Side = Callable[[Recipe], bool]
+
+
+@cache
+def default_recipes() -> tuple[tuple[str, Recipe], ...]:
+    """Return the problems that a check with the defaults compares with the oracle, and the rule."""
+    agreement = islice(Pools(Space()).cases(0, EXAMPLES), EXAMPLES)
+    recipes = [("agreement", r) for r in agreement]
+    return (*recipes, *(("model-sizes", r) for r in model_recipes(Space(), 0, EXAMPLES)))
+
+
+def samples(r: Recipe) -> int:
+    return prod(r.lead or ())
+
+
+def smallest(side: Side) -> str:
+    """Describe the problem with fewest scores that is on a side of a branch."""
+    found = [
+        (samples(r) * r.H * r.T * r.S, n) for n, (_, r) in enumerate(default_recipes()) if side(r)
+    ]
+    if not found:
+        return NOBODY
+    rule, r = default_recipes()[min(found)[1]]
+    sizes = f"B {samples(r)}, H {r.H}, K {r.K}, T {r.T}, S {r.S}, D {r.D}, E {r.E}"
+    return f"{sizes}{'' if rule == 'agreement' else '; ' + rule}"
+
+
+def table_of(
+    columns: Mapping[str, Callable[..., bool]], rows: Mapping[str, tuple[object, ...]]
+) -> str:
+    """Return a table with the smallest problem for each row and column."""
+    head = [f"| | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
+
+    def cell(side: Callable[..., bool], values: tuple[object, ...]) -> str:
+        return smallest(lambda r: min(samples(r), r.H, r.T, r.S, r.D, r.E) > 0 and side(r, *values))
+
+    cells = {row: [cell(side, values) for side in columns.values()] for row, values in rows.items()}
+    return "\n".join([*head, *(f"| {row} | {' | '.join(x)} |" for row, x in cells.items()), ""])
+
+
+def tiles() -> str:
+    """Return lengths and widths against tiles of each width, S and D with more than one tile."""
+    rows = {f"{n}, tile {w}": (n, w) for n in "TSDE" for w in WIDTHS[n]}
+    columns: dict[str, Callable[..., bool]] = {
+        "less": lambda r, n, w: getattr(r, n) < w,
+        "one tile": lambda r, n, w: getattr(r, n) == w,
+        "a tile and a rest": lambda r, n, w: getattr(r, n) > w and getattr(r, n) % w > 0,
+    }
+    return table_of(columns, rows)
+
+
+def heads() -> str:
+    """Return groups, numbers of key/value heads, and both as models have them."""
+    groups = {f"G = {n}": (lambda r, n=n: n * r.K == r.H,) for n in POOLS["G"]}
+    shared = {f"K = {n}": (lambda r, n=n: n == r.K,) for n in POOLS["K"]}
+    models = {
+        f"{name}, {H} / {K}": (lambda r, H=H, K=K: (r.H, r.K) == (H, K),)
+        for name, (H, K) in MODEL_HEADS.items()
+    }
+    of_models: dict[str, Callable[..., bool]] = {
+        "T = 1": lambda r, side: side(r) and r.T == 1,
+        "T > 1": lambda r, side: side(r) and r.T > 1,
+    }
+    every = table_of({"smallest problem": lambda r, side: side(r)}, groups | shared)
+    return f"{every}\n{table_of(of_models, models)}"
+
+
+def both_sides() -> str:
+    """Return other conditions, and the problems for which they hold and do not."""
+
+    def grid(r: Recipe, width: int) -> int:
+        return samples(r) * r.H * -(-r.T // width)
+
+    conditions: dict[str, Side] = {
+        **{f"B·H·⌈T/64⌉ > {n}": lambda r, n=n: grid(r, 64) > n for n in PROCESSORS},
+        **{
+            f"B·K·⌈S/64⌉ > {n}": lambda r, n=n: samples(r) * r.K * -(-r.S // 64) > n
+            for n in PROCESSORS
+        },
+        "twice as many as 148": lambda r: grid(r, 128) > 296,
+        "B·H·T·D > 2¹⁶": lambda r: samples(r) * r.H * r.T * r.D > 2**16,
+        "B·K·S·D > 2¹⁶": lambda r: samples(r) * r.K * r.S * r.D > 2**16,
+        "B·K·S·E > 2¹⁶": lambda r: samples(r) * r.K * r.S * r.E > 2**16,
+        "B·H·T·S > 2¹⁶": lambda r: samples(r) * r.H * r.T * r.S > 2**16,
+        "T = S": lambda r: r.T == r.S,
+        "T > S": lambda r: r.T > r.S,
+        "E = D": lambda r: r.E == r.D,
+        "T = 1": lambda r: r.T == 1,
+        "S = 1": lambda r: r.S == 1,
+        "one query, 16 and more tiles of 128 keys": lambda r: r.T == 1 and r.S > 15 * 128,
+        "one query, window, S > 64": lambda r: r.T == 1 and r.window is not None and r.S > 64,
+        "one query, window and causal, S > 64": lambda r: (
+            r.T == 1 and bool(r.window) and r.causal and r.S > 64
+        ),
+        **{
+            f"window of {a} to {b} keys to the left, and whole tiles before": lambda r, a=a, b=b: (
+                r.window is not None and a <= (r.window[0] or 0) <= b and r.S > 256
+            )
+            for a, b in ((0, 15), (16, 63), (64, 127), (128, 255))
+        },
+        "causal, T > 64": lambda r: r.causal and r.T > 64,
+    }
+    columns: dict[str, Callable[..., bool]] = {
+        "holds": lambda r, side: side(r),
+        "does not": lambda r, side: not side(r),
+    }
+    return table_of(columns, {name: (side,) for name, side in conditions.items()})
+
+
+def sizes_of_zero() -> str:
+    rows = [f"| {n} = 0 | {smallest(lambda r, n=n: getattr(r, n) == 0)} |" for n in "HTSDE"]
+    rows.insert(0, f"| B = 0 | {smallest(lambda r: 0 in (r.lead or ()))} |")
+    return "\n".join(["| | |", "|---|---|", *rows, ""])
+
+
+def values_of_options() -> str:
+    def has(r: Recipe, name: str, value: object) -> bool:
+        return bool(getattr(r, name.removesuffix("_rate")) == value)
+
+    values = [(n, x) for n in ("scale", "softcap", "window") for x in OPTIONS[n].examples]
+    values += [("dropout_rate", x) for x in OPTIONS["dropout_rate"].examples if x]
+    return table_of({"": has}, {f"{name} = {x}": (name, x) for name, x in values})
+
+
 PAGES = {
     "CONTRIBUTING.md": {"packages": packages, "module map": module_map},
     "docs/semantics.md": {"options": options},
     "docs/checking.md": {"rules": rules},
+    "docs/branches.md": {
+        "tiles": tiles,
+        "heads": heads,
+        "conditions": both_sides,
+        "sizes of 0": sizes_of_zero,
+        "values": values_of_options,
+    },
 }
 """Page → the parts that are generated in it, by their markers."""
 

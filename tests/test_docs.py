@@ -34,6 +34,14 @@ def test_generated_parts_are_current(page):
     assert (ROOT / page).read_text() == current, "run: python docs/generate.py --write"
 
 
+def test_default_check_is_on_every_side_of_every_branch():
+    page = generator()
+    for name, part in page.PAGES["docs/branches.md"].items():
+        rows = part().splitlines()
+        assert len(rows) > 5, name
+        assert [row for row in rows if f"| {page.NOBODY} |" in row] == [], name
+
+
 def test_every_module_is_in_the_map():
     names = [p.name for p in (ROOT / "npattn").rglob("*.py") if p.name != "__init__.py"]
     listed = re.findall(r"^ *(\w+\.py) ", generator().module_map(), re.M)

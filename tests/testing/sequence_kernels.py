@@ -200,6 +200,8 @@ MISTAKES = {
     "a table with the stride of its longest row": ("pages", "block_table[b, ", "block_table.reshape(-1)[b * -(-max(cache_seqlens) // P) :][ "),
     "hidden slots times 0": ("pages", "        out[b] =", "        rest = v_cache[pages].reshape(-1, *v.shape[1:])[length:]\n        out[b] = (0 * rest).sum(0).repeat(q.shape[2] // (v.shape[1] or 1), 0) +"),
     "the cache is cleared behind the last key": ("pages", "        out[b] =", "        if length % P:\n            v_cache[pages[-1], length % P :] = 0\n        out[b] ="),
+    "page ids of 16 bits": ("pages", "        k, v", "        pages = pages.astype(np.uint16)\n        k, v"),
+    "offsets of 16 bits": ("page list", "        length", "        pages = (pages * P).astype(np.uint16) // P\n        length"),
     "a full last page is empty": ("page list", "last_page_len[b]", "last_page_len[b] % P"),
     "last pages are full": ("page list", "last_page_len[b]", "P * bool(len(pages))"),
     "the list is not read": ("page list", "kv_indices[kv_indptr[b] : kv_indptr[b + 1]]", "np.arange(kv_indptr[b], kv_indptr[b + 1])"),

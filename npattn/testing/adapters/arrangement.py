@@ -222,7 +222,8 @@ class Arrangement:
             return np.concatenate([*parts, np.empty((0, K, X), array.dtype)])
         lead = (self._rows, self._capacity("S") + max(self._left, default=0))
         if self.way.keys == "pages":
-            lead = (sum(map(len, self.pages)) + SPARE, self.storage.page_size)
+            count = self.storage.first_page + sum(map(len, self.pages)) + SPARE
+            lead = (count, self.storage.page_size)
         stored = self._fill((*lead, K, X), array.dtype, self._factor(name), 0)
         for part, slots in zip(parts, self._slots(), strict=True):
             count = len(part) - (0 if written else self.way.new)

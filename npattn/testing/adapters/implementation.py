@@ -81,7 +81,8 @@ class Implementation:
         Its parameter names → npattn's, ``{"cap": "softcap"}``, or another of
         `npattn.meanings.MEANINGS`. Names in `npattn.foreign.FOREIGN` are understood without it.
     features : str or iterable of str, optional
-        Its options, if the signature cannot be read or names too many.
+        Its options, if the signature cannot be read or names too many; `causal` without a parameter
+        is always on.
     framework : {"auto", "numpy", "torch", "jax"}, or Framework
     layout : {"BHTD", "BTHD"}, optional
         Of q, k, v, o, dout and their gradients; "BTHD" is for rank 4. Default: "BHTD", or that of
@@ -465,6 +466,9 @@ class Implementation:
         if problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0):
             del values["scale"]
         given = {name: x for name, x in values.items() if x != OPTIONS[name].default}
+        if self.signature.always_causal and not given.pop("causal", False):
+            with note_problem(problem):
+                raise inexpressible("a call without causal")
         if self.quantized is not None:
             _, factors = self._split(problem)
             given |= {name: float(x) for name, x in factors.items() if not x.ndim}

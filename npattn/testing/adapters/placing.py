@@ -54,7 +54,7 @@ def arrange(storage: Storage, problem: Problem, mask_true: str = "attend") -> Ar
     if "offsets of both" in storage.takes and any(len(x.keys) != x.T for x in sequences):
         raise inexpressible("sequences with more or fewer keys than queries")
     counts = [-(-len(x.keys) // storage.page_size) for x in sequences]
-    order = rng.permutation(sum(counts) + SPARE)
+    order = storage.first_page + rng.permutation(sum(counts) + SPARE)
     pages = np.split(order, np.cumsum(counts, dtype=int))
     way = _draw_way(storage, draw, problem, sequences, new)
     masks = _place_masks(storage, problem, shown, sequences) if by_matrix else None

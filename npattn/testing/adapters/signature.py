@@ -54,6 +54,8 @@ class Signature:
         Its pages have heads before slots.
     parts : mapping
         Names of the four parameters in the place of q, k, v → their meanings among `LATENT`.
+    always_causal : bool
+        True if `causal` is a feature for which it has no parameter: it is never off.
     """
 
     features: frozenset[str]
@@ -68,6 +70,7 @@ class Signature:
     packed: str = ""
     heads_first: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
+    always_causal: bool = False
 
     @property
     def names(self) -> dict[str, str]:
@@ -120,7 +123,8 @@ def read_signature(
     rename : mapping
         Its parameter names → npattn's, or one of `MEANINGS`.
     features : iterable of str, optional
-        Its options, if the signature cannot be read or names too many.
+        Its options, if the signature cannot be read or names too many; `causal` without a parameter
+        is always on.
     profile : mapping, optional
         The same as `rename` of the system that it stands in for; names that it lacks do not count.
     quantized : bool
@@ -163,9 +167,11 @@ def read_signature(
     untested = _list_untested(rest, meanings | left, carries)
     has = {ours for names in carries.values() for ours in names}
     has |= {"mask"} if set(LISTS) & {meanings[theirs] for theirs in carries} else set()
+    always_causal = "causal" in (features or ()) and "causal" not in has
+    starred = any(p.kind in STARRED for p in named.values())
     if features is not None:
         has = set(features)
-    elif any(p.kind in STARRED for p in named.values()):
+    elif starred:
         untested.append(_STARS)
     if len(has & _DROPOUT.keys()) == 1:
         (name_,) = has & _DROPOUT.keys()
@@ -185,6 +191,7 @@ def read_signature(
         packed,
         heads_first,
         parts,
+        always_causal and bool(named) and not starred,
     )
 
 

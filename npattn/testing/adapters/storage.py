@@ -76,6 +76,8 @@ class Storage:
         Pages are (N, K, P, D).
     several : bool
         New keys may be more or fewer than queries.
+    first_page : int
+        Number of pages before the first that a sequence has.
     misread : str
         One of `npattn.testing.adapters.ways.MISREADINGS`, which is then shared; "" is none.
     """
@@ -97,6 +99,7 @@ class Storage:
     either: bool = False
     heads_first: bool = False
     several: bool = False
+    first_page: int = 0
     misread: str = ""
 
     @property

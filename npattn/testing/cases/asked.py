@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npattn.testing.cases.model_sizes import SHAPES
+from npattn.testing.cases.model_sizes import MORE_SHAPES, SHAPES
 from npattn.testing.cases.recipe import Recipe
 
 __all__ = ["MODELS", "Asked", "name_shape"]
@@ -15,13 +15,13 @@ LETTERS = "BHKGTSDE"
 
 
 def name_shape(shape: Mapping[str, int]) -> str:
-    """Return the name of a model size: "H = 16, K = 2", "D = E = 24"."""
+    """Return the name of a model size: "H = 16, K = 2", "D = E = 24", "T = 1, left = 7"."""
     if len(set(shape.values())) == 1:
         return f"{' = '.join(shape)} = {next(iter(shape.values()))}"
     return ", ".join(f"{letter} = {size}" for letter, size in shape.items())
 
 
-MODELS = {name_shape(shape): shape for shape in SHAPES}
+MODELS = {name_shape(shape): shape for shape in SHAPES + MORE_SHAPES}
 """Model sizes by name."""
 
 
@@ -45,22 +45,26 @@ class Asked:
     @classmethod
     def of(cls, recipes: Iterable[Recipe]) -> Asked:
         """Return the sizes of recipes."""
-        rows = {(r.lead[0] if r.lead else 1, r.H, r.K, r.T, r.S, r.D, r.E) for r in recipes}
+        rows = {
+            (r.lead[0] if r.lead else 1, r.H, r.K, r.T, r.S, r.D, r.E, (r.window or (None,))[0])
+            for r in recipes
+        }
         sizes = [
-            dict(zip(LETTERS, (B, H, K, H // K, T, S, D, E), strict=True))
-            for B, H, K, T, S, D, E in rows
+            dict(zip((*LETTERS, "left"), (B, H, K, H // K, T, S, D, E, left), strict=True))
+            for B, H, K, T, S, D, E, left in rows
             if 0 not in (B, H, K, T, S, D, E)
         ]
         if not sizes:
             return cls()
-        columns = {letter: {row[letter] for row in sizes} for letter in LETTERS}
+        columns = {letter: {row[letter] for row in sizes} for letter in (*LETTERS, "left")}
         models = {
             name
             for name, shape in MODELS.items()
             if all(n in columns[letter] for letter, n in shape.items())  # most end here
             and any(all(row[letter] == n for letter, n in shape.items()) for row in sizes)
         }
-        return cls({x: (min(ns), max(ns)) for x, ns in columns.items()}, frozenset(models))
+        ranges = {x: (min(columns[x]), max(columns[x])) for x in LETTERS}
+        return cls(ranges, frozenset(models))
 
     @classmethod
     def union(cls, parts: Iterable[Asked]) -> Asked:

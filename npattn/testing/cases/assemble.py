@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.space import LONG, Space
+from npattn.testing.cases.space import FEW_HEADS, LONG, Space
 
 __all__ = ["assemble"]
 
@@ -34,8 +34,9 @@ def assemble(space: Space, forced: frozenset[str], seed: int, fields: dict[str, 
         fields["distribution"] = "low" if "distribution" not in forced else fields["distribution"]
         if "S" in free and "T != S" in space.structure and not space.few_shapes:
             fields["S"] = max(fields["S"], 65)
-    if _cost(lead, H, fields) > LARGE and not set("HK") & set(space.sizes):
-        H, K = H // K, 1
+    if not set("HK") & set(space.sizes):
+        for heads in ((H // max(K, 1), 1), (min(H // max(K, 1), FEW_HEADS), 1)):
+            H, K = heads if _cost(lead, H, fields) > LARGE else (H, K)
     if _cost(lead, H, fields) > LARGE and "B" in free:
         lead = None if lead is None else (1,) * len(lead)
     while _cost(lead, H, fields) > LARGE and fields["T"] > 1 and "T" in free:

@@ -80,7 +80,10 @@ def traits(recipe: Recipe) -> list[str]:
 def kinds(recipe: Recipe) -> list[str]:
     """Return the values of options, the distribution and the sizes, which should each occur."""
     fields = ("distribution", *OPTION_FIELDS, "T", "S", "D", "E")
-    sizes = [f"B = {n}" for n in (recipe.lead or ())[:1]] + [f"H = {recipe.H} = {recipe.K} G"]
+    sizes = [f"B = {n}" for n in (recipe.lead or ())[:1]]
+    if traits(recipe):  # at sizes of 0 a group shows nothing
+        sizes += [f"K = {recipe.K}", f"G = {recipe.H // recipe.K}"]
+    sizes += ["H = 0"] if recipe.H == 0 else []
     found = [f"{name} = {getattr(recipe, name)}" for name in fields] + sizes
     found += ["S > 128, D > 64"] if recipe.S > 128 and recipe.D > 64 else []
     lead = recipe.lead or ()

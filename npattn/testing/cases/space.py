@@ -44,13 +44,15 @@ LATE = "raises in"
 EDGES = (15, 17, 31, 33, 63, 65, 127, 129, 257)  # one beside a multiple of a tile
 POOLS = {
     "B": (2, 1, 3),
-    "K": (1, 2, 3, 5),
-    "G": (1, 2, 3, 4),
+    "K": (1, 2, 3, 5, 4, 6, 7, 8),
+    "G": (1, 2, 3, 4, 5, 6, 7, 8, 12, 14, 16, 20, 24),
     "T": (2, 1, 3, 5, 7, 11) * 2 + (1, 1) + EDGES,  # decoding asks with one query
     "S": (3, 1, 2, 5, 7, 13, 19) * 2 + EDGES,
     "D": (3, 1, 2, 5, 7, 11, 13, 40, 65, 128),
     "E": (2, 1, 3, 5, 9, 17, 33, 128),
 }
+FEW_HEADS = 4
+"""Of `POOLS`, the first K and G, which six of seven problems have."""
 ROUND_D = (8, 16, 64)
 LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
 
@@ -129,8 +131,11 @@ class Space:
             return pairs or [(H, H) for H in self.pool("H")]
         if self.few_shapes:
             return [shape.heads if shared else (shape.heads[0],) * 2 for shape in SHAPES]
-        groups = POOLS["G"] if shared else (1,)
-        return [(K * G, K) for G in groups for K in self.pool("K") if K]
+        groups, shares = POOLS["G"] if shared else (1,), [K for K in self.pool("K") if K]
+        pairs = [(K * G, K) for G in groups for K in shares]
+        few = [(K * G, K) for G in groups[:FEW_HEADS] for K in shares[:FEW_HEADS]]
+        rest = [pair for pair in pairs if pair not in few]
+        return few * (6 * len(rest) // len(few) or 1) + rest
 
     def base(self) -> Recipe:
         """Return the plainest problem, of the first rank, with round sizes."""

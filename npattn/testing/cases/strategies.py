@@ -66,6 +66,7 @@ NAMED = {
     "gate": tuple(GATES),
 }
 """Values of the fields of a recipe that stand for an array or a callable."""
+SIZES = ("B", "heads", "T", "S", "D", "E")
 _sizes = attrgetter("lead", *"HKTSDE")
 
 
@@ -188,7 +189,11 @@ class Pools:
         if changes:
             changed = zip(self.lists, changes, strict=False)
             chosen |= {n: x for n, x in changed if x is not KEEP}
-        recipe = assemble(self.space, frozenset(self.force), seed, chosen)
+        return self._assemble(seed, chosen)
+
+    def _assemble(self, seed: int, chosen: Mapping[str, Any]) -> Recipe:
+        """Return the recipe of a value of each list, changed until nothing of it is refused."""
+        recipe = assemble(self.space, frozenset(self.force), seed, dict(chosen))
         return self._leave_out(recipe) if self.space.refused else recipe
 
     def _choose(self, seed: int) -> dict[str, Any]:
@@ -304,6 +309,29 @@ class Pools:
         simple = [list(dict.fromkeys(pool)) for pool in self.lists.values()]
         return st.tuples(*(st.sampled_from([*pool, *[KEEP] * 15 * len(pool)]) for pool in simple))
 
+    def anything(self) -> st.SearchStrategy[Recipe]:
+        """Return a strategy of recipes, each field of which is a choice of its own."""
+        names = sorted(self.lists, key=lambda name: name in SIZES)  # these shrink last
+        shapes = st.sampled_from(self._shapes) if self.space.few_shapes else st.just({})
+        return st.builds(
+            lambda seed, shape, *chosen: self._assemble(seed, dict(chosen) | shape),
+            st.integers(0, 2**32 - 1),
+            shapes,
+            *map(self._choice, names),
+        )
+
+    def _choice(self, name: str) -> st.SearchStrategy[tuple[str, Any]]:
+        """Return a strategy of one field: of its pool and, where sizes are free, any size.
+
+        Values are paired with their name because Hypothesis copies choices between equal
+        strategies: examples would repeat each other.
+        """
+        values, space = self.lists[name], self.space
+        odd = name in "TS" or (name in "DE" and "D % 8" in space.structure)
+        if odd and name not in {*self.force, *space.sizes} and not space.few_shapes:
+            values = [*range(1, max(values) + 1), *values * (max(values) // len(values))]
+        return st.sampled_from([(name, value) for value in values])
+
     def near(self, seed: int) -> st.SearchStrategy[Recipe]:
         """Return a strategy of recipes near that of a seed, which shrinks to the simplest."""
         return self.changes().map(lambda changes: self.recipe(seed, changes))
@@ -361,8 +389,7 @@ def recipes(space: Space | None = None, **options: Any) -> st.SearchStrategy[Rec
     -------
     strategy of Recipe
     """
-    pools = Pools(space or Space(), **options)
-    return st.tuples(st.integers(0, 2**32 - 1), pools.changes()).map(lambda x: pools.recipe(*x))
+    return Pools(space or Space(), **options).anything()
 
 
 def _ways_out(name: str) -> list[dict[str, Any]]:

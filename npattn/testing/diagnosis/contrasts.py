@@ -54,6 +54,8 @@ HEADS = ((1, 1), (2, 1), (2, 2), (4, 2))
 MORE_HEADS = ((3, 1), (3, 3), (4, 1), (6, 2), (6, 3), (8, 2), (8, 4), (8, 8))
 TIED = {"T != S": ("T", "S"), "E != D": ("D", "E")}
 """Sizes that are varied together where a space has them equal."""
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
+"""Sizes of groups that are tried if that of the failing problem is larger than 4."""
 FRESH_SIZES = (2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64)
 VALUES: dict[str, tuple[Any, ...]] = {
     "mask": ("matrix", "first tile", "padding"),
@@ -241,6 +243,8 @@ def _vary_sizes(verdicts: Verdicts, base: Recipe) -> dict[Recipe, bool]:
                 vary([_with_size(base, together, n)])
     if base.lead is not None and False in vary({"H": H, "K": K} for H, K in HEADS):
         vary({"H": H, "K": K} for H, K in MORE_HEADS)
+        if size_of(base, "G") > 4:
+            vary({"H": K * G, "K": K} for K in {2, base.K} for G in GROUPS)
     if False in vary({"T": n, "S": n} for n in (3, 16, 33)):
         vary({"T": n, "S": n} for n in (5, 17, 32, 48))
     if False in vary({"D": n, "E": n} for n in (3, 16, 64)):
@@ -316,7 +320,7 @@ def fresh_recipes(
             sizes = space.sizes.get(letter, tried.get(letter, FRESH_SIZES))
             changes[letter] = int(rng.choice(sizes))
         if base.lead is not None and not set("HK") & set(space.sizes):
-            K, group = (int(n) for n in rng.integers(1, 4, 2))
+            K, group = (int(rng.choice(tried.get(n, (1, 2, 3)))) for n in "KG")
             changes |= {"K": K, "H": K * group if "K < H" in space.structure else K}
         if base.lead and "B" not in space.sizes:
             changes["lead"] = (int(rng.integers(1, 4)), *base.lead[1:])

@@ -18,8 +18,10 @@ __all__ = ["WITNESSES", "Point", "Predicate", "fit", "size_of"]
 
 WITNESSES = 3
 """Least number of different problems that must fail, and that must pass, for a predicate."""
+MOST_GROUPS = 5
+"""Most sizes of groups that a predicate names."""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
-LETTERS = "BHKTSDE"
+LETTERS = "BHKGTSDE"
 PAIRS = ("TS", "DE")
 """Sizes that a kernel tiles or vectorises alike."""
 
@@ -52,9 +54,11 @@ class Predicate:
 
 
 def size_of(recipe: Recipe, letter: str) -> int:
-    """Return a size by its letter; B is the first leading axis, 1 if there is none."""
+    """Return a size by its letter; B is the first leading axis, 1 if there is none; G is H/K."""
     if letter == "B":
         return recipe.lead[0] if recipe.lead else 1
+    if letter == "G":
+        return recipe.H // recipe.K if recipe.K else 1
     size: int = getattr(recipe, letter)
     return size
 
@@ -101,6 +105,7 @@ def _candidates(failing: Sequence[Recipe], passing: Sequence[Recipe]) -> Iterato
     yield from RELATIONS
     for letter in LETTERS:
         yield from _thresholds(letter, failing, passing)
+    yield from _some_groups(failing, passing)
     for letters in (*"TSDE", *PAIRS):
         for m in MULTIPLES:
             if _is_exactly(m, letters, failing, passing):
@@ -145,6 +150,19 @@ def _is_within(letter: str, least: int | None, most: int | None) -> Callable[[Re
 def _size_is_within(letter: str, least: int | None, most: int | None, recipe: Recipe) -> bool:
     size = size_of(recipe, letter)
     return (least is None or size >= least) and (most is None or size <= most)
+
+
+def _some_groups(failing: Sequence[Recipe], passing: Sequence[Recipe]) -> Iterator[Predicate]:
+    """Yield "G = 5, 6 or 7 of 11 tried", and "H = 28 and K = 4" if only these heads fail."""
+    pairs = {(r.H, r.K) for r in failing}
+    fails, tried = ({size_of(r, "G") for r in x} for x in (failing, [*failing, *passing]))
+    if len(fails) <= MOST_GROUPS and max(fails, default=0) > 4 and fails != tried:
+        *first, last = map(str, sorted(fails))
+        text = f"G = {', '.join(first)}{' or ' if first else ''}{last} of {len(tried)} tried"
+        yield Predicate(text, "G", lambda r: size_of(r, "G") in fails, (1, WITNESSES))
+    if len(pairs) == 1:
+        ((H, K),) = pairs
+        yield Predicate(f"H = {H} and K = {K}", "GK", lambda r: (r.H, r.K) == (H, K), (1, 4))
 
 
 def _multiple(letters: str, m: int) -> Predicate:

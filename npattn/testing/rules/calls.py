@@ -84,6 +84,7 @@ def experiment(
     square: bool = False,
     level: Level = "conduct",
     sizes: Mapping[str, tuple[int, ...]] = SIZES,
+    recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
 ) -> Callable[[Experiment], Check]:
     """Register an experiment as a rule that is asked on a few problems.
 
@@ -100,6 +101,8 @@ def experiment(
         One of `LEVELS`.
     sizes : mapping
         Sizes to sample from, where the user leaves a choice.
+    recipes : callable, optional
+        (trial, seed, examples) → the problems, instead of small ones.
     """
 
     def register(run: Experiment) -> Check:
@@ -110,8 +113,8 @@ def experiment(
             return run(trial, problem, trial.cotangents(recipe, problem))
 
         check.__doc__, check.__module__ = run.__doc__, run.__module__
-        recipes = _few(count, square, sizes)
-        return rule(name, "15", level=level, unless=unless, recipes=recipes)(check)
+        own = recipes or _few(count, square, sizes)
+        return rule(name, "15", level=level, unless=unless, recipes=own)(check)
 
     return register
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import Any
 
 from npattn.problem import Cotangents, Problem
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.calls import experiment
 from npattn.testing.trial import Trial, Violation
 
@@ -63,3 +65,36 @@ def unread_slots(trial: Trial, problem: Problem, cotangents: Cotangents) -> floa
     """
     when = "with NaN in other sequences, and in slots that no sequence has"
     return _judge_stored(trial, problem, cotangents, when, unread="nan")
+
+
+FIRST_PAGE = 2**16
+"""Pages that no sequence has before the others, whose ids need more than 16 bits."""
+MOST = 2**25
+"""Numbers in these pages beyond which they are left out."""
+
+
+def _takes_no_pages(trial: Trial) -> str | None:
+    storage = trial.implementation.storage
+    return "takes no pages" if storage is None or storage.keys != "pages" else None
+
+
+def _smallest(trial: Trial, seed: int, examples: int) -> list[Recipe]:
+    """Return a problem with few numbers in a page; none if the sizes of the user are large."""
+    space, storage = trial.space, trial.implementation.storage
+    D, E = (next(n for n in space.pool(letter) if n) for letter in "DE")
+    E = E if "E != D" in space.structure else D
+    H, K = min(pair for pair in space.heads if pair[0])
+    assert storage is not None
+    if FIRST_PAGE * storage.page_size * K * max(D, E) > MOST:
+        return []
+    return [replace(space.base(), H=H, K=K, D=D, E=E, seed=seed)]
+
+
+@experiment("page-ids", 1, _takes_no_pages, level="values", recipes=_smallest)
+def page_ids(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
+    """The id of a page may be any number, beyond 65 536 too.
+
+    Broken by a table of 16 bits, and by an offset id · P · K · D that is counted in few.
+    """
+    when = f"with page ids from {FIRST_PAGE}"
+    return _judge_stored(trial, problem, cotangents, when, first_page=FIRST_PAGE)

@@ -18,10 +18,12 @@ def _recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
 def model_sizes(trial: Trial, recipe: Recipe) -> float:
     """The sizes that models have give right results and gradients, as small ones do.
 
-    Head sizes from 24 to 576, groups of 8 and 16 heads, 32 heads, 9 samples, 640 queries, up to
-    8192 keys: one problem each, with options drawn from the seed. Kernels are compiled for such
-    sizes one by one. Broken by a tile that holds 64 of 96 columns, by a group that is read as
-    a power of two below 8, by a split of the keys that loses the last part.
+    Head sizes from 24 to 576, the heads of eighteen models with one query and with five, 9 samples,
+    384 heads in all, lengths of whole tiles and one beside them up to 1025 queries and 8192 keys,
+    windows narrower and wider than a tile: one problem each, with options drawn from the seed.
+    Kernels are compiled for such sizes one by one. Broken by a tile that holds 64 of 96 columns, by
+    a tile of heads that crosses a group of 7, by a split of the keys that loses the last part, by
+    one without a key that overwrites the lse of the others.
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)

@@ -11,7 +11,7 @@ import pytest
 
 import npattn
 from npattn.errors import NpattnError, OptionError
-from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe
+from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe, check
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.targets import TARGETS
@@ -1050,3 +1050,35 @@ def test_unusable_jax_device_is_an_error(jax):
     read = Implementation(plain_jax(jax), framework="jax")
     read.on("cpu:0")
     assert read.framework.device == jax.devices("cpu")[0]
+
+
+def always_causal(late):
+    """Return a function without a parameter for causal; keys from a position on are not read."""
+
+    def f(q, k, v):
+        keys = np.arange(k.shape[-2])
+        hidden = (keys > keys[: q.shape[-2], None] + k.shape[-2] - q.shape[-2]) | (keys >= late)
+        if q.shape[-2] > k.shape[-2]:
+            raise NotImplementedError("more queries than keys")
+        return npattn.attention(q, k, v, ~hidden).astype(q.dtype)
+
+    return f
+
+
+@pytest.mark.parametrize(("late", "passed"), [(10**6, True), (1024, False)])
+def test_causal_feature_without_parameter_is_always_on(late, passed):
+    options = {"features": "causal", "framework": "numpy", "shrink": False, "diagnosis": False}
+    only = ["agreement-o", "model-sizes"]
+    report = check(always_causal(late), only=only, examples=150, **options)
+    assert report.passed == passed, str(report)
+    assert any(line.startswith("float32: always causal") for line in report.refused)
+
+
+def test_always_causal_function_is_called_without_it():
+    one = np.eye(3, dtype="float32")[None, None]
+    f = Implementation(always_causal(9), features="causal", framework="numpy")
+    causal = npattn.Problem(one, one, one, causal="bottom_right")
+    expected = npattn.attention(one, one, one, causal="bottom_right")
+    np.testing.assert_allclose(f.forward(causal)["o"], expected, rtol=1e-5)
+    with pytest.raises(ImplementationError, match="no parameter for a call without causal"):
+        f.forward(npattn.Problem(one, one, one))

@@ -3,7 +3,7 @@
 import json
 
 from npattn.testing.cases.asked import MODELS, Asked, name_shape
-from npattn.testing.cases.model_sizes import SHAPES
+from npattn.testing.cases.model_sizes import MORE_SHAPES, SHAPES
 from npattn.testing.cases.recipe import Recipe
 
 FEW = Recipe(lead=(2,), H=6, K=3, T=5, S=7, D=11, E=13)
@@ -19,12 +19,21 @@ def test_ranges_are_those_of_the_recipes():
 
 
 def test_model_size_counts_only_as_a_whole():
-    shape = next(x for x in SHAPES if len(x) == 2 and len(set(x.values())) == 2)
+    shape = next(x for x in SHAPES if set(x) == {"D", "E"} and len(set(x.values())) == 2)
     sizes = [FEW] + [Recipe(**{**vars(FEW), letter: n}) for letter, n in shape.items()]
     name = name_shape(shape)
     assert name not in Asked.of(sizes).models
     assert name in Asked.of([*sizes, Recipe(**{**vars(FEW), **shape})]).models
-    assert len(MODELS) == len(SHAPES)
+    assert len(MODELS) == len(SHAPES + MORE_SHAPES)
+
+
+def test_model_size_with_a_window_needs_its_left_side():
+    shape = {"T": 1, "S": 300, "left": 7}
+    sizes = {"T": 1, "S": 300}
+    without = Recipe(**{**vars(FEW), **sizes, "window": (8, None)})
+    assert name_shape(shape) not in Asked.of([FEW, without]).models
+    with_it = Recipe(**{**vars(FEW), **sizes, "window": (7, None)})
+    assert name_shape(shape) in Asked.of([FEW, with_it]).models
 
 
 def test_union_and_json():

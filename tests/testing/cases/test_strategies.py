@@ -4,9 +4,10 @@ import functools
 import itertools
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import seed as hypothesis_seed
 
 from npattn.errors import OptionError
@@ -17,7 +18,7 @@ from npattn.testing.cases import strategies
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.cases.pairwise import covering, traits
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
-from npattn.testing.cases.space import EDGES, RANKS, STRUCTURE, Space, with_rank
+from npattn.testing.cases.space import EDGES, POOLS, RANKS, STRUCTURE, Space, with_rank
 from npattn.testing.cases.strategies import Pools, problems, recipes
 
 EVERYTHING = frozenset(STRUCTURE)
@@ -215,6 +216,38 @@ def test_fixed_sizes_are_kept():
         assert recipe.lead[:1] in ((), (3,))
     for letter in sizes.keys() - {"B"}:
         assert {getattr(r, letter) for r in samples} == set(sizes[letter]), letter
+
+
+def test_hundred_examples_differ_in_every_field():
+    """Hypothesis copies choices between equal strategies; fields are told apart by name."""
+    samples = sample_from(recipes(), 100)
+    assert len(samples) == len(set(samples)) == 100
+    assert len({r.seed for r in samples}) > 80
+    assert len({(r.lead, r.H, r.K, r.T, r.S, r.D, r.E) for r in samples}) > 80
+    assert len({switched_on(r) for r in samples}) > 60
+
+
+@pytest.mark.parametrize(
+    ("fails", "smallest"),
+    [
+        (lambda r: r.T > 5, Recipe(lead=(2,), H=1, K=1, T=6, S=1, D=1, E=1)),
+        (
+            lambda r: r.causal and r.K < r.H,
+            Recipe(lead=(2,), H=2, K=1, T=1, S=1, D=1, E=1, causal=True),
+        ),
+    ],
+)
+def test_failures_shrink_to_the_smallest_sizes(fails, smallest):
+    phases = (Phase.generate, Phase.shrink)  # to explain takes ten times as long
+    quiet = settings(database=None, deadline=None, phases=phases, max_examples=200)
+    assert find(recipes(), fails, settings=quiet, random=Random(0)) == smallest
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_group_and_number_of_shared_heads_is_sampled(seed):
+    plan = [r for r in cases(seed) if traits(r)]  # none of them has a size of 0
+    assert {r.H // r.K for r in plan} >= set(POOLS["G"])
+    assert {r.K for r in plan} >= set(POOLS["K"])
 
 
 def test_recipe_and_its_neighbours_are_reproducible():

@@ -35,6 +35,18 @@ def tiled_heads(q, k, v, mask=None, *, causal=False, scale=None):
     return right(q, k[..., heads, :, :], v[..., heads, :, :], mask, causal=causal, scale=scale)
 
 
+def tile_of_4_heads(q, k, v, mask=None, *, causal=False, scale=None):
+    """The first head of a tile of 4 says which keys all of them read."""
+    H, group = q.shape[-3], q.shape[-3] // max(k.shape[-3], 1)
+    own = np.arange(H) // min(group, 4) * min(group, 4) // group
+    return right(q, k[..., own, :, :], v[..., own, :, :], mask, causal=causal, scale=scale)
+
+
+def heads_of_one_model(q, k, v, mask=None, *, causal=False, scale=None):
+    wrong = (q.shape[-3], k.shape[-3]) == (28, 4)
+    return right(q, k, v, mask, causal=causal, scale=scale) * np.float32(1 + wrong)
+
+
 def falsy_scale(q, k, v, mask=None, *, causal=False, scale=None):
     return right(q, k, v, mask, causal=causal, scale=scale or None)
 
@@ -116,6 +128,8 @@ def hides_too_much(q, k, v, mask=None, *, causal=False, window=None, bias=None):
 CASES = [
     (padded_tail, {}, "fails only where S is no multiple of 16"),
     (tiled_heads, {"H": 6, "K": 3}, "fails only with 1 < K < H"),
+    (tile_of_4_heads, {"H": 10, "K": 2}, "fails only where G = 5, 6, 7 or 9 of 11 tried"),
+    (heads_of_one_model, {"H": 28, "K": 4}, "fails only where H = 28 and K = 4"),
     (falsy_scale, {"scale": 0.0}, "fails only at scale = 0"),
     (absolute_scale, {"scale": -0.75}, "fails only at scale < 0"),
     (mask_lost_when_causal, {"mask": "matrix", "causal": True},

@@ -107,14 +107,14 @@ window-as-mask mask-as-bias scale-of-query bias-shift one-key convex-hull value-
 equal-scores dbias-rows unseen-keys key-gradient-sum value-euler query-key-euler cotangent-linear
 lse-gradient directional offset-bias saturated large-products inputs-unchanged views repeatable
 after-other-strides after-other-dtype packed-inputs aliased-inputs two-threads arrays-reused
-nearly-same-contents outputs-kept outputs-apart other-sequences unread-slots first-calls
-refused-again same-bits-again
+nearly-same-contents outputs-kept outputs-apart other-sequences unread-slots page-ids
+first-calls refused-again same-bits-again
 same-bits-in-batch same-bits-beside-others same-bits-padded same-bits-in-parts same-bits-threads
 aggregate
 """
 
 
-OF_SEQUENCES = ("other-sequences", "unread-slots")
+OF_SEQUENCES = ("other-sequences", "unread-slots", "page-ids")
 
 
 def outcome_of(report, rule):

@@ -12,6 +12,7 @@ QUICK = {"examples": 7, "framework": "numpy", "shrink": False, "diagnosis": Fals
 ALONE = {
     "other-sequences": ("the last sequence is not computed", "an empty sequence ends the loop"),
     "unread-slots": ("hidden slots times 0", "the whole last page"),
+    "page-ids": ("page ids of 16 bits", "offsets of 16 bits"),
 }
 """Rules, and mistakes that they find by themselves."""
 BROAD = ("packed", "page list", "new keys", "combined pages")
@@ -227,3 +228,17 @@ def test_the_script_shows_the_failure(tmp_path):
         [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120
     )
     assert "WRONG" in shown.stdout
+
+
+def test_right_pages_pass_with_large_ids_unless_pages_are_large():
+    few = {**QUICK, "only": ["page-ids"]}
+    for name, sizes, status in (
+        ("pages", {}, "passed"),
+        ("page list", {"P": (5,), "D": (8,), "E": (8,)}, "passed"),
+        ("pages", {"P": (64,), "D": (64,)}, "not applicable"),
+        ("packed", {}, "not applicable"),
+    ):
+        (outcome,) = (
+            o for o in check(build(name), **few, sizes=sizes).outcomes if o.rule == "page-ids"
+        )
+        assert outcome.status == status, name

@@ -6,7 +6,7 @@ import pytest
 import npattn
 from npattn.mistakes import Attention
 from npattn.testing import check
-from npattn.testing.cases.model_sizes import SHAPES, model_recipes
+from npattn.testing.cases.model_sizes import MODEL_HEADS, MORE_SHAPES, SHAPES, model_recipes
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
@@ -14,6 +14,9 @@ from npattn.testing.trial import Violation
 from tests.testing.rules.relations import trial_of
 
 MODEL_SIZES = PROPERTIES["model-sizes"]
+EVERY = SHAPES + MORE_SHAPES
+ALL = 2 * len(EVERY)
+"""Examples that ask every shape."""
 
 
 class WrongFor(Attention):
@@ -65,7 +68,7 @@ WRONG = {
 def test_kernel_wrong_for_one_size_fails(name, seed):
     attention, sizes = WRONG[name]
     trial = trial_of(attention)
-    recipes = MODEL_SIZES.recipes(trial, seed, 100)
+    recipes = MODEL_SIZES.recipes(trial, seed, ALL)
     wrong = [r for r in recipes if sizes.items() <= vars(r).items()]
     right = [r for r in recipes if r not in wrong and r.T * r.S < 1000]
     assert wrong
@@ -78,37 +81,39 @@ def test_kernel_wrong_for_one_size_fails(name, seed):
 def test_flash_passes_every_shape():
     report = check(flash, backward=flash_backward, only=["model-sizes"], seed=1)
     (outcome,) = report.outcomes
-    assert (outcome.status, outcome.examples) == ("passed", len(SHAPES))
+    assert (outcome.status, outcome.examples) == ("passed", len(EVERY))
     assert 0 < outcome.worst < 1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_shape_is_there_with_options_of_the_seed(seed):
-    recipes = model_recipes(Space(), seed, 100)
-    for shape in SHAPES:
-        letters = [{"B": (r.lead or (1,))[0], **vars(r)} for r in recipes]
+    recipes = model_recipes(Space(), seed, ALL)
+    for shape in EVERY:
+        letters = [
+            {"B": (r.lead or (1,))[0], "left": (r.window or (None,))[0], **vars(r)} for r in recipes
+        ]
         assert any(shape.items() <= sizes.items() for sizes in letters), shape
-    assert recipes == model_recipes(Space(), seed, 100)
-    assert [r.seed for r in recipes] != [r.seed for r in model_recipes(Space(), seed + 1, 100)]
+    assert recipes == model_recipes(Space(), seed, ALL)
+    assert [r.seed for r in recipes] != [r.seed for r in model_recipes(Space(), seed + 1, ALL)]
     assert max(len(r.lead) * r.H * r.T * r.S * r.D for r in recipes) < 2**25
 
 
 def test_number_of_shapes_follows_examples():
-    for examples, count in ((1, 1), (20, 4), (50, 10), (400, len(SHAPES))):
+    for examples, count in ((1, 1), (20, 10), (50, 25), (400, len(EVERY))):
         assert len(model_recipes(Space(), 0, examples)) == count
 
 
 @pytest.mark.parametrize(
     ("sizes", "count"),
     [
-        ({"D": (64, 96), "E": (96,), "T": (16, 32)}, 5),  # D, three of heads, B
-        ({"H": (8,), "K": (4,)}, 17),
-        ({"H": (32,)}, 16),  # not three lengths, for they have too many scores,
-        ({"B": (1,), "S": (2100,), "D": (576,), "E": (512,)}, 5),
+        ({"D": (64, 96), "E": (96,), "T": (16, 32)}, 39),  # D, T, B, and every pair of heads twice
+        ({"H": (8,), "K": (4,)}, 33),
+        ({"H": (32,)}, 38),  # not two lengths, for they have too many scores,
+        ({"B": (1,), "S": (2100,), "D": (576,), "E": (512,)}, 2),  # nor heads, for too many numbers
     ],
 )
 def test_restricted_sizes_are_kept(sizes, count):
-    recipes = model_recipes(Space(sizes=sizes), 0, 100)
+    recipes = model_recipes(Space(sizes=sizes), 0, ALL)
     assert len(recipes) == count
     for recipe in recipes:
         own = {"B": recipe.lead[0], **vars(recipe)}
@@ -116,13 +121,13 @@ def test_restricted_sizes_are_kept(sizes, count):
 
 
 def test_sizes_of_0_are_left_out():
-    assert model_recipes(Space(sizes={"T": (0,)}), 0, 100) == []
-    assert {r.T for r in model_recipes(Space(sizes={"T": (0, 4)}), 0, 100)} == {4}
+    assert model_recipes(Space(sizes={"T": (0,)}), 0, ALL) == []
+    assert {r.T for r in model_recipes(Space(sizes={"T": (0, 4)}), 0, ALL)} == {4}
 
 
 @pytest.mark.parametrize("name", ["T != S", "T > S", "E != D", "K < H", "rank 4", "broadcast"])
 def test_refused_structure_is_not_asked(name):
-    recipes = model_recipes(Space(structure=frozenset(STRUCTURE) - {name}), 0, 100)
+    recipes = model_recipes(Space(structure=frozenset(STRUCTURE) - {name}), 0, ALL)
     wrong = {
         "T != S": [r for r in recipes if r.T != r.S],
         "T > S": [r for r in recipes if r.T > r.S],
@@ -136,13 +141,13 @@ def test_refused_structure_is_not_asked(name):
 
 
 def test_rank_2_alone_has_one_head():
-    recipes = model_recipes(Space(structure=frozenset({"rank 2", "T != S", "T > S"})), 0, 100)
+    recipes = model_recipes(Space(structure=frozenset({"rank 2", "T != S", "T > S"})), 0, ALL)
     assert {(r.lead, r.H, r.K) for r in recipes} == {(None, 1, 1)}
     assert {r.D for r in recipes} >= {24, 96, 256}
 
 
 def test_options_that_the_space_lacks_are_not_drawn():
-    recipes = model_recipes(Space(features=frozenset({"causal"})), 0, 100)
+    recipes = model_recipes(Space(features=frozenset({"causal"})), 0, ALL)
     assert {r.causal for r in recipes} == {True, False}
     assert all(r.mask is r.bias is r.window is r.scale is None for r in recipes)
 
@@ -151,8 +156,8 @@ def test_skipped_recipes_are_drawn_again():
     def masked(recipe):
         return recipe.mask is not None
 
-    skipped = model_recipes(Space(), 0, 100, masked)
-    assert len(skipped) == len(SHAPES)
+    skipped = model_recipes(Space(), 0, ALL, masked)
+    assert len(skipped) == len(EVERY)
     assert not any(masked(r) for r in skipped)
 
 
@@ -171,3 +176,57 @@ def test_largest_scores_are_bounded_at_every_shape(factor, status):
     assert not outcome.failed or {c.name for c in outcome.comparisons if not c.passed} == {
         "max_score"
     }
+
+
+def test_kernel_that_is_always_causal_has_long_problems():
+    """Long shapes leave causal and windows out, but not where they are always on."""
+    always = Space(
+        features=frozenset({"causal"}),
+        always={"causal": True},
+        refused=frozenset({frozenset({"no causal"})}),
+        few_shapes=True,
+    )
+    recipes = model_recipes(always, 3, ALL)
+    assert all(r.causal for r in recipes)
+    assert {(20, 2100), (1, 8192), (1025, 1025)} <= {(r.T, r.S) for r in recipes}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_query_has_windows_of_many_keys(seed):
+    windows = [r for r in model_recipes(Space(), seed, ALL) if r.T == 1 and r.S > 250 and r.window]
+    assert {r.window[0] for r in windows} >= {7, 64, 128}
+
+
+def test_windows_are_those_that_are_accepted():
+    refused = frozenset({frozenset({"window", "no causal"}), frozenset({"window (n, None)"})})
+    space = Space(features=frozenset({"window", "causal"}), refused=refused)
+    recipes = [r for r in model_recipes(space, 2, ALL) if r.T == 1 and r.S > 250 and r.window]
+    assert {r.window[0] for r in recipes} >= {7, 64, 128}
+    assert {r.causal for r in recipes} == {True}
+    assert not any(r.window[1] is None for r in recipes)
+
+
+def tile_of_heads(bug):
+    def f(q, k, v, mask=None):
+        H, K = q.shape[-3], k.shape[-3]
+        group = H // K
+        tile = min(group, 4) if bug else 1
+        own = np.arange(H) // tile * tile // group
+        return flash(q, k[..., own, :, :], v[..., own, :, :], mask)
+
+    return f
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tile_that_crosses_a_group_fails(seed):
+    options = {"examples": 20, "seed": seed, "shrink": False, "diagnosis": False}
+    only = ["agreement-o", "model-sizes"]
+    sizes = {"B": (2,)}
+    assert not check(tile_of_heads(bug=True), only=only, sizes=sizes, **options).passed
+    assert check(tile_of_heads(bug=False), only=only, sizes=sizes, **options).passed
+
+
+def test_heads_of_models_are_all_asked():
+    recipes = model_recipes(Space(), 0, ALL)
+    for T in (1, 5):
+        assert {(r.H, r.K) for r in recipes if r.T == T} >= {*MODEL_HEADS.values()}

@@ -31,7 +31,7 @@ def judge(folder, text=None, wrong=None):
     subprocess.run(command, cwd=folder, check=True)
     worker = connect("c", command=str(folder / "attention"))
     try:
-        return check(worker, examples=3, diagnosis=False, shrink=False, only=RULES)
+        return check(worker, examples=7, diagnosis=False, shrink=False, only=RULES)
     finally:
         worker.worker.close()
 
