@@ -100,6 +100,12 @@ class Evidence:
         observed = {name: x for name, x in self.observed.items() if name not in names}
         return replace(self, observed=observed) if len(observed) < len(self.observed) else self
 
+    def loosely(self) -> Evidence:
+        """Return evidence that `is_of` a problem if that is within tolerance, though no closer."""
+        other = replace(self)
+        vars(other)["wrong"] = dict.fromkeys(self.wrong, math.inf)
+        return other
+
     def equals(self, other: Evidence) -> bool:
         """Return True if another call returned the same results, bit for bit and as many times."""
         for name, arrays in other.observed.items():

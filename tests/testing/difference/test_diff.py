@@ -43,7 +43,7 @@ def narrow():
     """Compare with weights rounded to bfloat16, in both passes."""
     f, backward = kernels.narrow_weights, kernels.narrow_backward
     right = Implementation(kernels.right, backward=kernels.backward)
-    return compare(right, Implementation(f, backward=backward), examples=3)
+    return compare(right, Implementation(f, backward=backward), examples=5)
 
 
 def test_rounding_of_the_weights_is_named(narrow):
