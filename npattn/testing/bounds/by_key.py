@@ -65,12 +65,18 @@ class Slack:
             "query_shift": variance.query_shift,
             "var_l": variance.var_l + (limits["lse"] / DEVIATIONS) ** 2 + more**2,
             "var_D": np.where(pulled, (variance.var_D + var_out) / square, 0),
+            "shift": variance.shift,
+            "capped": variance.capped,
+            "tilt": variance.tilt,
+            "-tilt": -np.asarray(variance.tilt),
         }
         self.seen += int(rows.seen.sum())
         self.generic = self.generic and bool(variance.generic_rows(rows.D)[rows.seen[..., 0]].all())
         for name, x in figures.items():
-            top = float(np.max(x, initial=0, where=rows.seen & ~np.isnan(x)))
-            self.most[name] = max(self.most.get(name, 0.0), top)
+            x = np.broadcast_to(x, rows.seen.shape)
+            least = -math.inf if name == "-tilt" else 0.0
+            top = float(np.max(x, initial=least, where=rows.seen & ~np.isnan(x)))
+            self.most[name] = max(self.most.get(name, least), top)
 
 
 class QueryBlock(KeyBlock):
@@ -127,6 +133,7 @@ class KeyGradients(WorstCase):
         worst = QueryBlock(block, self, self._row_attributes(t))
         worst._through_slope(worst._ds_error(worst._dp_error(worst.do, 0.0), worst.dl))
         variance = KeyBlockVariance(worst, self._variance_attributes(t))
+        variance.tilt = self._tilt(worst)
         variance._through_slope(variance._ds_variance(variance._dp_variance()))
         turn = worst.r.live.swapaxes(-1, -2)
         w = np.where(worst.r.live, worst.r.p * worst.z, 0)
@@ -141,6 +148,11 @@ class KeyGradients(WorstCase):
                 total[i] = total[i] + x
         self.vast = self.vast | (worst.A > VAST).any()
         self.scores.append(np.where(turn, worst.s.swapaxes(-1, -2), np.nan).astype(np.float32))
+
+    def _tilt(self, worst: WorstCase) -> Array:
+        """Return the Σ p slope of a row, of those known, that is farthest from each slope."""
+        most, least = self.slack.most["tilt"], -self.slack.most["-tilt"]
+        return np.where(worst.slope > (least + most) / 2, least, most)
 
     def _row_attributes(self, t: Array) -> dict[str, Any]:
         """Return the row-level attributes of these queries, as `KeyBlock` takes them."""
@@ -164,6 +176,10 @@ class KeyGradients(WorstCase):
             "dl": dl.reshape(1, -1, 1) / results.base,
             "D": D,
             "rebuild": (1 + most["rebuild"]) * np.exp(ulp_lse) - 1,
+            # Nothing comes through the maximum of a row: the backward is given lse.
+            "is_top": 0.0,
+            "top_slope": 0.0,
+            "e_top": 0.0,
             "e_D": most["e_D"] * norm + most["flush"] + (abs(do) * ulp_out).sum(-1, keepdims=True),
         }
 
@@ -182,6 +198,9 @@ class KeyGradients(WorstCase):
         return {
             "online": np.full((1, 1, 1), most["online"]),
             "query_shift": np.full((1, 1, 1), most["query_shift"]),
+            "var_top": 0.0,
+            "shift": most["shift"],
+            "capped": most["capped"],
             "var_l": most["var_l"] + ulp_lse**2 / 3,
             "var_D": (most["var_D"] * square + var_out).sum(-1, keepdims=True),
         }

@@ -17,7 +17,13 @@ from npattn.arrays import Array
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.variance import Variance, Variety, count_rises, tile_maxima
-from npattn.testing.bounds.worst_case import OutErrorSums, WeightSums, WorstCase, finite, row_sum
+from npattn.testing.bounds.worst_case import (
+    OutErrorSums,
+    WeightSums,
+    WorstCase,
+    finite,
+    row_sum,
+)
 
 __all__ = ["CELLS", "KeyBlock", "KeyBlockVariance", "RowValues", "Rows", "width"]
 
@@ -27,7 +33,9 @@ CELLS = 2**15
 
 Sums = TypeVar("Sums", bound=tuple[Any, ...])
 
-MERGE_WEIGHTS = WeightSums(np.add, np.add, np.maximum, np.maximum, np.logaddexp, np.logaddexp)  # type: ignore[arg-type]
+MERGE_WEIGHTS = WeightSums(  # type: ignore[arg-type]
+    np.add, np.add, np.maximum, np.maximum, np.logaddexp, np.logaddexp, np.maximum
+)
 MERGE_OUT = OutErrorSums(np.add, np.add, np.add, np.add, np.maximum, np.logical_or)  # type: ignore[arg-type]
 
 
@@ -207,22 +215,18 @@ class Rows(WorstCase):
 
     def _merge(self) -> None:
         """Merge o, lse and the largest score of the blocks; a sink is one more."""
-        outs, most, totals, tiles = [], [], [], []
+        outs, most, totals = [], [], []
         unseen = np.full((1, len(self.at[2]), 1), -np.inf)
         for block in self._all_blocks():
             if block is None:
-                tiles.append(unseen)
                 continue
             out, lse, r = dense.forward(block.canonical)
-            high = tile_maxima(r.p)
-            top = high.max(-1, keepdims=True, initial=0)
-            scores = np.log(high) + lse[None, :, None]
+            top = r.p.max(-1, keepdims=True, initial=0)
             outs.append(out[None])
             # The row's largest score and its sum relative to that: where every visible key has a
             # bias of −1e38, lse no longer tells how many keys it is the sum of.
             most.append(lse[None, :, None] + np.log(top))
             totals.append(np.where(top == 0, 0, 1 / top))
-            tiles.append(np.where(np.isnan(scores), -np.inf, scores))
         # One more, without a value: the sink, or nothing.
         sink = self._sink_of_rows()
         most.append(unseen if sink is None else sink)
@@ -241,10 +245,6 @@ class Rows(WorstCase):
         _, __, residuals = dense.forward(self.none.canonical)
         self._set_residuals(residuals._replace(p_sink=p_sink))
         self.variance = RowsVariance(self)
-        self.variance.online = self.variance._rescale_variance(
-            np.concatenate([*tiles, unseen[..., :0]], -1)
-        )
-        self.variance.var_sink = self.variance._sink_argument_variance()
 
     def _sink_of_rows(self) -> Array | None:
         sinks, (_, h, __) = self.blocks_of.problem.sinks, self.at
@@ -252,12 +252,17 @@ class Rows(WorstCase):
 
     def _sum_weights(self) -> None:
         total: WeightSums | None = None
+        tiles = []
         for block in self.visible_blocks():
             worst = KeyBlock(block, self, self.known)
+            tiles.append(tile_maxima(np.where(worst.r.live, worst.s, -np.inf)))
             total = merge_sums(total, worst._weight_sums(worst.A), MERGE_WEIGHTS)
         assert total is not None
         self.t_lse = self._normalise(total, self._sink_argument_error())
         names = ("p_sink", "R_sink", "up", "down", "vast", "log_down", "last", "rebuild", "merge")
+        names += ("high",)
+        self.variance.online = self.variance._rescale_variance(np.concatenate(tiles, -1))
+        self.variance.var_sink = self.variance._sink_argument_variance()
         self.share(row_sum=self.row_sum, **{n: getattr(self, n) for n in names})
 
     def _forward(self, has_cotangent: bool) -> None:
@@ -298,18 +303,26 @@ class Rows(WorstCase):
         """Set dq and its bound."""
         names = ("online", "var_l", "query_shift", "tilt", "shift", "capped")
         known = {name: getattr(self.variance, name) for name in names}
-        sums = var_sums = None
+        sums = var_sums = top = var_top = None
         dl = np.where(self.seen, self.dl, 0)
         for block in self.visible_blocks():
             worst = KeyBlock(block, self, self.known)
             worst._limit_weights()
-            worst._through_slope(worst._ds_error(worst._dp_error(self.do, 0.0), dl))
+            e_ds = worst._ds_error(worst._dp_error(self.do, 0.0), dl)
+            worst._through_slope(e_ds)
+            top = merge_sums(top, worst._top_sums(e_ds))
             sums = merge_sums(sums, worst._dq_sums())
             variance = KeyBlockVariance(worst, known)
-            variance._through_slope(variance._ds_variance(variance._dp_variance()))
+            var_ds = variance._ds_variance(variance._dp_variance())
+            variance._through_slope(var_ds)
+            var_top = merge_sums(var_top, variance._top_sums(var_ds))
             var_sums = merge_sums(var_sums, variance._dq_sums())
         assert sums is not None
         assert var_sums is not None
+        assert top is not None
+        assert var_top is not None
+        self.e_top = self._top_error(top)
+        self.variance.var_top = self.variance._top_variance(var_top)
         scale = self.problem.scale
         assert scale is not None
         self.dq = scale * sums.signed

@@ -202,6 +202,7 @@ class RowNorms:
         xp, problem, unit = self.xp, self.problem, self.unit
         self.finite = self.finite and xp.all_finite(do)
         g = self._score_gradient(do, dlse)
+        self.e_top, self.is_top = self._top_error(g, dlse)
         flush = (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
         t_dq = self._dq_bound(g, flush)
         sums = self.gamma(self.terms(problem.T)) + unit.operands.times(2) + 4 * unit.u
@@ -213,7 +214,7 @@ class RowNorms:
             n = math.prod(g.ds.shape) / max(math.prod(problem.bias_array.shape), 1)
             rest = g.rest + (1 + self.R) * g.e_D
             bias = g.size * (g.each + self.rebuild) + g.steep * g.far + self.p * rest
-            bias = bias + g.lost
+            bias = bias + g.lost + (0.0 if self.is_top is None else self.is_top * self.e_top)
             gamma = self.gamma(n + 4)
             bias = xp.where(self.live, bias * (1 + gamma) + gamma * g.size, 0)
             bounds["dbias"] = sum_to(bias, problem.bias_array.shape)
@@ -255,8 +256,23 @@ class RowNorms:
         each, far, rest = slack * each, slack * far, slack * rest
         return ScoreGradient(ds, size, steep, each, far, rest, lost, e_D, grown)
 
+    def _top_error(self, g: ScoreGradient, dlse: Array | None) -> tuple[Any, Any]:
+        """Error of what comes through the maximum of each row; 1 where a score may be that."""
+        xp = self.xp
+        if self.rounding.delta_from == "out":
+            return None, None
+        size, mass = g.size.sum(-1, keepdims=True), self.p.sum(-1, keepdims=True)
+        errors = g.each * size + g.far * g.steep.sum(-1, keepdims=True) + g.rest * mass
+        errors = errors + g.lost * xp.count(self.live, -1) + (1 + self.R) * g.e_D
+        size = size + errors + (0.0 if dlse is None else abs(dlse[..., None]))
+        errors = errors + self.gamma(self.terms(self.problem.S)) * size
+        errors = errors * (1 + self.unit.u + self.unit.ds.u) + self.unit.ds.eta
+        # Their weights are e^−2A of the largest at least.
+        near = self.p >= xp.top(self.p, -1) * self.down**2
+        return self.clear_empty(errors), xp.where(near & self.live, 0 * self.p + 1, 0)
+
     def _dq_bound(self, g: ScoreGradient, flush: float) -> Any:
-        unit, p, k, ak = self.unit, self.p, self.r.k, self.ak
+        xp, unit, p, k, ak = self.xp, self.unit, self.p, self.r.k, self.ak
         sums = self.gamma(self.terms(self.problem.S)) + unit.operands.times(2) + 4 * unit.u
         count = self.xp.count(self.live, -1)
         p_ak = self.product(p, ak)
@@ -265,6 +281,8 @@ class RowNorms:
         rows = rows + g.far * self.product(g.steep, ak)
         common = abs(self.product(p, k)) + self.R * p_ak
         t_dq = rows + self.rebuild * abs(self.product(g.ds, k)) + g.e_D * common
+        if self.is_top is not None:
+            t_dq = t_dq + self.e_top * xp.sqrt(self.product(self.is_top, ak**2))
         lost = g.lost * count * self.top_k
         return self.scale * (t_dq + lost) + flush * count * (self.top_k + 1)
 
@@ -275,6 +293,7 @@ class RowNorms:
             (g.steep, g.far),
             (self.p, g.rest + (1 + self.R) * g.e_D),
         )
+        factors += () if self.is_top is None else ((self.is_top, self.e_top),)
         t_dk = sum(self.transposed_product(w, factor * aq) for w, factor in factors)
         top_q, worst = xp.top(self.numbers(aq), -2), xp.top(g.lost, -2)
         return self.scale * (t_dk + worst * times * top_q) + flush * times * (top_q + 1)

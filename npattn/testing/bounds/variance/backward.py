@@ -11,10 +11,10 @@ import numpy as np
 from npattn import dense
 from npattn.arrays import Array, sum_to
 from npattn.testing.bounds.variance.forward import ForwardVariance, storage_variance
-from npattn.testing.bounds.variance.generic import R2
+from npattn.testing.bounds.variance.generic import DEVIATIONS, R2
 from npattn.testing.bounds.worst_case import finite, row_sum
 
-__all__ = ["DeltaVarianceSums", "DqVarianceSums", "Variance"]
+__all__ = ["DeltaVarianceSums", "DqVarianceSums", "TopVarianceSums", "Variance"]
 
 
 class DeltaVarianceSums(NamedTuple):
@@ -25,6 +25,15 @@ class DeltaVarianceSums(NamedTuple):
     weights: Array  # Σ of the variances of P dP
     terms: Array  # Σ (p dp)²
     leaned: Array  # Σ p slope dp
+
+
+class TopVarianceSums(NamedTuple):
+    """Sums over the keys of a row in the variance of its maximum's gradient."""
+
+    var: Array  # Σ variances of dS
+    squares: Array  # Σ dS²
+    total: Array  # Σ dS
+    leaned: Array  # Σ (slope − Σ p slope) dS
 
 
 class DqVarianceSums(NamedTuple):
@@ -62,6 +71,7 @@ class Variance(ForwardVariance):
         )
         var_ds = self._ds_variance(var_dp)
         self._through_slope(var_ds)
+        self.var_top = self._top_variance(self._top_sums(var_ds))
 
         var_q, lost_q = self._dq_variance(self._dq_sums())
         limits = {
@@ -103,6 +113,30 @@ class Variance(ForwardVariance):
         self.lost = worst.where_live((unit.tiny + unit.operands.eta) * size)
         self.flush = (1 + worst.scale) * self.lost
 
+    def _top_sums(self, var_ds: Array) -> TopVarianceSums:
+        ds = self.worst.ds
+        lean = (self.worst.slope - self.tilt) * ds if self.leans else np.zeros(ds.shape)
+        return TopVarianceSums(
+            var=row_sum(var_ds),
+            squares=row_sum(ds**2),
+            total=row_sum(ds),
+            leaned=row_sum(self.worst.where_live(lean)),
+        )
+
+    def _top_variance(self, sums: TopVarianceSums) -> Array | float:
+        """Variance of what comes through the maximum of each row.
+
+        It is left out of what is likely everywhere, by which implementations are compared.
+        """
+        worst = self.worst
+        if self.everywhere or not worst.keeps_maximum:
+            return 0.0
+        var = sums.var + self.var_D + self.sum_variance(self.n, sums.total**2, sums.squares)
+        if worst.p_sink is not None:
+            var = var + (worst._dsink_errors() / DEVIATIONS) ** 2
+        var = var + self.shift * sums.leaned**2
+        return np.asarray(var + self.u2 * np.square(worst.dl) + self.unit.ds.eta**2 / 3)
+
     def _dq_sums(self) -> DqVarianceSums:
         worst, k, k2 = self.worst, self.worst.numbers.k, self.squares.k
         ak, dx2, ops = abs(k), self.dx2, 2 * R2 * self.unit.operands.u**2
@@ -136,6 +170,8 @@ class Variance(ForwardVariance):
         var = sums.var + self.sum_variance(self.n, dq2, squares)
         var = var + self.var_D * (abs(sums.common) + sums.bent) ** 2 + self.var_l * dq2
         var = var + self.shift * sums.leaned**2
+        # It is minus the sum of errors that are in the rest, and may agree with them.
+        var = (np.sqrt(var) + np.sqrt(self.var_top) * worst.top_reach) ** 2
         var = scale2 * var + self.unit.ds.eta**2 / 3 * sums.underflow
         var = var + self._gradient_storage(
             dq * worst.scale, squares * scale2, worst.S, worst.problem.q
@@ -148,7 +184,7 @@ class Variance(ForwardVariance):
         dx2, ops = self.dx2, 2 * R2 * unit.operands.u**2
         turn = self.live.swapaxes(-1, -2)
         common = self.p2 if self.bent is None else (abs(worst.ps) + self.bent) ** 2
-        each = self.var_dx + common * self.var_D
+        each = self.var_dx + common * self.var_D + worst.top_slope**2 * self.var_top
         each = worst.where_live(each + dx2 * (self.var_l + R2 * unit.q.u**2 + ops))
         return (
             worst.sum_live(each.swapaxes(-1, -2), q2, turn),
@@ -320,6 +356,7 @@ class Variance(ForwardVariance):
             row = np.broadcast_to(row / S, worst.ds.shape)
         n = worst.ds.size / max(math.prod(shape), 1)
         total, squares = sum_to(worst.ds, shape), sum_to(ds2, shape)
+        row = row + worst.is_top * self.var_top
         var = sum_to(var_ds + row, shape) + self.sum_variance(n, total**2, squares)
         lost = sum_to(self.lost, shape)
         return self.limit(var, every, lost)
@@ -337,6 +374,7 @@ class Variance(ForwardVariance):
         var = p_sink**2 * (
             factor * pull**2 + var_D + 3 * self.u2 * (worst.D**2 + np.square(worst.dl))
         )
+        var = var + worst.tops_sink * self.var_top
         var = np.where(worst.spoiled_sinks, np.inf, var)
         var = var + unit.p.eta**2 / 3 * pull**2
         terms = p_sink * pull

@@ -48,8 +48,9 @@ def storage_variance(x: Array, unit: Storage) -> Array:
     """Return the variance of storing x: half the distance to its neighbours, squared, by 3."""
     if unit.u == 0:
         return np.zeros_like(x)
-    # Of a float64, its exponent alone is the power of 2 below it.
-    power = (np.asarray(x, float).view(np.uint64) & EXPONENT).view(float)
+    # Of a float64, its exponent alone is the power of 2 below it; what is a little less than a
+    # power may be stored as that.
+    power = ((np.asarray(x, float) * (1 + 2.0**-40)).view(np.uint64) & EXPONENT).view(float)
     power *= unit.u
     power *= power
     power += unit.eta**2
@@ -202,7 +203,10 @@ class ForwardVariance(GenericRows):
         """Return the same from the largest score of each tile."""
         worst = self.worst
         highs = [np.maximum.accumulate(x, -1) for x in (top, top[..., ::-1])]
-        counts = [(high[..., 1:] > high[..., :-1]).sum(-1) for high in highs]
+        # From a tile without visible keys nothing is rescaled.
+        counts = [
+            ((x[..., 1:] > x[..., :-1]) & (x[..., :-1] > -np.inf)).sum(-1) for x in highs
+        ]
         often = np.maximum(np.maximum(*counts)[..., None], math.log(max(worst.blocks, 1)))
         often = np.minimum(often, min(worst.blocks, 16))
         return np.asarray(self.unit.exp**2 / 3 * (1 + often) + self.u2 * often)

@@ -9,7 +9,12 @@ and lse, backward.py those of the gradients. docs/tolerance.md derives every lin
 fitted: each is a count of roundings, a unit roundoff, or a constant of the calculus.
 """
 
-from npattn.testing.bounds.worst_case.backward import DeltaErrorSums, DqErrorSums, WorstCase
+from npattn.testing.bounds.worst_case.backward import (
+    DeltaErrorSums,
+    DqErrorSums,
+    TopErrorSums,
+    WorstCase,
+)
 from npattn.testing.bounds.worst_case.forward import VAST, OutErrorSums, WeightSums
 from npattn.testing.bounds.worst_case.scores import Operands, are_tame, finite, row_sum, swing
 
@@ -19,6 +24,7 @@ __all__ = [
     "DqErrorSums",
     "Operands",
     "OutErrorSums",
+    "TopErrorSums",
     "WeightSums",
     "WorstCase",
     "are_tame",

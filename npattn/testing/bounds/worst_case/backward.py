@@ -16,7 +16,7 @@ from npattn.testing.bounds.rounding import EXACT, Rounding, Storage
 from npattn.testing.bounds.worst_case.forward import ForwardErrors
 from npattn.testing.bounds.worst_case.scores import are_tame, row_sum
 
-__all__ = ["DeltaErrorSums", "DqErrorSums", "WorstCase"]
+__all__ = ["DeltaErrorSums", "DqErrorSums", "TopErrorSums", "WorstCase"]
 
 
 class DeltaErrorSums(NamedTuple):
@@ -25,6 +25,14 @@ class DeltaErrorSums(NamedTuple):
     moved: Array  # Σ pR |dp − D|
     stored: Array  # Σ p̂ |dp|
     weights: Array  # Σ of the errors of P dP
+
+
+class TopErrorSums(NamedTuple):
+    """Sums over the keys of a row in the error of its maximum's gradient, which is 0."""
+
+    errors: Array  # Σ errors of dS
+    size: Array  # Σ |dS|
+    weights: Array  # Σ of the largest weights
 
 
 class DqErrorSums(NamedTuple):
@@ -36,6 +44,7 @@ class DqErrorSums(NamedTuple):
     loose: Array  # Σ its errors |x|
     flush: Array  # Σ |x| + 1
     mass: Array  # Σ |dx| |x|
+    top: Array  # Σ (slope x)² of the keys that may have the largest score
 
 
 class WorstCase(ForwardErrors):
@@ -87,6 +96,7 @@ class WorstCase(ForwardErrors):
         self.e_D = self._delta_error(e_dp)
         e_ds = self._ds_error(e_dp, np.where(self.seen_rows, dl, 0))
         self._through_slope(e_ds)
+        self.e_top = self._top_error(self._top_sums(e_ds))
         ds, D, e_D = self.ds, self.D, self.e_D
         bounds = {
             "dq": sum_to(self._dq_bound(self._dq_sums()), problem.q.shape),
@@ -96,11 +106,11 @@ class WorstCase(ForwardErrors):
         if problem.bias_array is not None:
             n = ds.size / max(problem.bias_array.size, 1)
             size = abs(ds)
-            each = e_ds + self.p_up * e_D + self.rebuild * size
+            each = e_ds + self.p_up * e_D + self.rebuild * size + self.is_top * self.e_top
             each = self.where_live(each + self.gamma(n + 4) * (size + each))
             bounds["dbias"] = sum_to(each, problem.bias_array.shape)
         if self.r.p_sink is not None:
-            bounds["dsinks"] = self._dsinks_bound(D - dl, abs(D) + abs(dl), e_D)
+            bounds["dsinks"] = self._dsinks_bound()
         return bounds
 
     def _dp_error(self, do: Array, dw: Any) -> Array:
@@ -187,6 +197,41 @@ class WorstCase(ForwardErrors):
         self.dx, self.e_dx = dx, np.where(live, e_dx, 0)
         self.ps, self.loose = self.steep, np.where(live, loose, 0)
 
+    @property
+    def keeps_maximum(self) -> bool:
+        """True if gradients may go through the maximum of each row, as autograd sends them."""
+        return self.rounding.delta_from != "out"
+
+    @cached_property
+    def is_top(self) -> Array | float:
+        """1 at scores that may be the largest of their row as it is computed, else 0."""
+        if not self.keeps_maximum:
+            return 0.0
+        return self.where_live(1.0 * (self.s + self.A >= self.high))
+
+    @cached_property
+    def top_slope(self) -> Array | float:
+        """Slope of the scores that may be the largest, else 0."""
+        if not self.bends or not self.keeps_maximum:
+            return self.is_top
+        return self.where_live(self.is_top * (abs(self.slope) + self.slope_error))
+
+    def _top_sums(self, e_ds: Array) -> TopErrorSums:
+        return TopErrorSums(row_sum(e_ds), row_sum(abs(self.ds)), row_sum(self.p_up))
+
+    def _top_error(self, sums: TopErrorSums) -> Array | float:
+        """Bound on what comes through the maximum of each row: exactly, −Σ dS + dlse = 0."""
+        if not self.keeps_maximum:
+            return 0.0
+        unit, errors = self.unit, sums.errors + sums.weights * self.e_D
+        size = sums.size + errors + abs(self.dl)
+        if self.p_sink is not None:
+            e_sink = self._dsink_errors()
+            errors, size = errors + e_sink, size + self.p_sink * abs(self.D - self.dl) + e_sink
+        error = errors + self.gamma(self.terms(self.S)) * size
+        error = error * (1 + unit.u + unit.ds.u) + unit.ds.eta
+        return np.where(self.seen, error, 0)
+
     def _flush(self) -> float:
         """Bound on underflow: of products, and of dS · scale where it is stored."""
         unit = self.unit
@@ -203,6 +248,9 @@ class WorstCase(ForwardErrors):
             loose=self.sum_live(self.loose, ak, live),
             flush=self.sum_live(self.ones, ak + 1, live),
             mass=self.sum_live(size, ak, live),
+            top=self.sum_live(np.square(self.top_slope), ak**2, live)
+            if self.keeps_maximum
+            else np.zeros(()),
         )
 
     def _common_of(self, k: Array) -> Array:
@@ -219,6 +267,9 @@ class WorstCase(ForwardErrors):
         # Errors common to a row (of D, of lse) meet Σ p k and dq, before absolute values.
         common = abs(sums.common) + sums.loose
         t = sums.each + self.rebuild * abs(sums.signed)
+        # Equal scores share what comes through their maximum: at most the largest of their keys.
+        self.top_reach = np.sqrt(sums.top)
+        t = t + np.where(self.top_reach > 0, self.e_top * self.top_reach, 0)
         # A row that sees nothing has no part in it, even where its dout is NaN.
         t = self.scale * (t + np.where(common > 0, self.e_D * common, 0))
         t = t + self._flush() * sums.flush
@@ -229,7 +280,7 @@ class WorstCase(ForwardErrors):
         e_dx, size, aq = self.e_dx, abs(self.dx), self.sizes.q
         turn, mm = self.r.live.swapaxes(-1, -2), self.unit.operands.times(2)
         common = abs(self.ps) + self.loose if self.bends else self.p_up
-        row = e_dx + common * self.e_D
+        row = e_dx + common * self.e_D + self.top_slope * self.e_top
         row = row + (self.rebuild + self.unit.q.u) * size
         row = self.where_live(row + (self.gamma(self.terms(self.T)) + mm) * (size + row))
         t = self.scale * self.sum_live(row.swapaxes(-1, -2), aq, turn)
@@ -257,14 +308,22 @@ class WorstCase(ForwardErrors):
         t = t + (unit.p.eta + unit.tiny) * (self.z + self.drops)
         return self.drop(self.r.p), self.where_live(t)
 
-    def _dsinks_bound(self, pull: Array, size: Array, e_D: Array) -> Array:
-        """Bound on the error of −Σ p_sink (D − dlse)."""
-        unit, p_sink = self.unit, self.p_sink
+    def _dsink_errors(self) -> Array:
+        """Bound on the error of p_sink (D − dlse) of each row."""
+        unit, p_sink, e_D = self.unit, self.p_sink, self.e_D
+        pull, size = self.D - self.dl, abs(self.D) + abs(self.dl)
         assert p_sink is not None
         P = p_sink * (1 + self.R_sink) * (1 + self.rebuild)
         each = (P - p_sink) * abs(pull) + P * (e_D + 3 * unit.u * size)
         each = each + P * ((1 + unit.ds.u + unit.p.u) ** 2 - 1) * (abs(pull) + e_D)
         each = each + (unit.ds.eta + unit.tiny) * (1 + abs(pull)) + unit.p.eta * abs(pull)
+        return each
+
+    def _dsinks_bound(self) -> Array:
+        """Bound on the error of −Σ p_sink (D − dlse)."""
+        p_sink, pull = self.p_sink, self.D - self.dl
+        assert p_sink is not None
+        each = self._dsink_errors() + self.tops_sink * self.e_top
         each = np.where(self.spoiled_sinks, np.inf, each)
         n = each.size / max(self.problem.H, 1)
         each = each + self.gamma(n + 4) * (p_sink * abs(pull) + each)

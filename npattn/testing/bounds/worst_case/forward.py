@@ -27,6 +27,7 @@ class WeightSums(NamedTuple):
     top: Array  # max of s − lse + A, at least 0
     whole: Array  # log Σ e^(s − lse + A)
     least: Array  # log Σ p e^−A
+    high: Array  # max of s − A
 
 
 class OutErrorSums(NamedTuple):
@@ -43,15 +44,16 @@ class OutErrorSums(NamedTuple):
 class ForwardErrors(ScoreErrors):
     """Bounds of the forward, from the errors of the scores."""
 
+    A: Array  # error of the argument of exp
     o: Array  # (..., H, T, E)
     lse: Array  # (..., H, T)
 
     @np.errstate(all="ignore")  # hidden scores may be anything
     def forward(self) -> dict[str, Array]:
         """Return bounds of o, lse, weights and the largest scores."""
-        A, A_sink = self._argument_error()
-        self._perturb_weights(A)
-        t_lse = self._normalise(self._weight_sums(A), A_sink)
+        self.A, A_sink = self._argument_error()
+        self._perturb_weights(self.A)
+        t_lse = self._normalise(self._weight_sums(self.A), A_sink)
         self._limit_weights()
         bounds = {"o": self._out_bound(self._out_sums()), "lse": t_lse[..., 0]}
         if "weights" in self.wanted:
@@ -94,7 +96,9 @@ class ForwardErrors(ScoreErrors):
             fallen = np.where(self.grown == -np.inf, -np.inf, self.log_p - A)
             low = fallen.max(-1, keepdims=True, initial=-np.finfo(float).max)
             least = low + np.log(row_sum(np.exp(fallen - low)))
-        return WeightSums(up, down, most, top, whole, least)
+        shown: Any = True if self.all_live else self.r.live
+        high = np.max(self.s - A, -1, keepdims=True, initial=-np.inf, where=shown)
+        return WeightSums(up, down, most, top, whole, least, high)
 
     @cached_property
     def p_total(self) -> Array:
@@ -118,7 +122,7 @@ class ForwardErrors(ScoreErrors):
         Where no exponential of A can be held, pR becomes the largest weight possible after the
         division, by log_down, and the divisor is 1.
         """
-        up, down, most, top, whole, least = sums
+        up, down, most, top, whole, least, self.high = sums
         lse = finite(self.lse)[..., None]
         self.R_sink: Array = np.zeros_like(self.m)
         grown: Any = -np.inf  # of the sink
@@ -130,6 +134,8 @@ class ForwardErrors(ScoreErrors):
             whole = np.logaddexp(whole, grown)
             fallen = np.where(grown == -np.inf, -np.inf, self.sink - lse - A_sink)
             least = np.logaddexp(least, fallen)
+            self.high = np.maximum(self.high, self.sink - A_sink)
+            self.tops_sink = self.sink + A_sink >= self.high
         # A fully masked row has no error; one whose A is vast has the range as its bound.
         seen = self.lse[..., None] != -np.inf
         self.vast, self.log_down = most > VAST, least
