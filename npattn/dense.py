@@ -254,7 +254,7 @@ def check_elementwise(problem: Problem) -> None:
     The block has up to two heads, queries and keys: that takes no time.
     """
     mod, sizes = problem.score_mod, tuple(min(n, 2) for n in (problem.H, problem.T, problem.S))
-    if mod is None or math.prod(sizes) < 2:
+    if mod is None or math.prod(sizes) < 2 or 0 in problem.lead:
         return
     lead = (1,) * len(problem.lead)
     scores = np.linspace(1.1, -0.7, math.prod(sizes)).reshape(*lead, *sizes)

@@ -103,6 +103,12 @@ def test_score_mod_that_is_not_elementwise_is_refused_in_forward(mod, engine):
     npattn.forward(X, X, X, score_mod=lambda s, b, h, t, i: s + table[t, i], engine=engine)
 
 
+def test_a_score_mod_that_reads_a_table_of_no_samples_is_not_called():
+    x, table = np.empty((0, 2, 3, 4)), np.empty((0, 3))
+    out = npattn.forward(x, x, x, score_mod=lambda s, b, h, t, i: s + table[b, t]).out
+    assert out.shape == x.shape
+
+
 @pytest.mark.parametrize("function", [linear.attention, linear.forward])
 def test_a_decay_above_1_warns(function):
     options = {"causal": True, "normalise": False}

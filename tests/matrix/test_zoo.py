@@ -19,7 +19,7 @@ from npattn.zoo.correct import CORRECT
 from npattn.zoo.score import judge_mutant, zoo
 from tests.matrix.inline import Inline
 
-FEW = {"only": ["scale-twice", "bias-scaled"], "rules": "killers", "examples": 3}
+FEW = {"only": ["scale-twice", "bias-scaled"], "rules": "killers", "examples": 8}
 
 
 def score(executor=None, **settings):
@@ -123,7 +123,7 @@ def record_names(monkeypatch):
 
 def test_a_journal_is_resumed(tmp_path, monkeypatch):
     names, path = record_names(monkeypatch), tmp_path / "journal"
-    arguments = ["zoo", *FEW["only"], "--rules", "killers", "--examples", "3"]
+    arguments = ["zoo", *FEW["only"], "--rules", "killers", "--examples", "8"]
     first = CliRunner().invoke(cli, [*arguments, "--journal", path])
     assert (first.exit_code, names) == (0, ["bias-scaled", "scale-twice"])
     lines = path.read_bytes().splitlines(keepends=True)

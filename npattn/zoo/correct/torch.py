@@ -73,6 +73,28 @@ def _visible(s: Any, mask: Any, causal: bool, window: tuple[int | None, int | No
     return visible if right is None else visible & s.new_ones(T, S).bool().tril(S - T + right)
 
 
+def through_maximum(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    causal: bool = False,
+    bias: Any = None,
+    scale: float | None = None,
+) -> Any:
+    """Return attention whose autograd goes through the maximum of each row, which is kept."""
+    import torch
+
+    s = (1 / max(q.shape[-1], 1) ** 0.5 if scale is None else scale) * (q @ _heads(k, q).mT)
+    s = s if bias is None else s + bias
+    s = s.masked_fill(~_visible(s, mask, causal, None), -torch.inf)
+    m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(*s.shape[:-1], 1)
+    p = (s - m.masked_fill(m == -torch.inf, 0.0)).exp()
+    total = p.sum(-1, keepdim=True)
+    return p / total.masked_fill(total == 0, 1.0) @ _heads(v, q)
+
+
 def default(
     q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, bias: Any = None
 ) -> Any:
@@ -120,6 +142,12 @@ correct(
     "The same with q · scale as a tensor, as in torch.nn.MultiheadAttention.",
     attention(lambda q, k, scale: (scale * q) @ k.mT),
     **TORCH,
+)
+correct(
+    "torch, through the maximum",
+    "A softmax by hand, whose gradient goes through the maximum of each row: exactly, it is 0.",
+    through_maximum,
+    **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}),
 )
 correct(
     "torch.sdpa-math",

@@ -11,6 +11,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,7 @@ from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.bounds.ulp import excess
+from npattn.testing.bounds.worst_case import WorstCase
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes
@@ -1021,3 +1023,43 @@ def test_a_rounded_query_moves_the_weight_of_a_key_far_from_the_mean_of_its_row(
         sigma = deviations(problem, "float32", CORRECT["tf32"].rounding)["weights"]
         squares.append(((got["weights"] - exact) / sigma)[0, 0, 0, 0] ** 2)
     assert 1 / 4 < np.mean(squares) < 1.5  # a third, for 3 b² stands for b²
+
+
+# --- gradients through the maximum of a row -------------------------------------------------------
+
+
+def through_maximum(problem: Problem, dout: Array) -> dict[str, Array]:
+    """Return the gradients of exp(s − max s) / Σ, by autograd in float32, the maximum included."""
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.tensor(x, requires_grad=True) for x in (problem.q, problem.k, problem.v))
+    s = q @ k.mT * problem.scale
+    p = (s - s.amax(-1, keepdim=True)).exp()
+    out = p / p.sum(-1, keepdim=True) @ v
+    grads = torch.autograd.grad(out, (q, k, v), torch.tensor(dout))
+    return dict(zip(("dq", "dk", "dv"), (x.numpy() for x in grads), strict=True))
+
+
+def worst_through_maximum(model: Rounding, **arguments: Any) -> float:
+    """Return the largest error / tolerance where all values share an offset."""
+    worst, sizes = 0.0, {"T": 2, "S": 13, "D": 8, "distribution": "value offset"}
+    for seed in range(10):
+        problem, (dout, _) = sample_problem(replace(normal("float32", **sizes), E=2, seed=seed))
+        got = through_maximum(problem, dout)
+        exact = npattn.backward(evaluate(problem), dout.astype(float))
+        limits = tolerance(problem, "float32", model, dout=dout.astype(float), **arguments)
+        for name in ("dq", "dk"):
+            error = abs(got[name] - getattr(exact, name[1]))
+            worst = max(worst, float((error / limits[name]).max()))
+    return worst
+
+
+@pytest.mark.parametrize("row_norms", [False, True])
+def test_gradients_may_go_through_the_maximum_of_a_row(row_norms: bool) -> None:
+    assert worst_through_maximum(Rounding.undeclared("float32"), row_norms=row_norms) < 1
+    with patch.object(WorstCase, "keeps_maximum", False):  # which shows that they need the term
+        assert worst_through_maximum(Rounding.undeclared("float32")) > 1.3
+
+
+def test_delta_of_out_has_no_maximum_in_its_backward() -> None:
+    fused = replace(Rounding.upcast(), delta_from="out")
+    assert worst_through_maximum(fused) > 1.3
