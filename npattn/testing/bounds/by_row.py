@@ -33,9 +33,8 @@ CELLS = 2**15
 
 Sums = TypeVar("Sums", bound=tuple[Any, ...])
 
-MERGE_WEIGHTS = WeightSums(  # type: ignore[arg-type]
-    np.add, np.add, np.maximum, np.maximum, np.logaddexp, np.logaddexp, np.maximum
-)
+LOG = np.logaddexp
+MERGE_WEIGHTS = WeightSums(np.add, np.add, np.maximum, np.maximum, LOG, LOG, np.maximum)  # type: ignore[arg-type]
 MERGE_OUT = OutErrorSums(np.add, np.add, np.add, np.add, np.maximum, np.logical_or)  # type: ignore[arg-type]
 
 
@@ -259,8 +258,8 @@ class Rows(WorstCase):
             total = merge_sums(total, worst._weight_sums(worst.A), MERGE_WEIGHTS)
         assert total is not None
         self.t_lse = self._normalise(total, self._sink_argument_error())
-        names = ("p_sink", "R_sink", "up", "down", "vast", "log_down", "last", "rebuild", "merge")
-        names += ("high",)
+        names = ["p_sink", "R_sink", "up", "down", "vast", "log_down", "last", "rebuild", "merge"]
+        names.append("high")
         self.variance.online = self.variance._rescale_variance(np.concatenate(tiles, -1))
         self.variance.var_sink = self.variance._sink_argument_variance()
         self.share(row_sum=self.row_sum, **{n: getattr(self, n) for n in names})

@@ -288,12 +288,12 @@ class RowNorms:
 
     def _dk_bound(self, g: ScoreGradient, flush: float, sums: float, times: Array) -> Any:
         xp, aq = self.xp, abs(self.r.q)
-        factors = (
+        factors: list[tuple[Any, Any]] = [
             (g.size, g.each + self.rebuild + self.unit.q.u + sums),
             (g.steep, g.far),
             (self.p, g.rest + (1 + self.R) * g.e_D),
-        )
-        factors += () if self.is_top is None else ((self.is_top, self.e_top),)
+        ]
+        factors += [] if self.is_top is None else [(self.is_top, self.e_top)]
         t_dk = sum(self.transposed_product(w, factor * aq) for w, factor in factors)
         top_q, worst = xp.top(self.numbers(aq), -2), xp.top(g.lost, -2)
         return self.scale * (t_dk + worst * times * top_q) + flush * times * (top_q + 1)

@@ -204,9 +204,7 @@ class ForwardVariance(GenericRows):
         worst = self.worst
         highs = [np.maximum.accumulate(x, -1) for x in (top, top[..., ::-1])]
         # From a tile without visible keys nothing is rescaled.
-        counts = [
-            ((x[..., 1:] > x[..., :-1]) & (x[..., :-1] > -np.inf)).sum(-1) for x in highs
-        ]
+        counts = [((x[..., 1:] > x[..., :-1]) & (x[..., :-1] > -np.inf)).sum(-1) for x in highs]
         often = np.maximum(np.maximum(*counts)[..., None], math.log(max(worst.blocks, 1)))
         often = np.minimum(often, min(worst.blocks, 16))
         return np.asarray(self.unit.exp**2 / 3 * (1 + often) + self.u2 * often)

@@ -97,7 +97,7 @@ class WorstCase(ForwardErrors):
         e_ds = self._ds_error(e_dp, np.where(self.seen_rows, dl, 0))
         self._through_slope(e_ds)
         self.e_top = self._top_error(self._top_sums(e_ds))
-        ds, D, e_D = self.ds, self.D, self.e_D
+        ds, e_D = self.ds, self.e_D
         bounds = {
             "dq": sum_to(self._dq_bound(self._dq_sums()), problem.q.shape),
             "dk": self._sum_heads(*self._dk_sums(), problem.k),
@@ -316,8 +316,8 @@ class WorstCase(ForwardErrors):
         P = p_sink * (1 + self.R_sink) * (1 + self.rebuild)
         each = (P - p_sink) * abs(pull) + P * (e_D + 3 * unit.u * size)
         each = each + P * ((1 + unit.ds.u + unit.p.u) ** 2 - 1) * (abs(pull) + e_D)
-        each = each + (unit.ds.eta + unit.tiny) * (1 + abs(pull)) + unit.p.eta * abs(pull)
-        return each
+        lost = (unit.ds.eta + unit.tiny) * (1 + abs(pull)) + unit.p.eta * abs(pull)
+        return np.asarray(each + lost)
 
     def _dsinks_bound(self) -> Array:
         """Bound on the error of −Σ p_sink (D − dlse)."""
