@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.conventions.checks import LEGAL
 from npattn.errors import NpattnError
 from npattn.problem import Problem
 from npattn.profiles import PROFILES
+from npattn.testing.adapters.storage import read_shown
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence
 
@@ -191,9 +193,14 @@ def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
     OptionError
         If the conventions do not allow the problem.
     """
-    problem = realign(evidence.problem, conventions)
+    problem, order = _move_keys(realign(evidence.problem, conventions), evidence)
     trial = replace(evidence.trial, conventions=conventions, memo={})
     exact = trial.exact(problem, evidence.cotangents)
+    if order is not None:
+        back = np.argsort(order, -2)
+        exact |= {
+            name: np.take_along_axis(exact[name], back, -2) for name in {"dk", "dv"} & {*exact}
+        }
     if "nan" in conventions.empty_results:  # gradients to which a row of NaN adds are undefined
         exact = {
             name: np.where(np.isnan(x) & np.isfinite(evidence.exact[name]), evidence.exact[name], x)
@@ -202,6 +209,28 @@ def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
             for name, x in exact.items()
         }
     return {name: [array] for name, array in exact.items()}
+
+
+def _move_keys(problem: Problem, evidence: Evidence) -> tuple[Problem, Array | None]:
+    """Return the problem with each sample's keys where its alignment counts them, and their order.
+
+    A stored sequence has them alone; beside padding they come first or last. The order, an index
+    (B, 1, S, 1), is None where they stay.
+    """
+    storage, mask_true = evidence.trial.implementation.storage, evidence.trial.conventions.mask_true
+    if storage is None or problem.bias is not None or problem.dropout_mask is not None:
+        return problem, None
+    moved = storage.fit(problem, mask_true)
+    if moved is problem:
+        return problem, None
+    theirs, ours = (
+        np.argsort(~read_shown(x, mask_true), -1, kind="stable") for x in (moved, problem)
+    )
+    order = np.empty_like(ours)
+    np.put_along_axis(order, theirs, ours, -1)
+    order = order.swapaxes(-1, -2)
+    k, v = (np.take_along_axis(x, order, -2) for x in (problem.k, problem.v))
+    return moved.replace(k=k, v=v), order
 
 
 def realign(problem: Problem, conventions: Conventions) -> Problem:

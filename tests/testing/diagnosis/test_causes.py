@@ -12,11 +12,13 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention
 from npattn.problem import Cotangents
+from npattn.testing import check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis import causes, search
 from npattn.testing.diagnosis.conventions import convention_candidates, with_another
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.ratios import ratio_candidates
+from tests.testing import sequence_kernels
 from tests.testing.diagnosis.failures import fail, trial_of
 
 
@@ -378,3 +380,14 @@ def test_no_pair_of_conventions_fills_hidden_scores_twice(field, declared):
     others = [two.conventions for own in named for two in with_another(own, plain)]
     assert len(others) > 10
     assert all(None in (c.hidden_add, c.hidden_fill) for c in others)
+
+
+def test_a_convention_is_predicted_on_the_keys_of_each_sequence(monkeypatch):
+    """Beside padding, a sample's keys come last; the function gets them alone."""
+    top_left = ("packed", "end], causal)", "end], causal, 0)")
+    monkeypatch.setitem(sequence_kernels.MISTAKES, "top left", top_left)
+    rules = ("agreement-o", "empty-row")
+    options = {"framework": "numpy", "dtypes": "float32", "examples": 10}
+    (cause,) = check(sequence_kernels.build("top left"), only=rules, **options).causes
+    assert cause.conventions == Conventions(causal="top_left")
+    assert {rule.partition("[")[0] for rule in cause.rules} == {*rules}
