@@ -1,11 +1,13 @@
-"""Hypothesis profiles: the gate draws the same examples every time, a nightly run draws more.
+"""Tiers of tests, and profiles of Hypothesis.
 
-``HYPOTHESIS_PROFILE=nightly pytest`` runs the second.
+``pytest`` runs the fast tier: of each test at most `VARIANTS` variants, and none that is marked
+`thorough`. ``pytest --tier thorough`` runs the rest, ``pytest tests/masks`` all that is there. The
+gate draws the same examples every time, ``HYPOTHESIS_PROFILE=nightly pytest --tier all`` others.
 """
 
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 # Two workers on two cores: threads of BLAS and torch would wait for each other (children too).
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -35,7 +37,46 @@ TRACED = 4
 test that is marked `broad` they are the first, or as many as the mark says."""
 
 
-def pytest_collection_modifyitems(items):
+VARIANTS = 2
+"""Most variants of a test in the fast tier: the first and the last, and those between evenly."""
+
+
+def pytest_addoption(parser):
+    text = "fast: few variants of each test; thorough: the others; all (default if a path is given)"
+    parser.addoption("--tier", choices=("fast", "thorough", "all"), help=text)
+
+
+def pytest_configure(config):
+    if config.option.tier is None:  # workers of pytest-xdist get what is chosen here
+        named = config.args_source is pytest.Config.ArgsSource.ARGS
+        config.option.tier = "all" if named else "fast"
+
+
+def fast_items(items):
+    """Return the items of the fast tier."""
+    variants = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("thorough"):
+            variants[item.nodeid.partition("[")[0]].append(item)
+    for alike in variants.values():
+        last, most = len(alike) - 1, min(VARIANTS, len(alike))
+        yield from {alike[round(i * last / max(most - 1, 1))] for i in range(most)}
+
+
+def pytest_collection_modifyitems(config, items):
+    mark(items)
+    tier = config.option.tier
+    if tier == "all":
+        return
+    fast = set(fast_items(items))
+    chosen = [item for item in items if (item in fast) == (tier == "fast")]
+    left = set(items) - set(chosen)
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = chosen
+
+
+def mark(items):
+    """Mark what is not measured, and skip what runs at night alone."""
     seen = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0]

@@ -90,6 +90,7 @@ def find_violations(seed):
     return violations, known
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "seeds", [range(150), pytest.param(range(150, 20_000), marks=pytest.mark.nightly)], ids=len
 )

@@ -91,6 +91,7 @@ def test_known_target_comes_with_its_backward():
     assert "5 passed" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_failing_target_has_exit_code_1():
     output = check("numpy.naive", "--only", "empty-row", code=1)
@@ -99,6 +100,7 @@ def test_failing_target_has_exit_code_1():
     assert "sampled as Recipe(" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", ["{}:good", "{}.py:good"])
 @pytest.mark.broad
 def test_function_is_loaded_by_module_or_path(mine, spec):
@@ -107,6 +109,7 @@ def test_function_is_loaded_by_module_or_path(mine, spec):
     assert "FAILED" in check(other, "--only", "agreement-o", code=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_backward_names_a_function_too(mine):
     good = check(f"{mine}:good", "--backward", f"{mine}:good_backward", "--only", "agreement-d")
@@ -133,6 +136,7 @@ def test_sizes_seed_examples_rounding_and_strict_are_passed_on(tmp_path):
     assert settings["rounding"] == "eager"
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_sizes_restrict_failing_problems(mine):
     words = ("--sizes", "D=8", "--sizes", "T=4", "--sizes", "S=6")
@@ -140,6 +144,7 @@ def test_sizes_restrict_failing_problems(mine):
     assert "T=4, S=6, D=8" in output
 
 
+@pytest.mark.thorough
 def test_layout_is_passed_on(mine):
     words = (f"{mine}:swapped", "--only", "agreement-o")
     assert "passed" in check(*words, "--layout", "BTHD")
@@ -151,6 +156,7 @@ def test_only_takes_several_prefixes():
     assert "4 passed" in output
 
 
+@pytest.mark.thorough
 def test_json_and_html_have_the_report(tmp_path):
     paths = tmp_path / "report.json", tmp_path / "report.html"
     check("numpy.naive", "--only", "empty-row", "--json", paths[0], "--html", paths[1], code=1)
@@ -165,6 +171,7 @@ def test_json_and_html_have_the_report(tmp_path):
     assert "empty-row" in page
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_torch_target_is_judged_under_its_conventions():
     pytest.importorskip("torch")
@@ -187,6 +194,7 @@ def test_device_is_passed_on(mine):
     assert "device is 'cuda', must be None for NumPy arrays" in message
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_required_levels_are_passed_on():
     words = ("numpy.naive", "--only", "hidden-nan-v", "--only", "repeatable")
@@ -199,11 +207,13 @@ def test_required_levels_are_passed_on():
     assert "FAILED" in check(*words, "-x", "--require", "all", code=1)
 
 
+@pytest.mark.thorough
 def test_verbose_prints_the_table():
     assert "  nan-query  10  passed" in check("--only", "nan-query", "--verbose")
     assert "  nan-query  " not in check("--only", "nan-query")
 
 
+@pytest.mark.thorough
 def test_script_of_the_first_failure_is_written(mine, tmp_path):
     path = tmp_path / "shows.py"
     check(f"{mine}:doubled", "--only", "agreement-o", "--script", path, code=1)
@@ -223,6 +233,7 @@ def test_folder_of_a_file_is_looked_at_first(tmp_path, flag):
     assert "does not exist; create it first" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "variables",
@@ -332,6 +343,7 @@ def test_an_interrupt_is_no_verdict(name, monkeypatch):
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file without space")
 
 
+@pytest.mark.thorough
 @FULL
 @pytest.mark.parametrize(("target", "code"), [("numpy.flash", 2), ("numpy.naive", 1)])
 @pytest.mark.parametrize("option", ["--json", "--html"])
@@ -390,6 +402,7 @@ def test_a_budget_that_is_too_small_does_not_pass(mine, monkeypatch):
     assert "asked for: views[float32]" in told(run(*words, code=2))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["empty-row[float32]", "empty-row"])
 @pytest.mark.broad
 def test_expected_failure_passes(tmp_path, name):
@@ -399,6 +412,7 @@ def test_expected_failure_passes(tmp_path, name):
     assert "2 failed (expected)" in output  # the report says what it found all the same
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_expected_failure_that_passes_is_stale(tmp_path):
     text = f'{ZERO}"empty-row" = "it has no guard"\n"nan-query[float32]" = "it is old"'
@@ -406,6 +420,7 @@ def test_expected_failure_that_passes_is_stale(tmp_path):
     assert "expected failure nan-query[float32] did not fail: remove it" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_expected_failure_of_unknown_rule_is_stale(tmp_path):
     text = f'{ZERO}"empty-row" = "it has no guard"\n"empty-rows" = "a slip"'
@@ -413,6 +428,7 @@ def test_expected_failure_of_unknown_rule_is_stale(tmp_path):
     assert "expected failure empty-rows matches no rule that was checked: remove it" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_unexpected_failure_fails(tmp_path):
     output = check("numpy.naive", "--only", "empty-row", *expecting(tmp_path, ""), code=1)
@@ -517,6 +533,7 @@ def python(code_or_module, *words):
     )
 
 
+@pytest.mark.thorough
 def test_python_m_npattn():
     done = python(["-m", "npattn"], "list")
     assert done.returncode == 0, done.stderr
@@ -551,6 +568,7 @@ def test_number_of_processes_does_not_change_the_report(mine):
     assert run(*words, "-n", 2, code=1) == run(*words, code=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_target_loaded_by_module_is_judged_in_processes(mine):
     words = ("check", f"{mine}:good", "--backward", f"{mine}:good_backward", *FAST, "--verbose")
@@ -574,6 +592,7 @@ def f(q, k, v, mask=None, causal=False):
 """
 
 
+@pytest.mark.thorough
 def test_fingerprint_of_what_crashes(tmp_path):
     (tmp_path / "dies.py").write_text(DIES)
     result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/dies.py:f"])
@@ -586,6 +605,7 @@ def test_fingerprint_of_what_crashes(tmp_path):
     assert "exit code 3" in how
 
 
+@pytest.mark.thorough
 def test_fingerprint_of_what_crashes_in_a_probe_alone(tmp_path):
     """The option is taken where T = S; the crash costs the conventions of its probe."""
     ends = "    if causal and s.shape[-2] != s.shape[-1]:\n        os._exit(3)\n    s = np.where"

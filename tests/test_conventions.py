@@ -245,6 +245,7 @@ def any_case(draw: st.DrawFn) -> tuple[Case, Conventions, dict[str, Any]]:
     return case, Conventions(**fields), hiding
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=100)
 @given(any_case())
 def test_any_combination_of_fields_agrees_with_loops(drawn: Any) -> None:
@@ -345,6 +346,7 @@ def test_jvp_is_the_adjoint_of_backward_under_every_pair(fields: dict[str, Any])
     assert_jvp_is_the_adjoint(case, Conventions(**fields))
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=100)
 @given(any_case())
 def test_jvp_is_the_adjoint_of_backward_under_any_combination(drawn: Any) -> None:

@@ -404,6 +404,7 @@ def test_options_and_pairs_agree_with_loops(names: tuple[str, ...], sizes: Sizes
     assert_backward_agrees(case, fwd, cotangents(fwd))
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=150)
 @given(case=cases(), which=st.sampled_from(["o", "l", "a", "all"]))
 @pytest.mark.unmeasured

@@ -28,6 +28,7 @@ def generator():
     return module
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", generator().PAGES)
 def test_generated_parts_are_current(page):
     current = generator().update(page)
@@ -42,6 +43,7 @@ def test_default_check_is_on_every_side_of_every_branch():
         assert [row for row in rows if f"| {page.NOBODY} |" in row] == [], name
 
 
+@pytest.mark.thorough
 def test_every_module_is_in_the_map():
     names = [p.name for p in (ROOT / "npattn").rglob("*.py") if p.name != "__init__.py"]
     listed = re.findall(r"^ *(\w+\.py) ", generator().module_map(), re.M)
@@ -93,6 +95,7 @@ def assert_printed(name, printed):
     assert difference(shown, printed) is None, f"run: python -m tests.printed {name}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param("two-mistakes", marks=pytest.mark.nightly), "expected"]
 )
@@ -112,6 +115,7 @@ def test_printed_report_of_a_torch_function():
     assert_printed("attend", make("attend"))
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_printed_fingerprint():
     needs_torch()
@@ -125,11 +129,13 @@ def test_printed_difference_of_profiles():
     assert_printed("diff-profiles", make("diff-profiles"))
 
 
+@pytest.mark.thorough
 def test_printed_difference_of_kernels():
     shown, printed = printed_blocks()["diff-kernels"][1], make("diff-kernels")
     assert difference(shown.removesuffix("...\n"), printed.removesuffix("...\n")) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("name", ["train-interactive", "train-compare", "train-wrong"])
 def test_printed_training(name):
@@ -140,6 +146,7 @@ def test_printed_training(name):
     assert difference(shown, printed) is None, f"run: python -m tests.printed {name}"
 
 
+@pytest.mark.thorough
 def test_training_example(tmp_path):
     pytest.importorskip("sklearn")
     [code], [shown] = blocks("docs/train.md", "python"), blocks("docs/train.md", "text")
@@ -204,12 +211,14 @@ def test_every_console_block_shows_a_command():
     assert all(text.startswith("$ ") for text in blocks(CHECKING, "console"))
 
 
+@pytest.mark.thorough
 def test_torch_example():
     pytest.importorskip("torch")
     [code], [shown] = blocks("docs/torch.md", "python"), blocks("docs/torch.md", "text")
     assert run("-W", "error", "-c", code, cwd=ROOT) == shown
 
 
+@pytest.mark.thorough
 def test_plot_examples(tmp_path):
     pytest.importorskip("matplotlib")
     code = "".join(blocks("docs/plot.md", "python"))
@@ -228,6 +237,7 @@ def test_private_names_of_a_derivation_exist(page):
     assert {name for name in names if not re.search(rf"\b{name}\b", code)} == set()
 
 
+@pytest.mark.thorough
 def test_names_of_the_tolerance_exist():
     text = (ROOT / "docs" / "tolerance.md").read_text()
     code = "".join(path.read_text() for path in (ROOT / "npattn").rglob("*.py"))

@@ -76,6 +76,7 @@ def test_results_are_the_nearest_float_and_certificates_hold(form, chosen):
     check(*sample(3, form, chosen))
 
 
+@pytest.mark.thorough
 @settings(max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from(FORMS), st.sets(st.sampled_from(OPTIONS)))
 def test_the_same_of_any_options(seed, form, chosen):

@@ -290,6 +290,7 @@ def test_a_script_of_a_finding_that_raises_says_so():
     assert both[prints] == "False\n"  # names are not shared
 
 
+@pytest.mark.thorough
 @EACH_SCRIPT
 def test_a_finding_is_real(finding):
     assert run_script(finding) == finding.printed

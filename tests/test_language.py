@@ -47,11 +47,13 @@ def sources():
     return {path.relative_to(ROOT): path.read_text() for path in ROOT.rglob("*.py")}
 
 
+@pytest.mark.thorough
 def test_no_function_is_named_by_a_bare_participle():
     named = {str(path): participles(source) for path, source in sources().items()}
     assert {path: names for path, names in named.items() if names} == {}
 
 
+@pytest.mark.thorough
 def test_docstrings_open_with_a_verb_or_a_noun():
     every = [text for source in sources().values() for text in docstrings(source)]
     odd = [text.splitlines()[0] for text in every if OPENINGS.match(text)]

@@ -39,6 +39,7 @@ def test_command_of_the_page_passes(way):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variable", ["TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM"])
 @pytest.mark.parametrize("isolate", [False, True])
 def test_interpreted_kernels_are_not_called_from_two_threads(monkeypatch, variable, isolate):

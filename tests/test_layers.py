@@ -219,10 +219,12 @@ def test_every_module_has_its_place_in_the_layers():
     assert [file for file in FILES if layer(part_of(file)) is None] == []
 
 
+@pytest.mark.thorough
 def test_imports_never_point_back():
     assert by_file(arrows_back) == {}
 
 
+@pytest.mark.thorough
 def test_imports_inside_testing_never_point_back():
     """A new module is added to TESTING_LAYERS first."""
     inside = [file for file in FILES if file.startswith("testing/")]
@@ -231,6 +233,7 @@ def test_imports_inside_testing_never_point_back():
     assert by_file(arrows_back_in_testing, inside) == {}
 
 
+@pytest.mark.thorough
 def test_modules_do_not_import_each_other_in_circles():
     assert circles({file: (ROOT / file).read_text() for file in FILES}) == []
 
@@ -263,6 +266,7 @@ def test_an_arrow_back_inside_testing_is_seen(file, source):
     assert arrows_back_in_testing(file, source)
 
 
+@pytest.mark.thorough
 def test_heavy_packages_stay_where_they_belong():
     assert by_file(strays) == {}
 
@@ -360,6 +364,7 @@ def test_what_is_not_there_is_said():
         npattn.atention  # noqa: B018
 
 
+@pytest.mark.thorough
 def test_import_takes_at_most_twice_the_time_of_numpy():
     """Processor time of both in one interpreter: a slow or busy machine slows both down."""
     own = "import numpy; b = t(); import npattn; print((t() - b) / (b - a))"

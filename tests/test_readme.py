@@ -33,6 +33,7 @@ def test_there_is_one_main_and_one_test_command():
         assert len(re.findall(rf"<!-- ci: {name} -->\n```bash\n.*\n```", README)) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

@@ -51,6 +51,7 @@ def backward(dout, q, k, v, mask=None, *, out, lse, dlse=None, dweights=None, **
     return {name: getattr(grads, name) for name in ALL if getattr(grads, name) is not None}
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.unmeasured
 def test_the_judge_finds_nothing(monkeypatch):

@@ -376,6 +376,7 @@ def test_wrong_results_are_noted_without_ratio(fake, function, note):
     assert f"wrong: {note}" in str(report)
 
 
+@pytest.mark.thorough
 def test_results_of_long_sequences_are_verified(fake):
     (found,) = small(fake(wrong_dk), lengths=(1031,), cases=("window",)).cells
     assert found.status == "wrong"

@@ -53,6 +53,7 @@ def test_red_report_is_an_answer(monkeypatch, tmp_path):
     assert (answer.verdict, answer.note) == ("reached", "red")
 
 
+@pytest.mark.thorough
 def test_wrong_usage_is_no_answer(monkeypatch):
     question(monkeypatch, arguments=("npattn", "check", "no.such:target"))
     (answer,) = ask().answers
@@ -89,6 +90,7 @@ def test_suite_is_asked_here_and_others_in_an_empty_folder(monkeypatch, tmp_path
     assert ask().answers[0].verdict == "no answer"
 
 
+@pytest.mark.thorough
 def test_mutant_is_red_soon():
     every = len(MUTANTS)  # the first alone
     (answer,) = ask(["first-red"], every=every).answers
@@ -113,6 +115,7 @@ def test_no_red_mutant_misses_the_goal(monkeypatch):
     assert (answer.figure, answer.verdict) == (0, "missed")
 
 
+@pytest.mark.thorough
 def test_mutant_that_is_not_red_has_no_time(monkeypatch):
     def right(q, k, v):
         return flash(q, k, v)

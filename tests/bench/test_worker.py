@@ -25,6 +25,7 @@ def test_calls_are_made_in_turns(benchmark):
     assert all(s >= 0 for s in seconds.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_small_calls_and_checks_are_made_here_and_there(benchmark):
     for here, there in (*benchmark.time_calls(2).values(), benchmark.time_check(**QUICK)):

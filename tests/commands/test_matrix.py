@@ -37,6 +37,7 @@ def inline(monkeypatch):
     return made
 
 
+@pytest.mark.thorough
 def test_two_tiny_targets_give_json_table_and_page(tmp_path):
     paths = [tmp_path / f"matrix.{kind}" for kind in ("json", "md", "html")]
     outputs = ("--json", paths[0], "--markdown", paths[1], "--html", paths[2])

@@ -61,6 +61,7 @@ def test_right_gradient_passes_and_a_wrong_one_fails(kernels):
     assert "dk" in wrong.output.partition("smallest failing problem")[2]
 
 
+@pytest.mark.thorough
 def test_wrong_kernel_fails_and_its_script_shows_it(kernels, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "kernels", raising=False)  # one of another test
     monkeypatch.syspath_prepend(tmp_path)

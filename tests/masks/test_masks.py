@@ -493,6 +493,7 @@ def test_an_object_and_its_array_give_the_same_results(options, case, rng):
     same(npattn.backward(one, do), npattn.backward(other, do))
 
 
+@pytest.mark.thorough
 @given(case=compositions(), rng=generators)
 @pytest.mark.unmeasured
 def test_loops_takes_objects_too(case, rng):

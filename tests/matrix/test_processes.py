@@ -22,6 +22,7 @@ def judge(unit):
     return Result.from_text(judge_in_process(unit.to_text()))
 
 
+@pytest.mark.thorough
 def test_a_process_gives_what_this_one_gives():
     with Local(1) as local:
         local.submit(FLASH)
@@ -31,6 +32,7 @@ def test_a_process_gives_what_this_one_gives():
     assert replace(result, seconds=0) == replace(do_unit(FLASH), seconds=0)
 
 
+@pytest.mark.thorough
 def test_the_end_of_a_process_costs_its_unit(tmp_path):
     (tmp_path / "kills.py").write_text(KILLS)
     result = judge(replace(FLASH, target="kills.py:f", folder=str(tmp_path)))
@@ -44,6 +46,7 @@ def test_errors_of_a_process_are_quoted(tmp_path):
     assert "nowhere" in result.why
 
 
+@pytest.mark.thorough
 def test_processes_share_what_jax_compiled(tmp_path, monkeypatch):
     """The folder is the same for all, and is that of the user where there is one."""
     name = "JAX_COMPILATION_CACHE_DIR"

@@ -104,6 +104,7 @@ def test_a_lost_unit_is_missing():
     assert not report.passed
 
 
+@pytest.mark.thorough
 def test_a_whole_check_in_units(monkeypatch):
     monkeypatch.setattr(sweep, "EXAMPLES", 3)
     judges = {"conventions": vars(Conventions()), "sizes": {"D": (3, 7)}}

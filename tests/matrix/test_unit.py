@@ -40,6 +40,7 @@ def report_from_answers(unit, parts):
     return without_time(do_unit(replace(unit, answers=answers)))
 
 
+@pytest.mark.thorough
 def test_a_report_from_answers_is_the_same(whole):
     assert report_from_answers(FLASH, [(rule,) for rule in RULES]) == whole
 
@@ -53,6 +54,7 @@ def test_a_report_of_all_rules_from_answers_is_the_same(target):
     assert report_from_answers(unit, parts) == without_time(do_unit(unit))
 
 
+@pytest.mark.thorough
 def test_answers_are_taken_and_not_asked_again():
     (entry,) = do_unit(replace(FLASH, rules=("views",), asks=True)).answers
     entry["outcome"]["examples"] = 7919

@@ -50,6 +50,7 @@ def test_units_give_the_same_rows_in_any_order(here):
     assert all(row.right for row in here)
 
 
+@pytest.mark.thorough
 def test_a_unit_in_a_process_gives_the_same_row(here):
     assert rows(score(Local(1), only=["scale-twice"])) == here[1:]
 
@@ -121,6 +122,7 @@ def record_names(monkeypatch):
     return names
 
 
+@pytest.mark.thorough
 def test_a_journal_is_resumed(tmp_path, monkeypatch):
     names, path = record_names(monkeypatch), tmp_path / "journal"
     arguments = ["zoo", *FEW["only"], "--rules", "killers", "--examples", "8"]

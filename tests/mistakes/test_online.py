@@ -39,6 +39,7 @@ def test_split_keeps_the_rules_on_hidden_values(rule: str) -> None:
     assert all(outcome.status == "passed" for outcome in report.outcomes)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("base", BASES)
 def test_agrees_with_the_oracle(base: type[Online]) -> None:
@@ -46,6 +47,7 @@ def test_agrees_with_the_oracle(base: type[Online]) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dtype", "rounding"), [("float64", None), ("bfloat16", "upcast")])
 def test_rounds_nothing_to_the_input_dtype(dtype: str, rounding: str | None) -> None:
     options = {"dtypes": (dtype,), "rounding": rounding, "only": ["agreement-"]}
@@ -59,6 +61,7 @@ def test_bfloat16_accumulator_is_not_upcast() -> None:
     assert not judge(wrong, examples=5, shrink=False, **options).passed
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_rounding_for_products_is_fused_not_upcast() -> None:
     options = {"dtypes": ("bfloat16",), "only": ["agreement-"], "examples": 4}

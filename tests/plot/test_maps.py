@@ -143,6 +143,7 @@ def test_lowest_panel_of_each_column_has_key_labels(count):
         assert [axes for axes in column if labels(axes.xaxis)] == [lowest]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 def test_tensors_that_require_grad(dtype):
     torch = pytest.importorskip("torch")
@@ -293,6 +294,7 @@ def test_flag_colour_is_not_in_the_scale():
     assert np.linalg.norm(scale - beyond, axis=1).min() > 0.3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [197, 1999])
 def test_one_wrong_element_among_many_is_visible(n):
     ratio = np.zeros((n, n)) + 0.1
@@ -338,6 +340,7 @@ def test_format_number(x, text):
     assert format_number(x) == text
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_numbers_fit_into_cells():
     for p in (weights(T, S), weights(12, 11, 13), 1e5 * weights(H, 11, 13)):
@@ -555,6 +558,7 @@ def test_mask_and_error_in_file_are_drawn(file, plot_calls):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("stored", "options"),
     [

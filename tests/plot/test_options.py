@@ -281,6 +281,7 @@ def test_axes_of_the_user_are_drawn_in(name, layout):
         assert right.get_position().bounds == before
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("layout", ["constrained", "tight"])
 def test_nothing_overlaps_in_axes_of_the_user(layout):

@@ -169,6 +169,7 @@ def test_backward_that_refuses_everything_is_listed():
     assert statuses(report)["agreement-dq"] == "not applicable"
 
 
+@pytest.mark.thorough
 def test_missing_gradients_are_listed():
     def backward(dout, q, k, v, **options):
         out, lse = flash(q, k, v, return_lse=True, **options)
@@ -209,6 +210,7 @@ def test_failure_at_size_0_is_reported_alone(letter):
     )
 
 
+@pytest.mark.thorough
 def test_general_failure_is_not_blamed_on_size_0():
     report = check(lambda q, k, v: 2 * flash(q, k, v), examples=FEW, only=["agreement-o"])
     assert statuses(report) == {"agreement-o": "failed"}
@@ -483,6 +485,7 @@ def without_versions(report):
     return json.dumps(data, default=str)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_seed_determines_report():
     kwargs = {"examples": 20, "only": ["agreement-o", "agreement-lse"]}
@@ -789,6 +792,7 @@ ON_CONVENTIONS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_other_conventions_pass_under_their_own(name):
     quirks, conventions = CONVENTIONS[name]
@@ -826,6 +830,7 @@ def test_npattn_conventions_fail_under_others(name):
     assert not report.passed
 
 
+@pytest.mark.thorough
 def test_default_conventions_pass_under_npattn():
     report = check(peculiar(), framework="numpy", examples=OF_EVERY_RULE)
     assert report.passed, str(report)
@@ -893,6 +898,7 @@ def test_untested_lines_come_first():
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_expected_failures_with_only_are_those_asked():
     kwargs = {"examples": 2, "only": ["agreement-o", "shape-dtype"]}
@@ -947,6 +953,7 @@ def test_backward_without_dlse_leaves_lse_untested():
     assert "gradients through lse: backward has no dlse parameter" in report.untested
 
 
+@pytest.mark.thorough
 def test_wrong_gradient_shape_fails_that_gradient_alone():
     def f(q: np.ndarray, k, v):
         return flash(q, k, v)
@@ -1002,6 +1009,7 @@ def fills(q, k, v, attn_mask=None):
         return weights / weights.sum(-1, keepdims=True) @ v
 
 
+@pytest.mark.thorough
 def test_a_fill_is_not_asked_of_a_mask_beside_a_bias_in_one_parameter():
     """There the mask is −inf, and a row that it empties is not that of a fill."""
     conventions = Conventions(hidden_fill="min", empty_row="nan")

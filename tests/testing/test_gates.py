@@ -128,6 +128,7 @@ RULES = ["shape-dtype", "agreement-o", "agreement-lse", "agreement-max-score", "
 SMALL = {"examples": 10, "only": RULES, "diagnosis": False, "shrink": False}
 
 
+@pytest.mark.thorough
 def test_the_gated_base_passes():
     report = check(gated.base, backward=gated.base_backward, **SMALL)
     asked = {o.rule: o.status for o in report.outcomes if o.rule in RULES}
@@ -142,6 +143,7 @@ GATE_SHOWS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "rule"),
     [

@@ -35,6 +35,7 @@ print("prompt", sys.last_value.report.interrupted)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.name != "posix", reason="needs groups of processes")
 @pytest.mark.parametrize("arguments", ["", "isolate=True", "processes=2"])
 def test_interrupt_prints_the_report_and_returns_to_the_prompt(arguments, tmp_path):

@@ -136,6 +136,7 @@ def test_low_precision_results_and_gradients_pass(
     assert 0 < result.worst < 1
 
 
+@pytest.mark.thorough
 @settings(phases=[Phase.generate])  # to shrink takes minutes, and shows little more
 @given(
     recipe=recipes(
@@ -586,6 +587,7 @@ def test_sizes_of_0_are_checked(empty: str) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_mapped_files_are_not_written_or_loaded_whole(tmp_path: Path) -> None:
     H, S, D = 2, 2**16, 16
     rng = np.random.default_rng(0)

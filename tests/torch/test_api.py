@@ -112,6 +112,7 @@ def test_import_without_torch_names_the_extra():
     assert "pip install 'npattn[torch]'" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_import_loads_no_dynamo():
     code = "import sys, npattn.torch; print('torch._dynamo' in sys.modules)"
@@ -344,6 +345,7 @@ def test_gradcheck(case):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tile", [2**18, 40])
 @pytest.mark.parametrize("case", [*TINY, *OF_SCORES])
 @pytest.mark.broad
@@ -358,6 +360,7 @@ def test_gradgradcheck(case, tile, monkeypatch):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("result", ["out", "lse"])
 def test_derivatives_of_bias_and_sinks(result):
     def attend(q, k, v, bias, sinks):
@@ -377,6 +380,7 @@ CONVENTIONS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CONVENTIONS)
 @pytest.mark.broad
 def test_autograd_under_conventions(name):
@@ -774,6 +778,7 @@ def in_its_dtype(
     return (fwd.out.to(q.dtype), lse) if return_lse else fwd.out.to(q.dtype)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_judge_passes_the_engine():
     report = check(

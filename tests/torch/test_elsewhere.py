@@ -173,6 +173,7 @@ def wrong(q, k, v, mask=None, *, causal=False):
 SIZES = {"B": (2,), "T": (5, 23, 67), "S": (3, 29, 61), "D": (16, 11), "E": (16, 7)}
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.usefixtures("draws")
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.nightly), "bfloat16"])

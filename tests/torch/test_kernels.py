@@ -56,6 +56,7 @@ NOT_PROMISED = {"hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "nan-query", "n
 ONLY = ["agreement-", "empty-row", "hidden-nan-", "nan-query", "offset-bias"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.broad
 def test_judge_fails_only_unpromised_rules(dtype):
@@ -71,6 +72,7 @@ def test_judge_fails_only_unpromised_rules(dtype):
     assert agreement | {"empty-row", "offset-bias"} <= passed
 
 
+@pytest.mark.thorough
 def test_judge_passes_the_exact_engine():
     report = check(TARGETS["npattn.torch"].load()[0], examples=4, only=ONLY)
     assert report.passed

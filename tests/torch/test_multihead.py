@@ -358,6 +358,7 @@ def train_one_of_two(rank, store, path):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_distributed_gradients_equal_those_of_one_process(tmp_path):
     path = tmp_path / "gradients"
@@ -622,6 +623,7 @@ def test_functional_call():
     assert_close(result, other(*given), rtol=0, atol=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks, where a graph goes on
 def test_torch_compile():
     module = make(MultiHeadAttention)

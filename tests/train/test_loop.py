@@ -152,6 +152,7 @@ def test_resumed_run_goes_on_with_masks_and_loss_scale(few, small, tmp_path):
     assert resumed.adam.step == whole.adam.step < 62
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_process_killed_while_writing_leaves_complete_checkpoint(tmp_path):
     pytest.importorskip("sklearn")

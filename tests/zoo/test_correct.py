@@ -253,6 +253,7 @@ def test_rounding_beyond_the_undeclared_model_fails(name):
     assert any(not c.passed for c in comparisons), max(c.ratio for c in comparisons)
 
 
+@pytest.mark.thorough
 def test_loops_pass_in_every_dtype():
     one = CORRECT["loops"]
     report = check(
@@ -292,6 +293,7 @@ def test_products_in_float16_are_stored_by_those_that_say_so(name):
     assert failed == set(STORES_PRODUCTS) & set(CORRECT[name].breaks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["bias as channels", "bias first"])
 def test_a_folded_bias_spreads_no_nan(name):
     pass_rules(name, "float64", ["nan-query-alone"], examples=10)
@@ -356,6 +358,7 @@ def test_duplicate_name_is_an_error():
         correct("rows", "Again.", lambda q, k, v: q)
 
 
+@pytest.mark.thorough
 def test_known_break_is_no_alarm():
     one = CORRECT["mask as bias"]
     rules = ["hidden-nan-k", "hidden-nan-kv"]

@@ -35,6 +35,7 @@ def small(few_rules):
     return zoo(only=FEW, rules="killers", examples=8)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_mutants_are_killed_and_correct_passes(small):
     rows = {row.name: row for row in small.rows}
@@ -131,6 +132,7 @@ def test_rows_may_come_in_any_order(small):
     assert zoo(only=FEW, run=run).rows == small.rows
 
 
+@pytest.mark.thorough
 def test_two_processes_give_the_same_rows(small):
     both = zoo(only=FEW, kind="mutant", rules="killers", examples=8, jobs=2)
     rows, reference = ([replace(r, seconds=0) for r in z.of_kind("mutant")] for z in (both, small))

@@ -56,6 +56,7 @@ EACH = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", EACH)
 def test_a_mistake_is_found_and_named(wrong):
     sizes = SMALL if wrong in FIRST else None
@@ -65,6 +66,7 @@ def test_a_mistake_is_found_and_named(wrong):
         assert [cause.text for cause in report.causes] == [wrong.cause]
 
 
+@pytest.mark.thorough
 def test_gradients_that_are_assigned_are_found():
     report = check(
         kernels.AssignsGradients(), framework="torch", only=["agreement"], examples=5, sizes=SMALL
@@ -79,6 +81,7 @@ def test_lists_of_each_head_that_are_always_passed():
     assert report.passed, str(report)
 
 
+@pytest.mark.thorough
 def test_a_mask_beside_lists_hides_some_of_their_keys():
     for f, right in ((beside_a_mask, True), (without_its_mask, False)):
         report = check(f, framework="torch", only=["agreement-o"], examples=5, sizes=SMALL)

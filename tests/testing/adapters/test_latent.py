@@ -43,6 +43,7 @@ RULES = (
 NIGHTLY = pytest.mark.nightly
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=NIGHTLY)])
 def test_a_right_kernel_passes(dtype):
     report = judge(kernels.Latent(), dtypes=(dtype,), examples=2, only=RULES)
@@ -74,6 +75,7 @@ def test_a_mistake_is_found_and_named(wrong):
     assert [cause.text for cause in report.causes] == [CAUSES[wrong]]
 
 
+@pytest.mark.thorough
 def test_qv_is_the_first_part_of_q():
     report = judge(kernels.with_qv, only=(*AGREEMENT, "shared-heads"), examples=3)
     assert report.passed, str(report)
@@ -96,6 +98,7 @@ def test_optional_qv_keeps_its_default_unless_it_is_named():
     assert named.signature.leading == ("q", "k", "v")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("right", [True, False])
 def test_a_backward_returns_a_gradient_for_each_part(right):
     kernel = kernels.NumPyLatent() if right else kernels.FirstHeadAlone()
@@ -207,6 +210,7 @@ def test_errors():
         f.results_on_device(RECIPE.problem(), {}, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_a_worker_is_asked_the_same():
     pytest.importorskip("cloudpickle")
@@ -218,6 +222,7 @@ def test_a_worker_is_asked_the_same():
     assert [c.text for c in wrong.causes] == [CAUSES[kernels.NoValueGradient]]
 
 
+@pytest.mark.thorough
 def test_a_script_has_tied_arrays():
     report = judge(kernels.NoRotary(), only=["agreement-o"], examples=3)
     assert "first columns of k for v" in report.outcomes[0].recipe

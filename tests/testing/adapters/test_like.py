@@ -65,6 +65,7 @@ def test_unknown_system_is_an_error():
         Implementation(flash, like="flash_atn")
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_what_system_takes_back_is_not_required():
     report = check(
@@ -76,6 +77,7 @@ def test_what_system_takes_back_is_not_required():
     assert not replace(report, require=("values",), taken_back={}).passed
 
 
+@pytest.mark.thorough
 def test_refused_structure_is_not_sampled():
     report = check(
         stand_in, like=MINE, framework="numpy", examples=5, shrink=False, only=["agreement-lse"]

@@ -34,6 +34,7 @@ def named(report):
     return [cause.text for cause in report.causes]
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "kernel",
@@ -51,6 +52,7 @@ def test_right_kernels_pass_every_rule(kernel):
     assert (reasons["nan-query"] == "not applicable") == (kernel is kernels.OutputInInt8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", kernels.WRONG, ids=lambda wrong: wrong.__name__)
 def test_wrong_output_is_found_and_named(wrong):
     report = judge(wrong(), only=RULES)
@@ -58,6 +60,7 @@ def test_wrong_output_is_found_and_named(wrong):
     assert named(report) == [wrong.cause]
 
 
+@pytest.mark.thorough
 def test_scale_o_multiplies():
     assert judge(kernels.cudnn, "fp8", rename={"attn_scale": "scale"}, examples=5).passed
     report = judge(kernels.cudnn_divides, "fp8", rename={"attn_scale": "scale"}, only=RULES)
@@ -66,6 +69,7 @@ def test_scale_o_multiplies():
     assert judge(kernels.cudnn_divides, "fp8", rename=told, only=RULES).passed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kernel", "quantized", "of", "rows"),
     [
@@ -80,6 +84,7 @@ def test_factors_of_parts_of_o(kernel, quantized, of, rows):
     assert check(f, dtypes=("float16",), examples=4).passed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kernel", "quantized", "of", "part"),
     [
@@ -93,6 +98,7 @@ def test_factor_of_another_part_of_o_is_named(kernel, quantized, of, part):
     assert named(report) == [f"o_factors of the first {part} is taken for all"]
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_factor_of_an_input_is_named_though_o_is_in_8_bits():
     """The factor of o stays that of the call, when a cause gives v another factor."""
@@ -109,6 +115,7 @@ def test_factor_of_an_input_is_named_though_o_is_in_8_bits():
     assert named(report) == ["v is multiplied by k_scale, must be by v_scale"]
 
 
+@pytest.mark.thorough
 def test_factors_of_inputs_that_do_not_fit_o_are_no_cause():
     """Factors of tokens of k and v are (B, K, S): o cannot be divided by them."""
 
@@ -145,6 +152,7 @@ def test_o_of_another_shape_fails():
     assert "o has shape" in report.outcomes[0].message
 
 
+@pytest.mark.thorough
 def test_a_worker_and_a_script_return_8_bits_too():
     pytest.importorskip("cloudpickle")
     assert judge(kernels.Output(), only=["agreement-o"], isolate=True, examples=3).passed
@@ -252,12 +260,14 @@ def tokens(kernel, rename=TOKENS, **arguments):
     return Implementation(kernel, framework="numpy", quantized="int8", rename=rename, **arguments)
 
 
+@pytest.mark.thorough
 def test_factors_of_tokens():
     report = check(tokens(kernels.Tokens()), dtypes=("bfloat16",), examples=4, require="all")
     assert report.passed, str(report)
     assert "k in int8 with factors of tokens" in report.settings["reads"][0]
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("wrong", kernels.WRONG_TOKENS, ids=lambda wrong: wrong.__name__)
 def test_wrong_factor_of_tokens_is_found_and_named(wrong):
@@ -267,6 +277,7 @@ def test_wrong_factor_of_tokens_is_found_and_named(wrong):
     assert named(report) == [wrong.cause]
 
 
+@pytest.mark.thorough
 def test_tokens_in_pages_have_their_factors_there():
     rules = ("agreement-o", "other-sequences", "unread-slots")
     asked = {"dtypes": ("float32",), "examples": 6, "only": rules, "sizes": {"T": (1,), "P": (4,)}}

@@ -246,6 +246,7 @@ def test_a_worker_takes_packed_arrays(tmp_path):
     assert "agreement-dk" in {o.rule for o in report.outcomes if o.status == "passed"}
 
 
+@pytest.mark.thorough
 def test_a_mistake_that_no_order_explains_is_named_as_ever():
     def f(qkv, causal=False):
         q, k, v = unpack(qkv)

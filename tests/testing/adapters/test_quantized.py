@@ -30,6 +30,7 @@ def in_blocks(kernel, **arguments):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("rounding", [None, "fp8"])
 def test_a_right_kernel_passes_every_rule(rounding):
@@ -41,6 +42,7 @@ def test_a_right_kernel_passes_every_rule(rounding):
     assert examples["hidden-finite"] == 10  # garbage is quantized as well
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", kernels.WRONG, ids=lambda wrong: wrong.__name__)
 def test_a_wrong_factor_is_found_and_named(wrong):
     report = fp8(wrong(), only=RULES)
@@ -48,6 +50,7 @@ def test_a_wrong_factor_is_found_and_named(wrong):
     assert [cause.text for cause in report.causes] == [wrong.cause]
 
 
+@pytest.mark.thorough
 def test_weights_that_are_stored_lower_than_declared_are_found():
     class Lower(kernels.Fp8):
         weights = ml_dtypes.float8_e5m2
@@ -55,6 +58,7 @@ def test_weights_that_are_stored_lower_than_declared_are_found():
     assert not fp8(Lower(), only=["agreement-o"], rounding="fp8", examples=20).passed
 
 
+@pytest.mark.thorough
 def test_a_wrong_factor_of_stored_weights_is_found():
     only = ["agreement-o"]
     report = fp8(kernels.WeightsStayLarge(), only=only, rounding="fp8")
@@ -64,6 +68,7 @@ def test_a_wrong_factor_of_stored_weights_is_found():
     assert not fp8(kernels.WeightsOverflow(), only=only, rounding="fp8").passed
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_factors_of_whole_arrays_and_of_a_cache():
     int8 = {"framework": "numpy", "quantized": "int8", "dtypes": ("bfloat16",), "examples": 10}
@@ -74,12 +79,14 @@ def test_factors_of_whole_arrays_and_of_a_cache():
     ]
 
 
+@pytest.mark.thorough
 def test_factors_of_blocks_of_rows():
     assert check(in_blocks(kernels.blocks), dtypes=("float16",), examples=10).passed
     report = check(in_blocks(kernels.first_block), dtypes=("float16",), examples=10, only=RULES)
     assert [c.text for c in report.causes] == ["k_factors of the first block is taken for all"]
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_packed_sequences_with_factors_of_their_own():
     right, wrong = kernels.packed, kernels.packed_first
@@ -90,6 +97,7 @@ def test_packed_sequences_with_factors_of_their_own():
     assert not report.passed
 
 
+@pytest.mark.thorough
 def test_a_worker_is_asked_the_same():
     pytest.importorskip("cloudpickle")
     assert fp8(kernels.Fp8(), only=["agreement-o"], isolate=True).passed
@@ -103,6 +111,7 @@ def test_without_quantized_the_factors_keep_their_default():
     assert any(line.startswith("k_scale: a factor of quantized inputs") for line in f.untested)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_a_script_quantizes_too():
     report = fp8(kernels.IgnoresV(), only=["agreement-o"])

@@ -18,6 +18,7 @@ ASKED = (*RULES, "shape-dtype", "structure", "permute-", "packed-inputs", "outpu
 FP8 = {"framework": "numpy", "quantized": "fp8", "dtypes": ("bfloat16",)}
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("forward", "backward"),
@@ -35,6 +36,7 @@ def test_right_backwards_pass(forward, backward):
     assert 0 < max(ran[f"agreement-d{x}"] for x in "qkv") < 1
 
 
+@pytest.mark.thorough
 @pytest.mark.broad
 @pytest.mark.parametrize("wrong", kernels.WRONG, ids=lambda wrong: wrong.__name__)
 def test_wrong_backward_is_found(wrong):
@@ -45,6 +47,7 @@ def test_wrong_backward_is_found(wrong):
         assert [cause.text for cause in report.causes] == [wrong.cause]
 
 
+@pytest.mark.thorough
 def test_backward_without_the_factor_of_o_is_found():
     f, wrong = kernels.forward_in_8_bits, kernels.backward_without_factor_of_o
     assert not check(f, backward=wrong, examples=10, only=["agreement-dq"], **FP8).passed

@@ -175,6 +175,7 @@ def convicted(function: Int8, **options: Any) -> bool:
     return not judge(function, strict=True, **quick, **options).passed
 
 
+@pytest.mark.thorough
 def test_judge_passes_the_kernel_under_its_model() -> None:
     report = judge(Int8(), strict=True)
     assert report.passed, str(report)
@@ -182,6 +183,7 @@ def test_judge_passes_the_kernel_under_its_model() -> None:
     assert "float32 behaves as int8" in str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_judge_convicts_the_kernel_under_another_model() -> None:
     assert not convicted(Int8())
@@ -189,6 +191,7 @@ def test_judge_convicts_the_kernel_under_another_model() -> None:
     assert convicted(Int8(largest=7))
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("mistake", ["first factor", "truncation", "factor of 128", "no rescaling"])
 def test_judge_convicts_mistakes_in_the_integers(mistake: str) -> None:

@@ -49,6 +49,7 @@ def test_bounds_are_near_the_full_form(dtype: str, model: Rounding, option: dict
         assert np.median(ratio) < 8, name
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_correct_implementation_passes(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,7 @@ def test_fixed_sizes_are_kept():
         assert {getattr(r, letter) for r in samples} == set(sizes[letter]), letter
 
 
+@pytest.mark.thorough
 def test_hundred_examples_differ_in_every_field():
     """Hypothesis copies choices between equal strategies; fields are told apart by name."""
     samples = sample_from(recipes(), 100)
@@ -475,6 +476,7 @@ def test_covering_cases_have_few_options_and_no_duplicates():
     assert list(covering(chosen, plan)) == []
 
 
+@pytest.mark.thorough
 def test_long_rows_are_cheap_and_need_free_sizes():
     long = [r for seed in range(20) for r in cases(seed) if r.S == 4096]
     assert 10 < len(long) < 100

@@ -104,6 +104,7 @@ def test_torch_sdpa_passes(dtype):
     assert 0 < report.outcomes[0].worst < 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_npattn_torch_passes_with_lse_and_windows(dtype):
     report = check_sweep(ours, only=SWEEPS, conventions=None, dtypes=(dtype,))
@@ -138,6 +139,7 @@ def test_other_layouts_and_an_explicit_backward_pass():
     assert report.passed, str(report)
 
 
+@pytest.mark.thorough
 def test_base_2_lse_and_inverted_mask_pass():
     def attend(q, k, v, mask=None, *, return_lse=False):
         conventions = Conventions(mask_true="hide", lse_base="2")
@@ -238,6 +240,7 @@ def sum_in_input_dtype(q, k, v):
     return out
 
 
+@pytest.mark.thorough
 def test_bfloat16_sums_fail_under_declared_rounding():
     sizes = SMALL | {"H": (2,), "K": (2,), "S": (997, 641), "T": (3,)}
     report = check_sweep(
@@ -314,6 +317,7 @@ def test_raising_gradient_is_an_error():
     assert "its gradient raised RuntimeError: Mismatch in shape" in outcome.message
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_script_of_small_failure_writes_arrays_out(tmp_path):
     sizes = {"B": (1,), "H": (1,), "K": (1,), "T": (5,), "S": (3,), "D": (7,), "E": (7,)}
@@ -321,6 +325,7 @@ def test_script_of_small_failure_writes_arrays_out(tmp_path):
     run_script(report.outcomes[0].script(), tmp_path, "WRONG o[")
 
 
+@pytest.mark.thorough
 def test_script_of_large_failure_samples_it_again(tmp_path):
     sizes = {"B": (1,), "H": (1,), "K": (1,), "T": (1100,), "S": (17,), "D": (16,), "E": (16,)}
     report = check(WRONG, framework="torch", sweep=2, only=SWEEPS, sizes=sizes, diagnosis=False)
@@ -428,6 +433,7 @@ def test_errors_on_tensors_equal_numpy_errors(dtype):
             assert float(ratios(got, exact, tolerance)[at]) == pytest.approx(one.ratio, rel=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.broad
 def test_float32_oracle_widens_tolerance(dtype, monkeypatch):
@@ -541,6 +547,7 @@ def test_empty_rows_false_leaves_every_query_a_key():
 # --- devices and arguments ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_few_numbers_come_to_the_host(monkeypatch):
     transfers = []
 

@@ -67,6 +67,7 @@ def test_other_heads_are_a_convention():
     assert cause.conventions == Conventions(kv_head="tile")
 
 
+@pytest.mark.thorough
 def test_scale_missing_in_dk_is_a_ratio():
     def backward(dout, q, k, v):
         return gradients(dout, q, k, v, factor=q.shape[-1] ** 0.5)
@@ -102,6 +103,7 @@ def test_nan_is_no_factor():
     assert only_cause(trial, fail(trial, ["plain"])).kind != "ratio"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "recipe"), [("heads-of-padded-group", "groups of 3"), ("dbias-of-all-samples", "bias")]
 )
@@ -146,6 +148,7 @@ def test_noise_is_not_explained():
     assert cause.text == "no known mistake reproduces this: o out of tolerance"
 
 
+@pytest.mark.thorough
 def test_results_that_nothing_explains_are_named_in_one_order():
     def noise(x):
         return (x * np.random.default_rng(0).normal(1, 0.1, x.shape)).astype(x.dtype)
@@ -173,6 +176,7 @@ def test_two_conventions_are_one_cause():
     assert cause.name == "causal=top_left, kv_head=tile"
 
 
+@pytest.mark.thorough
 def test_convention_beside_a_leaking_nan():
     """A convention that explains a NaN, and other problems less well, is not added."""
 
@@ -291,6 +295,7 @@ class SecondBehindFirst(Attention):
         return super().dk(dx, c, seen) / c.scale
 
 
+@pytest.mark.thorough
 def test_second_mistake_is_found_beside_one_that_shows_everywhere(no_steps):
     wrong = SecondBehindFirst()
     trial = trial_of(wrong.forward, wrong.backward, features=("causal",))
@@ -314,6 +319,7 @@ def test_cause_seen_at_a_size_of_0_alone_says_so():
     assert "sizes" in cause.topic
 
 
+@pytest.mark.thorough
 def test_two_mistakes_are_two_causes():
     def both(q, k, v, causal=False):
         return attend(q, k, v, causal=causal, kv_head="tile") * (-1 if causal else 1)
@@ -382,6 +388,7 @@ def test_no_pair_of_conventions_fills_hidden_scores_twice(field, declared):
     assert all(None in (c.hidden_add, c.hidden_fill) for c in others)
 
 
+@pytest.mark.thorough
 def test_a_convention_is_predicted_on_the_keys_of_each_sequence(monkeypatch):
     """Beside padding, a sample's keys come last; the function gets them alone."""
     top_left = ("packed", "end], causal)", "end], causal, 0)")

@@ -26,6 +26,7 @@ class UnknownButOnce(Attention):
         return o if lone else o + np.sin(np.arange(o.size).reshape(o.shape) + o.size), lse, p
 
 
+@pytest.mark.thorough
 def test_name_that_fits_one_of_many_problems_is_chance():
     wrong = UnknownButOnce()
     trial = trial_of(wrong.forward, features=())
@@ -53,18 +54,21 @@ def causes_of(name, rule, **options):
     return [(cause.kind, cause.name) for cause in report.causes]
 
 
+@pytest.mark.thorough
 def test_what_an_earlier_call_left_is_no_rounding():
     assert causes_of("precision-of-first-call", "after-other-dtype") == [
         ("mistake", "precision-of-first-call")
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["out-truncated", "dq-in-bfloat16"])
 def test_suspicion_of_a_known_mistake_is_named(name):
     options = {"dtypes": ("bfloat16",), "rounding": "fused"}
     assert causes_of(name, "aggregate", **options) == [("mistake", name)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "rule", "leaks"),
     [

@@ -73,6 +73,7 @@ def test_exceptions_are_grouped_by_type_and_place():
         assert place in cause.text
 
 
+@pytest.mark.thorough
 def test_sums_in_no_fixed_order_are_no_state():
     """Bits differ between calls, and after another call, but all are within the tolerance."""
     rules = ("agreement-o", "repeatable", "after-other-dtype")
@@ -124,12 +125,14 @@ def test_a_mistake_that_recurs_is_named_if_it_gives_what_is_seen():
     assert not _recurs("update-lost", wrong_call(other.forward, other.backward))
 
 
+@pytest.mark.thorough
 def test_no_mistake_that_recurs_is_taken_for_another():
     wrong = Accumulating()
     ((kind, name, _),) = causes_of(wrong.forward, wrong.backward, "agreement-dk", "repeatable")
     assert (kind, name) == ("conduct", "unsteady")
 
 
+@pytest.mark.thorough
 def test_a_mistake_of_some_shapes_is_no_state():
     """The same content in a larger batch has another result, as if something were kept."""
     mistake = MISTAKES["mask-tiled-over-heads"]

@@ -48,6 +48,7 @@ def test_what_is_predicted_is_closer_than_what_is_right(factor, reproduces):
     assert evidence.reproduces("dv", [factor * exact]) == reproduces
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_number_added_to_hidden_scores_needs_no_bias():
     """A function with a mask and no bias, whose scores are three times too large beside a mask."""

@@ -46,6 +46,7 @@ def cause_of(wrong, dtype="float32", features=None):
     return diagnose([(trial, outcomes)], contrasts=0)[1][0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_log2e_with_few_digits(dtype):
     cause = cause_of(FewDigits(), dtype)
@@ -53,6 +54,7 @@ def test_log2e_with_few_digits(dtype):
     assert "multiplied by 0.998132 before the softmax" in cause.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_scale_that_is_wrong_by_a_thousandth(dtype):
     cause = cause_of(Scale(), dtype)
@@ -63,12 +65,14 @@ def test_a_scale_that_is_wrong_by_a_thousandth(dtype):
     )
 
 
+@pytest.mark.thorough
 def test_a_constant_in_float32():
     cause = cause_of(Log2eInFloat32(), "float64")
     assert (cause.kind, len(cause.rules)) == ("factor", 4)
     assert "multiplied by 1 − 1.3e-08 before the softmax" in cause.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["scale-one", "scale-twice", "weights-base-2"])
 @pytest.mark.broad
 def test_a_mistake_that_has_a_name_keeps_it(name):

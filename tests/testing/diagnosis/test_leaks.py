@@ -27,6 +27,7 @@ def causes(f):
     return {cause.name: {rule.split("[")[0] for rule in cause.rules} for cause in report.causes}
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_rules_that_a_leaking_nan_breaks_have_one_cause():
     [(name, rules)] = causes(leaking).items()
@@ -35,6 +36,7 @@ def test_rules_that_a_leaking_nan_breaks_have_one_cause():
     assert "hidden-nan-v" in rules
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_wrong_numbers_are_no_leak():
     found = causes(twice)

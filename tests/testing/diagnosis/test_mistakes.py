@@ -221,6 +221,7 @@ def with_dropped_weights(mistake):
     return forward, backward
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "conventions", "recipe"),
     [
@@ -274,6 +275,7 @@ def bottom_right(trial):
     return implementation
 
 
+@pytest.mark.thorough
 @pytest.mark.broad
 @pytest.mark.parametrize(
     ("rule", "name"),

@@ -54,6 +54,7 @@ def whole_name(candidate):
     return candidate.name.removesuffix(" in backward").removesuffix(" in forward")
 
 
+@pytest.mark.thorough
 def test_every_step_changes_a_result():
     right = Attention()
     trial = trial_of(right.forward, right.backward)
@@ -71,6 +72,7 @@ def test_every_step_changes_a_result():
     assert unseen == set()
 
 
+@pytest.mark.thorough
 def test_step_of_a_new_mistake_is_told():
     class ScaledTwiceInBackward(Attention):
         def recompute(self, c):

@@ -46,6 +46,7 @@ def narrow():
     return compare(right, Implementation(f, backward=backward), examples=5)
 
 
+@pytest.mark.thorough
 def test_rounding_of_the_weights_is_named(narrow):
     assert not narrow.alike
     text = "\n".join(narrow.answer)
@@ -104,6 +105,7 @@ def test_another_order_of_keys():
     assert factor(difference, "half of the queries (causal)").b == "takes no causal"
 
 
+@pytest.mark.thorough
 def test_convention_that_is_not_declared():
     difference = compare(kernels.right, kernels.top_left)
     assert not difference.alike
@@ -116,6 +118,7 @@ def test_convention_that_is_not_declared():
     assert "wrong" not in "\n".join(difference.answer)
 
 
+@pytest.mark.thorough
 def test_two_that_are_wrong_alike():
     same = compare(kernels.without_scale, kernels.without_scale, examples=3)
     assert same.alike
@@ -131,6 +134,7 @@ def test_two_that_are_wrong_otherwise():
     assert not any("nearer" in line for line in other.answer)
 
 
+@pytest.mark.thorough
 def test_what_one_takes_alone():
     difference = compare(kernels.right, kernels.with_mask, examples=3)
     *alone, gradients = difference.beside
@@ -147,6 +151,7 @@ def test_gradients_of_one_alone_are_named_as_such():
     assert not any("not compared" in line for line in difference.beside)
 
 
+@pytest.mark.thorough
 def test_hidden_keys_that_are_added():
     def from_the_last_key(q, k, v, mask=None):
         return kernels.with_mask(

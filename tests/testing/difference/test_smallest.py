@@ -24,6 +24,7 @@ def results(example, conventions):
     return {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}[example.result]
 
 
+@pytest.mark.thorough
 def test_every_pair_of_profiles_prints_and_every_convention_shows():
     found = 0
     for a, b in combinations(PROFILES.values(), 2):

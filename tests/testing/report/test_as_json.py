@@ -42,6 +42,7 @@ def written(report, folder):
     return json.loads(raw.decode("utf-8"), parse_constant=no_constant)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_json_is_as_the_schema_says(report, tmp_path):
     data = written(report, tmp_path)

@@ -311,6 +311,7 @@ def test_a_score_mod_is_named(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_many_options_at_once_are_kept(mine):
     outcome = failure(implementation(mine, "all_options"), "agreement-o", examples=100)
@@ -398,6 +399,7 @@ def test_a_known_target_is_loaded_by_its_name(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_a_torch_function_is_shown_with_its_gradients(mine):
     pytest.importorskip("torch")

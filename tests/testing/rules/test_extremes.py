@@ -53,6 +53,7 @@ def test_correct_implementations_pass(name, dtype, rule):
     assert outcome.examples == (FEW if applies else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.broad

@@ -332,6 +332,7 @@ def test_identities_keep_to_the_sizes_of_the_user():
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(seed=st.integers(0, 2**32 - 1), power=st.integers(-30, 12))
 def test_sum_on_a_grid_is_exact(dtype, seed, power):

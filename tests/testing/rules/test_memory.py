@@ -80,6 +80,7 @@ def test_drifting_results_are_left_to_repeatable():
     assert outcome_of(drifting, RULES[1]).status != "failed"
 
 
+@pytest.mark.thorough
 def test_another_dtype_that_drifts_by_itself_is_not_asked_about():
     """A kernel that reads memory of nobody in float64 is steady in float32 all the same."""
     count = itertools.count(1)

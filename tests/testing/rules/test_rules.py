@@ -165,6 +165,7 @@ def report_on_flash():
     return check(flash, backward=flash_backward, examples=FEW)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("rule", PROPERTIES)
 def test_flash_passes(report_on_flash, rule):
@@ -327,6 +328,7 @@ def cut(x):
     return x[..., :-1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wrong", ["o", *(pytest.param(x, marks=pytest.mark.nightly) for x in ("lse", "weights")), "k"]
 )
@@ -371,6 +373,7 @@ ODD = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("odd", "of"),
     [

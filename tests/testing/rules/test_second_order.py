@@ -93,6 +93,7 @@ def make(kept, factor=1.0):
     return attend
 
 
+@pytest.mark.thorough
 def test_a_mistake_of_first_derivatives_does_not_explain_the_second():
     f = make("weights", factor=1.001)
     options = {"framework": "torch", "dtypes": "float64", "examples": 12, "sizes": SIZES}
@@ -104,6 +105,7 @@ def test_a_mistake_of_first_derivatives_does_not_explain_the_second():
 SIZES = {"B": (1, 2), "D": (2, 8), "T": (2, 5), "S": (3, 7)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("f", [textbook, npattn.torch.attention], ids=["textbook", "npattn"])
 def test_right_second_derivatives_pass(f):
     for outcome in ask(f, conventions=Conventions(), examples=24):
@@ -112,6 +114,7 @@ def test_right_second_derivatives_pass(f):
         assert 0 < outcome.worst <= 1
 
 
+@pytest.mark.thorough
 def test_conventions_rename_options():
     def hiding(q, k, v, mask=None, return_lse=False):
         mask = None if mask is None else ~mask
@@ -198,6 +201,7 @@ def unrecorded(q, k, v):
 UNREACHED = "its gradients do not require grad: autograd cannot reach them"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("f", "reason", "isolate"),
     [
@@ -215,6 +219,7 @@ def test_what_cannot_be_differentiated_twice_is_said(f, reason, isolate):
         assert reason in outcome.message
 
 
+@pytest.mark.thorough
 def test_other_implementations_are_not_asked():
     (outcome,) = ask(textbook, dtypes="float16", examples=1, sizes=SIZES)
     assert outcome.status == "not applicable"
@@ -245,6 +250,7 @@ def test_it_is_asked_by_name_alone():
         ask(textbook, only=["double"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("f", "status"),
     [
@@ -259,6 +265,7 @@ def test_a_worker_answers_the_same(f, status):
     assert math.isclose(one.worst, other.worst)
 
 
+@pytest.mark.thorough
 def test_an_old_worker_is_said(monkeypatch):
     monkeypatch.setattr(Remote, "abilities", frozenset({"views", "objects", "hold", "forms"}))
     (outcome,) = ask(once, isolate=True, dtypes="float32", examples=1, sizes=SIZES)

@@ -19,6 +19,7 @@ BROAD = ("packed", "page list", "new keys", "combined pages")
 """A storage of keys of each kind, with mistakes in it; the others are judged at night."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "storage",
     [name if name in BROAD else pytest.param(name, marks=pytest.mark.nightly) for name in KERNELS],
@@ -99,6 +100,7 @@ WRITTEN = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mistake", WRITTEN)
 def test_the_cache_after_the_call_is_compared(mistake):
     report = check(build(mistake), **{**QUICK, "examples": 20}, only=["inputs-unchanged"])
@@ -158,6 +160,7 @@ ORDERS = {
 """Meanings of the second parameter, and how k and v are found."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("meaning", ORDERS)
 def test_pages_are_passed_as_they_are_asked_for(meaning):
     name = "kv" if "packed" in meaning else "k"
@@ -179,6 +182,7 @@ def test_pages_are_passed_as_they_are_asked_for(meaning):
         assert report.causes[0].text.startswith("it reads pages (N, P, K, D) as (N, K, P, D)")
 
 
+@pytest.mark.thorough
 def test_hidden_keys_come_beside_causal():
     lengths = []
 
@@ -191,6 +195,7 @@ def test_hidden_keys_come_beside_causal():
     assert any(causal and len({*several}) > 3 for causal, several in lengths)
 
 
+@pytest.mark.thorough
 def test_a_mistake_that_storage_does_not_explain_is_named_as_ever():
     right = build("packed")
 
@@ -230,6 +235,7 @@ def test_the_script_shows_the_failure(tmp_path):
     assert "WRONG" in shown.stdout
 
 
+@pytest.mark.thorough
 def test_right_pages_pass_with_large_ids_unless_pages_are_large():
     few = {**QUICK, "only": ["page-ids"]}
     for name, sizes, status in (

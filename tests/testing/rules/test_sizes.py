@@ -78,6 +78,7 @@ def test_kernel_wrong_for_one_size_fails(name, seed):
     MODEL_SIZES.check(trial, right[0])
 
 
+@pytest.mark.thorough
 def test_flash_passes_every_shape():
     report = check(flash, backward=flash_backward, only=["model-sizes"], seed=1)
     (outcome,) = report.outcomes
@@ -161,6 +162,7 @@ def test_skipped_recipes_are_drawn_again():
     assert not any(masked(r) for r in skipped)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("factor", "status"), [(1.0, "passed"), (1.01, "failed")])
 def test_largest_scores_are_bounded_at_every_shape(factor, status):
     """They have no bound by row norms."""
@@ -217,6 +219,7 @@ def tile_of_heads(bug):
     return f
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 def test_tile_that_crosses_a_group_fails(seed):
     options = {"examples": 20, "seed": seed, "shrink": False, "diagnosis": False}

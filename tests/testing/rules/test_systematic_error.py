@@ -135,6 +135,7 @@ def test_small_mistake_is_found_with_its_size(
         assert fit.error < 0.1 * abs(fit.size)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.broad
 def test_correct_implementation_is_not_suspected(dtype: str) -> None:
@@ -144,6 +145,7 @@ def test_correct_implementation_is_not_suspected(dtype: str) -> None:
     assert [o.status for o in report.outcomes] == ["passed"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("factor", [np.nan, np.inf, 1e300])
 @pytest.mark.unmeasured
 def test_results_that_are_no_numbers_or_huge_are_suspected(factor: float) -> None:
@@ -159,6 +161,7 @@ def test_results_that_are_no_numbers_or_huge_are_suspected(factor: float) -> Non
     assert "those that eager predicts" in outcome.message
 
 
+@pytest.mark.thorough
 def test_suspicion_fails_only_if_strict() -> None:
     # 2⁻⁹ is half a unit of bfloat16: no element shows it to whoever allows P to be stored.
     kwargs: dict[str, Any] = {"dtypes": ("bfloat16",), "only": ["agreement-o", "aggregate"]}
@@ -207,6 +210,7 @@ def test_report_names_the_tightest_model() -> None:
     assert "bfloat16 behaves as upcast" in str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_report_says_that_no_model_fits() -> None:
     report = check(_Scaled().forward, only=["aggregate"])
@@ -299,6 +303,7 @@ def test_few_rows_are_excessive_by_chance(rows: int, columns: int) -> None:
         assert (excessive(sample, "o") is not None) == certain
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_few_elements_of_a_right_function_are_no_suspicion(seed: int) -> None:
     one = CORRECT["loops"]
@@ -367,6 +372,7 @@ def test_model_with_correlated_errors_is_not_applicable(model: dict[str, str]) -
     assert outcome.status == "not applicable"
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_operands_rounded_once_are_not_suspected() -> None:
     one = CORRECT["tf32"]

@@ -77,6 +77,7 @@ def test_processes_are_renewed_in_a_round_and_before_the_tail(wrong_from, fails)
     assert fails or 8 <= outcome.examples <= 11  # those of the tail count
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("untrusted", "tried"), [(False, [100, 20, 4]), (True, [4, 4, 4])])
 def test_agreement_runs_ahead_unless_the_target_may_turn_wrong_late(untrusted, tried):
     implementation = Implementation(flash, backward=flash_backward)
@@ -130,6 +131,7 @@ def judge_limited(tmp_path, limit):
         remote.worker.close()
 
 
+@pytest.mark.thorough
 def test_a_change_after_as_many_calls_as_said_is_seen(tmp_path):
     honest = judge_limited(tmp_path, 10**6)
     assert honest.passed

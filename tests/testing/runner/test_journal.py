@@ -92,6 +92,7 @@ def test_a_failure_that_does_not_come_again_is_searched_anew(tmp_path):
     assert (agreement.status, agreement.examples) == ("passed", 7)
 
 
+@pytest.mark.thorough
 def test_processes_write_to_one_journal(tmp_path):
     path, few = tmp_path / "journal", FEW | {"only": ["agreement-o", "one-key"]}
     f = Implementation(naive, name="numpy.naive", spec="npattn.testing.targets.numpy:naive")

@@ -39,6 +39,7 @@ def notes_of(f):
     )
 
 
+@pytest.mark.thorough
 def test_every_wrong_input_of_features_is_tried():
     notes = notes_of(flash)
     wanted = {

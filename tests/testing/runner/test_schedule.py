@@ -98,6 +98,7 @@ def test_structure_that_one_process_finds_refused_is_asked_by_none(tmp_path):
     assert [x for x in one.refused if "rank 3: taken in some sizes, raises in others" in x]
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_two_processes_give_the_report_of_one():
     kwargs = {"dtypes": BOTH, "examples": 3, "only": SOME, "shrink": False, "seed": 3}
@@ -107,6 +108,7 @@ def test_two_processes_give_the_report_of_one():
     assert contents(two) == contents(one)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_processes_report_and_shrink_same_failures():
     kwargs = {"examples": 5, "only": ("agreement-o", "empty-row", "hidden-nan")}
@@ -120,6 +122,7 @@ def test_processes_report_and_shrink_same_failures():
     assert contents(two) == contents(one)
 
 
+@pytest.mark.thorough
 def test_contrasts_are_found_while_causes_are_searched_for(tmp_path, monkeypatch):
     futures, submit = [], schedule.Processes.submit
 
@@ -148,6 +151,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.thorough
 def test_a_part_is_computed_by_another_implementation():
     implementation = Implementation(naive)
     trial = trial_of(implementation)
@@ -168,6 +172,7 @@ def set_error_state(trial):
     return np.seterr(all="ignore")
 
 
+@pytest.mark.thorough
 def test_a_part_leaves_the_error_state_of_its_process():
     implementation = Implementation(naive)
     with schedule.Processes(2, implementation) as processes:
@@ -227,6 +232,7 @@ def test_no_part_waits_for_another():
     assert not first.done()
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_wrong_input_is_tried_in_child_of_worker():
     report = check(naive, processes=2, only=["robustness"])
@@ -235,6 +241,7 @@ def test_wrong_input_is_tried_in_child_of_worker():
     assert "v is one key shorter than k: an exception" in notes.message
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_progress_covers_all_work():
     seen = []
@@ -250,6 +257,7 @@ def test_progress_covers_all_work():
     assert seen[-1][2:] == (3, 3)
 
 
+@pytest.mark.thorough
 def test_workers_load_file_by_path(tmp_path):
     implementation = implementation_in_file(tmp_path, PLAIN)
     kwargs = {"examples": 2, "only": ("agreement-o", "shape-dtype")}
@@ -300,6 +308,7 @@ def attention(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_workers_have_one_thread_and_parent_keeps_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
@@ -355,6 +364,7 @@ def attention(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_what_is_no_exception_is_a_crash_of_one_rule(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     implementation = implementation_in_file(tmp_path, STOP, "stop")
@@ -380,6 +390,7 @@ def attention(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_the_processes(tmp_path):
     def interrupt(dtype, rule, done, total):
         if done == 1:
@@ -445,6 +456,7 @@ def f(q, k, v, mask=None):
 """
 
 
+@pytest.mark.thorough
 def test_kinds_that_processes_give_up_are_in_the_report(tmp_path, monkeypatch):
     """The probe finds masks right, and every later call with one is a crash."""
     path, asked, ask = tmp_path / "dies.py", tmp_path / "asked", schedule.Processes.ask
@@ -489,6 +501,7 @@ def observer(monkeypatch):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("fail_fast", [False, True])
 def test_who_checks_answers_too_where_the_target_has_a_worker(observer, fail_fast):
@@ -501,6 +514,7 @@ def test_who_checks_answers_too_where_the_target_has_a_worker(observer, fail_fas
     assert contents(two) == contents(check(naive, **kwargs))
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_who_checks_leaves_what_may_end_it_to_others(observer):
     check(naive, examples=2, only=["views", "mask-as-bias", "sink-key"], processes=2)
@@ -508,6 +522,7 @@ def test_who_checks_leaves_what_may_end_it_to_others(observer):
     assert not observer.rules
 
 
+@pytest.mark.thorough
 def test_untrusted_targets_are_judged_by_processes_that_do_nothing_else(observer, tmp_path):
     path = tmp_path / "f.py"
     path.write_text("def f(q, k, v):\n    return v[..., :1, :] + 0 * q[..., :1]\n")
@@ -518,6 +533,7 @@ def test_untrusted_targets_are_judged_by_processes_that_do_nothing_else(observer
     assert not observer.rules
 
 
+@pytest.mark.thorough
 def test_a_crash_costs_rules_and_not_the_process_that_checks(tmp_path, observer):
     path = tmp_path / "f.py"
     path.write_text(CRASH.replace("multiprocessing.parent_process() is not None", "len(q) > 2"))
@@ -529,6 +545,7 @@ def test_a_crash_costs_rules_and_not_the_process_that_checks(tmp_path, observer)
     assert any("crashed" in o.message for o in report.outcomes)
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_threads_of_blas_are_one_in_each_worker(tmp_path, monkeypatch):
     """Workers had the environment of the process that connected, with its threads."""

@@ -75,6 +75,7 @@ SHARES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 def test_rules_are_asked_their_share(processes):
     report = check(
@@ -160,6 +161,7 @@ def test_relation_with_nothing_else_is_not_applicable():
     assert not report.passed
 
 
+@pytest.mark.thorough
 def test_relation_fails_where_agreement_was_not_shown():
     """Problems that relations leave are red elsewhere: else they are asked of all."""
     wrong = MaskOfFirstSample()
@@ -183,6 +185,7 @@ def twice(q, k, v, mask=None):
     return 2 * Attention().forward(q, k, v, mask)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.unmeasured
 def test_fail_fast_stops_at_the_first_failure(processes):
@@ -199,6 +202,7 @@ def test_fail_fast_stops_at_the_first_failure(processes):
     assert "what comes after the first failure (fail_fast)" in report.untested
 
 
+@pytest.mark.thorough
 def test_expected_failure_does_not_stop():
     report = check(
         twice,

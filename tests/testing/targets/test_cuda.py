@@ -503,6 +503,7 @@ def test_adapter_agrees_with_the_oracle(libraries, name, way):
         assert ("lse" in names) == ("return_lse" in found.returns)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["flash_attn.kvcache", "flashinfer.paged"])
 def test_caches_and_pages_are_judged_in_every_way(libraries, monkeypatch, name):
     monkeypatch.setattr("npattn.testing.targets.cuda.WORKSPACE", 16)  # nobody works in it here
@@ -524,6 +525,7 @@ def read_fp8(name, f=None, quantized="fp8"):
     return Implementation(f, like=target.like, framework="torch", quantized=quantized)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", IN_8_BITS)
 def test_profile_knows_the_factors_of_float8(libraries, name):
     found = read_fp8(name)
@@ -537,6 +539,7 @@ def test_profile_knows_the_factors_of_float8(libraries, name):
     assert sum("unless quantized=" in line for line in unasked.untested) == 3
 
 
+@pytest.mark.thorough
 def test_factor_of_k_for_v_is_named_in_the_words_of_the_system(libraries):
     def wrong(
         q, k, v, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None

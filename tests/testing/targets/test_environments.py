@@ -78,6 +78,7 @@ def envs(tmp_path):
     return tmp_path / "envs"
 
 
+@pytest.mark.thorough
 def test_an_environment_is_made_once_and_the_worker_runs_in_it(target, envs, tmp_path):
     (name,) = target.pip
     own = envs / environments._name([name])
@@ -102,6 +103,7 @@ def test_an_environment_is_made_once_and_the_worker_runs_in_it(target, envs, tmp
     remote.worker.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pip_is_here", [True, False])
 def test_what_pip_says_is_said(target, envs, monkeypatch, pip_is_here):
     if not pip_is_here:  # a pip of its own takes seconds to make

@@ -79,6 +79,7 @@ def test_jax_lengths_of_queries_and_keys(causal):
 DOCUMENTS = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("causal", [False, True])
 def test_flex_attention_of_documents(causal):

@@ -48,6 +48,7 @@ def oracle(form):
     return f, backward
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["recurrent", "chunked"])
 def test_each_form_of_the_oracle_passes_in_float32(form):
     f, backward = oracle(form)
@@ -61,6 +62,7 @@ def test_each_form_of_the_oracle_passes_in_float32(form):
     assert report.script() == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_kernel_in_its_quadratic_form_passes(dtype):
     kernel = Linear()
@@ -108,6 +110,7 @@ def test_mistakes_of_differential_attention_are_found(kind, names):
     assert set(report.failed) & set(names.split()), report
 
 
+@pytest.mark.thorough
 def test_the_script_shows_the_failure(tmp_path):
     kernel = "tests.testing.variants.kernels"
     path = tmp_path / "shown.py"
@@ -202,6 +205,7 @@ def exchange_rows(L, b):
     return np.linalg.solve(np.eye(L.shape[-1]) + L, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("solve", "right"), [(chunked.solve, True), (exchange_rows, False)])
 def test_a_delta_rule_that_exchanges_rows_is_found(solve, right, monkeypatch):
     monkeypatch.setattr(chunked, "solve", solve)
@@ -235,6 +239,7 @@ def test_values_say_what_an_implementation_means():
     assert not check_variant(decayed, "linear", framework="numpy").passed
 
 
+@pytest.mark.thorough
 def test_torch_functions_are_differentiated():
     torch = pytest.importorskip("torch")
 

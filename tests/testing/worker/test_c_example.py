@@ -36,6 +36,7 @@ def judge(folder, text=None, wrong=None):
         worker.worker.close()
 
 
+@pytest.mark.thorough
 def test_example_is_right(tmp_path):
     report = judge(tmp_path)
     assert report.passed, str(report)

@@ -44,6 +44,7 @@ def make_remote():
         remote.worker.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["numpy.flash", "torch.sdpa"])
 def test_the_report_is_the_same_to_the_character(make_remote, name):
     if name.startswith("torch"):
@@ -76,6 +77,7 @@ def attention(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_gradients_of_padded_keys_come_back(make_remote, tmp_path):
     """Those of one key are tensors of one element with the strides of the padded ones."""
     pytest.importorskip("torch")
@@ -142,6 +144,7 @@ def test_an_answer_that_lacks_a_call_is_garbage(make_remote, tmp_path, monkeypat
         remote.forward(Problem(q, q, q))
 
 
+@pytest.mark.thorough
 def test_each_of_several_calls_has_its_time(make_remote, tmp_path):
     q = np.zeros((2, 3, 5, 7), np.float32)
     cases = ("short", 1.1, 2.0, False), ("long", 0.6, 0.5, True)  # the first: 1.8 s to spare
@@ -223,6 +226,7 @@ def test_arrays_that_an_argument_is_made_of_are_no_arguments(make_remote, tmp_pa
     np.testing.assert_allclose(results["weights"], exact.weights, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_none_among_the_results_is_named(make_remote, tmp_path):
     """In the terms of its framework, which is not NumPy's."""
     pytest.importorskip("torch")
@@ -399,6 +403,7 @@ def test_a_closure_is_isolated_by_its_pickle():
     assert [o.status for o in report.outcomes] == ["failed"]
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_processes_have_a_worker_each(make_remote):
     alone = check(make_remote("numpy.flash"), only=["agreement-o", "views"], **FEW)

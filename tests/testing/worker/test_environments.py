@@ -82,6 +82,7 @@ def test_target_in_a_bare_environment_passes(bare, tmp_path):
     assert "npattn check mine" in output
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_wrong_target_in_a_bare_environment_fails_as_here(bare, tmp_path):
     path = write_kernel(tmp_path, "unscaled", "max(q.shape[-1], 1) ** 0.5")

@@ -65,6 +65,7 @@ def test_the_folder_of_a_seclusion_is_removed_with_it():
     assert not folder.exists()
 
 
+@pytest.mark.thorough
 def test_what_nobody_trusts_must_have_gradients(tmp_path):
     path = tmp_path / "spy.py"
     path.write_text(SPY.replace("{found}", "False"))

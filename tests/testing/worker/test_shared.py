@@ -113,6 +113,7 @@ def test_requests_of_other_threads_come_by_pipe(ask, pipe_counts, monkeypatch):
     assert min(pipe_counts.values()) > LARGE.nbytes
 
 
+@pytest.mark.thorough
 def test_descriptors_of_the_judge_are_closed(ask):
     gc.collect()  # what tests before this one have left is closed here, and not in between
     before = os.listdir("/dev/fd")

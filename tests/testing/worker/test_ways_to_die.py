@@ -124,6 +124,7 @@ def f(q, k, v, mask=None):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_a_lost_device_ends_the_process_and_not_the_check(tmp_path):
     pytest.importorskip("torch")
@@ -143,6 +144,7 @@ def test_an_exit_is_an_error(target):
     assert outcomes["option-mask"].status == "error"
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("deed", ["while True: pass", "time.sleep(60)"])
 def test_a_hang_is_ended_and_not_asked_a_third_time(target, tmp_path, deed):
@@ -183,6 +185,7 @@ def test_a_changed_error_state_is_noted(tmp_path, at_import, isolated):
     assert "error state changed by np.seterr" in str(report)
 
 
+@pytest.mark.thorough
 def test_memory_is_watched(target):
     hoard = "kept = [np.ones(1 << 21) for _ in range(400)]; time.sleep(300)"
     outcomes, _ = judge(target(hoard, memory=1 << 29))
@@ -190,6 +193,7 @@ def test_memory_is_watched(target):
     assert "more than 512 MiB (--memory)" in outcomes["option-mask"].message
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system does not tell")
 def test_children_end_with_the_worker(target):
     sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -269,6 +273,7 @@ def test_an_interrupt_leaves_a_report(target):
     assert caught.value.report.as_dict()["interrupted"]
 
 
+@pytest.mark.thorough
 def test_a_terminated_check_prints_what_it_knows(tmp_path):
     path, asked = tmp_path / "slow.py", tmp_path / "asked"
     deed = f"open({str(asked)!r}, 'w').close(); time.sleep(0.05)"
