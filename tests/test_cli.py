@@ -80,12 +80,14 @@ def told(output):
 # --- what is judged -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_default_target_is_numpy_flash():
     output = check("--only", "agreement-o")
     assert "npattn check numpy.flash" in output
     assert "1 passed" in output
 
 
+@pytest.mark.thorough
 def test_known_target_comes_with_its_backward():
     output = check("numpy.flash", "--only", "agreement-d")
     assert "5 passed" in output
@@ -118,6 +120,7 @@ def test_backward_names_a_function_too(mine):
     assert "agreement-dv[float32] failed" in check(*words, code=1)
 
 
+@pytest.mark.thorough
 def test_dtype_may_be_given_twice():
     words = ("--dtype", "float32", "--dtype", "bfloat16", "--only", "agreement-o", "--verbose")
     output = check(*words)
@@ -126,6 +129,7 @@ def test_dtype_may_be_given_twice():
     assert header.split() == ["rule", "§", "float32", "bfloat16"]
 
 
+@pytest.mark.thorough
 def test_sizes_seed_examples_rounding_and_strict_are_passed_on(tmp_path):
     path = tmp_path / "report.json"
     words = ("--sizes", "D=8,16", "--sizes", "T=3", "--seed", "11", "--rounding", "eager")
@@ -151,6 +155,7 @@ def test_layout_is_passed_on(mine):
     assert "FAILED" in check(*words, code=1)
 
 
+@pytest.mark.thorough
 def test_only_takes_several_prefixes():
     output = check("--only", "hidden-nan", "--only", "views")
     assert "4 passed" in output
@@ -181,6 +186,7 @@ def test_torch_target_is_judged_under_its_conventions():
     assert "passed" in output
 
 
+@pytest.mark.thorough
 def test_conventions_are_changed_one_by_one(tmp_path):
     words = ("--convention", "causal=top_left", "--convention", "hidden_fill=-1e9")
     path = tmp_path / "report.json"
@@ -317,6 +323,7 @@ def test_arguments_of_python_are_named_by_their_flags(tmp_path):
     assert "say what it is with --rename theirs=ours" in told(run("check", f"{path}:f", code=2))
 
 
+@pytest.mark.thorough
 def test_sizes_of_a_letter_are_given_once():
     message = told(run("check", "numpy.flash", "--sizes", "D=8", "--sizes", "D=16", code=2))
     assert "--sizes has D twice: put all in one, as in D=64,128" in message
@@ -367,6 +374,7 @@ NAIVE = ("numpy.naive", *FAST, "--in-process", "--only", "empty-row", "--only", 
 ZERO = '"structure" = "0 / 0 where D = 0"\n'
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [(), ("--in-process",)])
 def test_a_check_is_resumed_from_its_journal_alone(mine, tmp_path, flags):
     asked = (f"{mine}:good", "--only", "one-key", "--only", "agreement-o", *FAST, *flags)
@@ -388,6 +396,7 @@ def test_what_a_journal_has_is_not_said_again(mine):
     assert "exists: continue it" in told(message)
 
 
+@pytest.mark.thorough
 def test_a_journal_begun_in_python_is_resumed_there(tmp_path):
     testing.check(naive, only=["one-key"], examples=2, journal=tmp_path / "steps")
     message = run("check", "--resume", tmp_path / "steps", code=2)
@@ -485,6 +494,7 @@ def few_rules(monkeypatch):
     monkeypatch.setitem(CORRECT, "tf32", replace(CORRECT["tf32"], breaks=breaks))
 
 
+@pytest.mark.thorough
 def test_zoo_prints_kills_and_writes_json(few_rules, tmp_path):
     path = tmp_path / "zoo.json"
     output = run(*KILL, "--json", path)
@@ -492,10 +502,12 @@ def test_zoo_prints_kills_and_writes_json(few_rules, tmp_path):
     assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["scale-twice", "tf32"]
 
 
+@pytest.mark.thorough
 def test_zoo_restricted_to_one_kind(few_rules):
     assert "0 of 0 mutants killed, 0 false alarms on 1" in run(*KILL, "--kind", "correct")
 
 
+@pytest.mark.thorough
 def test_surviving_mutant_has_exit_code_1():
     words = ("zoo", "bias-scaled", "--rules", "killers", "--examples", 1)
     assert "SURVIVED: none of agreement-o failed" in run(*words, code=1)
@@ -553,6 +565,7 @@ def test_missing_extra_is_named(package):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_torch_targets_name_the_missing_extra():
     block = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: "
     block += "None if n == 'torch' else f(n, *a); from npattn.__main__ import main; main()"
@@ -618,6 +631,7 @@ def test_fingerprint_of_what_crashes_in_a_probe_alone(tmp_path):
     assert "causal: crashed: its process ended with exit code 3" in result.output
 
 
+@pytest.mark.thorough
 def test_fingerprint_is_the_same_in_a_worker():
     words = ["fingerprint", "numpy.naive", "--dtype", "float64"]
     here = CliRunner().invoke(cli, [*words, "--in-process"])

@@ -50,6 +50,7 @@ def test_every_module_is_in_the_map():
     assert sorted(listed) == sorted([*names, "__init__.py"])
 
 
+@pytest.mark.thorough
 def test_the_map_follows_the_layers():
     text = generator().module_map()
     assert text.index("\nerrors.py") < text.index("\nproblem.py") < text.index("\ndense.py")
@@ -125,6 +126,7 @@ def test_printed_fingerprint():
     assert_printed("fingerprint", result.output)
 
 
+@pytest.mark.thorough
 def test_printed_difference_of_profiles():
     assert_printed("diff-profiles", make("diff-profiles"))
 

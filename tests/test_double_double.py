@@ -40,6 +40,7 @@ def error(got, want):
     return max(abs(g - w) / abs(w) if w else abs(g) for g, w in pairs)
 
 
+@pytest.mark.thorough
 @given(seeds, seeds)
 def test_sums_products_and_quotients(one, other):
     x, y = sample(one), sample(other)
@@ -57,6 +58,7 @@ def test_results_are_the_nearest_float_and_what_is_left(seed):
     assert (abs(x.low) <= np.spacing(abs(x.high)) / 2).all()
 
 
+@pytest.mark.thorough
 @given(seeds, st.sampled_from([(-40, -3), (-6, 2), (1, 9)]))
 def test_exp_and_expm1(seed, exponents):
     x = sample(seed, *exponents)
@@ -65,6 +67,7 @@ def test_exp_and_expm1(seed, exponents):
     assert error(dd.expm1(x), map(mpmath.expm1, exact(x))) <= EXP
 
 
+@pytest.mark.thorough
 @given(seeds)
 def test_log(seed):
     x = sample(seed, -200, 200)
@@ -74,6 +77,7 @@ def test_log(seed):
         assert abs(got - want) <= EXP * max(1, abs(want))
 
 
+@pytest.mark.thorough
 @given(seeds, st.integers(0, 17))
 def test_total_and_dot(seed, n):
     rng = np.random.default_rng(seed)

@@ -347,6 +347,7 @@ def test_reading_a_signature_needs_no_hypothesis():
     assert set(loaded).isdisjoint({"torch", "hypothesis", "rich", "click"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", ["import npattn.testing.compare", "import npattn.testing.check"])
 def test_functions_are_not_shadowed_by_their_modules(code):
     check = "from npattn.testing import check, compare; print(callable(check), callable(compare))"

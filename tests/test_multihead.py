@@ -445,6 +445,7 @@ def test_shared_heads_are_repeated_heads(example):
     np.testing.assert_allclose(grads.wk, summed.reshape(grads.wk.shape), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough
 @given(modules())
 def test_pruning_heads_equals_zeroing_their_outputs(example):
     mha, x, options, dout, _ = example
@@ -464,6 +465,7 @@ def test_pruning_heads_equals_zeroing_their_outputs(example):
     np.testing.assert_allclose(gb.query, ga.query, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.thorough
 @given(modules())
 def test_gradients_agree_with_complex_step(example):
     mha, x, options, dout, dweights = example
@@ -484,6 +486,7 @@ def test_gradients_agree_with_complex_step(example):
         assert abs(slope - expected) <= 1e-10 * max(size, 1e-3), name
 
 
+@pytest.mark.thorough
 @given(modules())
 def test_keeping_only_inputs_gives_the_same_bits(example):
     mha, x, options, dout, dweights = example

@@ -355,6 +355,7 @@ OPTION_NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @given(st.sets(st.sampled_from(OPTION_NAMES)), st.integers(0, 99), st.sampled_from(list(SIZES)))
 def test_the_hessian_is_symmetric(options, seed, size):
     """⟨e, H d⟩ = ⟨d, H e⟩, under any options."""

@@ -336,6 +336,7 @@ def test_report_is_saved_after_every_length():
 # --- results --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.broad
 def test_npattn_and_naive_results_are_right(case):
@@ -345,6 +346,7 @@ def test_npattn_and_naive_results_are_right(case):
     assert all(c.forward and c.both for c in report.cells)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "case"),
     [
@@ -425,6 +427,7 @@ def test_products_of_shared_heads():
 # --- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_child_process_measures_memory_of_naive():
     length, H = 509, 8
     seen = memory.probe("numpy.naive", "plain", "float32", length, 0, 1, timeout=300)
@@ -582,6 +585,7 @@ def test_format_of_seconds(seconds, text):
     assert reports._format_seconds(seconds) == text
 
 
+@pytest.mark.thorough
 def test_picture_has_a_panel_per_case_and_pass(measured, tmp_path):
     pytest.importorskip("matplotlib")
     from npattn.bench.picture import draw
@@ -614,6 +618,7 @@ def command(*words, code=0):
     return result.output
 
 
+@pytest.mark.thorough
 def test_command_prints_table_and_writes_files(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(runs.bench, "__kwdefaults__", runs.bench.__kwdefaults__ | fast())

@@ -33,6 +33,7 @@ def test_small_calls_and_checks_are_made_here_and_there(benchmark):
         assert there > 0
 
 
+@pytest.mark.thorough
 def test_large_arrays_come_back(benchmark):
     seconds = benchmark.time_arrays(1 << 17, 1)
     assert set(seconds) == {"here", "worker", "mapping"}

@@ -221,6 +221,7 @@ def test_the_gradient_is_that_of_its_tiles(kind, sizes, rng, m, n):
     np.testing.assert_array_equal(total, case.bias.gradient(ds))
 
 
+@pytest.mark.thorough
 @given(sizes=sizes_of_a_problem, rng=generators, data=st.data())
 def test_sum_adds_terms_and_splits_gradients(sizes, rng, data):
     cases = [kind(rng, sizes) for kind in data.draw(st.lists(st.sampled_from(KINDS), min_size=2))]
@@ -409,6 +410,7 @@ def test_rows_of_nan_add_nothing_to_a_parameter_of_all_rows():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.thorough
 @given(sizes=sizes_of_a_problem, rng=generators)
 def test_loops_gradient_of_an_object_is_its_array_s(sizes, rng):
     case = all_kinds(rng, sizes)

@@ -26,6 +26,7 @@ def test_profiles(tmp_path):
     assert run("onnx", "onnx", "--profiles").exit_code == 0
 
 
+@pytest.mark.thorough
 def test_implementations_are_the_same_in_workers():
     """In bfloat16 such weights are within the tolerance."""
     targets = (f"{KERNELS}:right", f"{KERNELS}:narrow_weights", "--dtype", "bfloat16")

@@ -56,6 +56,7 @@ def test_defaults_are_those_of_settings():
     assert Settings(**{name: context.params[name] for name in names}) == Settings()
 
 
+@pytest.mark.thorough
 def test_results_are_printed_and_weights_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "heads.png"

@@ -50,6 +50,7 @@ def test_right_kernel_passes(kernels):
     assert "gradients, for there is no backward=" in result.output
 
 
+@pytest.mark.thorough
 def test_right_gradient_passes_and_a_wrong_one_fails(kernels):
     right = run("linear", f"{kernels}:relu", *MEANS, *FEW, "--backward", f"{kernels}:relu_backward")
     assert right.exit_code == 0, right.output

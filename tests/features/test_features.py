@@ -60,6 +60,7 @@ def test_tensors_agree_with_the_loops(row):
     evaluate(row, Torch("cpu"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["arrays", "tensors"])
 def test_every_row_is_run_by_tests_of_the_ordinary_suite(kind):
     for row in ROWS:

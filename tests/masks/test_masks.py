@@ -321,6 +321,7 @@ def test_tile_is_true_false_or_an_array(kind, sizes, rng):
         holds(case, tile, whole[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1])
 
 
+@pytest.mark.thorough
 @given(case=compositions(), rng=generators)
 def test_tile_of_a_composition(case, rng):
     whole = case.definition()
@@ -328,6 +329,7 @@ def test_tile_of_a_composition(case, rng):
         holds(case, tile, whole[tile.plane][tile.t0 : tile.t1, tile.s0 : tile.s1])
 
 
+@pytest.mark.thorough
 @given(case=compositions(), rng=generators)
 def test_nothing_is_visible_outside_the_hull(case, rng):
     whole = case.definition()

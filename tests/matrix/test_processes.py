@@ -39,6 +39,7 @@ def test_the_end_of_a_process_costs_its_unit(tmp_path):
     assert result == Result("crashed", "the judge ended with signal 9")
 
 
+@pytest.mark.thorough
 def test_errors_of_a_process_are_quoted(tmp_path):
     result = judge(replace(FLASH, folder=str(tmp_path / "nowhere")))
     assert result.state == "crashed"

@@ -65,6 +65,7 @@ def outcomes(report):
     return {o.rule: (o.status, o.examples) for o in report.outcomes}
 
 
+@pytest.mark.thorough
 def test_examples_are_shared_out():
     executor = Inline(passes, width=2)
     report, steps = check(executor, examples=501)
@@ -138,6 +139,7 @@ def test_the_command_refuses_what_units_cannot_do():
     assert "got --budget, -n beside --cluster" in " ".join(done.stderr.split())
 
 
+@pytest.mark.thorough
 def test_the_command_asks_the_cluster(monkeypatch):
     class Module:
         @staticmethod

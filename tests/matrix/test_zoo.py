@@ -44,6 +44,7 @@ class Reversed(Inline):
         return super().wait()
 
 
+@pytest.mark.thorough
 def test_units_give_the_same_rows_in_any_order(here):
     assert rows(score(Reversed())) == here
     assert [row.name for row in here] == ["bias-scaled", "scale-twice"]

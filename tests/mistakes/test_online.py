@@ -31,6 +31,7 @@ def judge(base: Online, **options: Any) -> Any:
 # --- it is right ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["hidden-", "nan-", "empty-row", "padded-keys", "repeatable"])
 @pytest.mark.broad
 def test_split_keeps_the_rules_on_hidden_values(rule: str) -> None:

@@ -156,6 +156,7 @@ def test_tensors_that_require_grad(dtype):
     np.testing.assert_array_equal(scale_values(panels(plot.head(p[0]))[0]), expected[0])
 
 
+@pytest.mark.thorough
 def test_sizes_of_masks_and_biases_come_from_labels():
     words = [f"w{i}" for i in range(10)]
     sliding = npattn.masks.sliding(2, 1)
@@ -306,6 +307,7 @@ def test_one_wrong_element_among_many_is_visible(n):
     assert np.sqrt(size) >= CROSS
 
 
+@pytest.mark.thorough
 def test_crosses_of_many_wrong_elements_are_thinned():
     figure = plot.error(np.full((997, 991), 2.0))
     (axes,) = panels(figure)
@@ -427,12 +429,14 @@ def test_overlaps_are_found():
 # --- figures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_figure_is_shown_by_notebooks_without_pyplot():
     figure = plot.head(weights(T, S))
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert getattr(figure, "number", None) is None, "pyplot does not know it"
 
 
+@pytest.mark.thorough
 def test_style_of_user_moves_nothing():
     import matplotlib
 
@@ -547,6 +551,7 @@ def test_one_head_and_one_sample_can_be_picked(file, plot_calls):
     np.testing.assert_array_equal(array, p[1, 1, 1])
 
 
+@pytest.mark.thorough
 def test_mask_and_error_in_file_are_drawn(file, plot_calls):
     run(file(mask=np.tri(T, S, dtype=bool)), "--out", "a.png")
     run(file(error=weights(T, S)), "--out", "b.png")
@@ -648,11 +653,13 @@ def test_command_line_loads_matplotlib_only_to_draw():
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.thorough
 def test_plot_does_not_load_pyplot():
     done = python("import sys, npattn.plot; print('matplotlib.pyplot' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.thorough
 def test_missing_matplotlib_names_the_extra(file):
     block = "import sys; sys.modules['matplotlib'] = None; "
     done = python(block + "import npattn.plot")

@@ -163,6 +163,7 @@ def test_wrong_elements_do_not_read_as_right_ones():
     assert (texts[0, 0], texts[0, 1], texts[1, 2]) == (">1", "NaN", "1.2")
 
 
+@pytest.mark.thorough
 def test_percentages_are_on_the_bar_too():
     for fmt, ending in ((".0%", "%"), (".2f", "")):
         figure = DRAW["head"](fmt=fmt)
@@ -300,6 +301,7 @@ def test_nothing_overlaps_in_axes_of_the_user(layout):
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
 
 
+@pytest.mark.thorough
 def test_heads_have_axes_each_and_one_bar():
     figure, axes = subplots(1, H, layout="constrained")
     p = causal(H, T, S)
@@ -314,6 +316,7 @@ def test_heads_have_axes_each_and_one_bar():
     assert len({one.title.get_window_extent().y0 for one in axes}) == 1, "names are in a line"
 
 
+@pytest.mark.thorough
 def test_axes_in_rows_and_lists():
     figure, axes = subplots(2, 2)
     plot.heads(causal(4, T, S), ax=axes)
@@ -391,6 +394,7 @@ def test_illegal_axes_raise(call, kind, message):
 # --- npattn plot ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_command_passes_the_options(file, plot_calls):
     options = ("--cmap", "magma", "--fmt", ".0%", "--figsize", "8,6.5")
     for number, name in enumerate(("weights", "error")):

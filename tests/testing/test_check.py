@@ -187,6 +187,7 @@ def test_missing_gradients_are_listed():
     assert outcome_of(report, "agreement-dsinks").message == "gives no dsinks"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("letter", "TSDE")
 @pytest.mark.broad
 def test_failure_at_size_0_is_reported_alone(letter):
@@ -347,6 +348,7 @@ def fails_by_mistake(q, k, v):
     return undefined(q)  # noqa: F821
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isolate", [False, True])
 def test_an_exception_has_the_place_in_code_of_the_user(isolate):
     report = judge(fails_by_mistake, isolate=isolate)
@@ -439,6 +441,7 @@ def test_fully_masked_rows_do_not_hide_other_defects():
 # --- side effects, races, seeds -------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_write_to_inputs_is_detected():
     def f(q, k, v, mask=None):
         out = flash(q, k, v, mask)
@@ -450,6 +453,7 @@ def test_write_to_inputs_is_detected():
     assert outcome_of(report, "inputs-unchanged").message == "mask was written to"
 
 
+@pytest.mark.thorough
 def test_flaky_implementation_fails_with_problem():
     rng = np.random.default_rng(0)
 
@@ -462,6 +466,7 @@ def test_flaky_implementation_fails_with_problem():
     assert outcome_of(report, "agreement-o").problem is not None
 
 
+@pytest.mark.thorough
 def test_flaky_failure_during_shrinking_still_fails():
     calls = []
 
@@ -507,6 +512,7 @@ def test_raising_failure_is_shrunk_without_flaky_note():
     assert "did not fail every time" not in outcome.message
 
 
+@pytest.mark.thorough
 def test_the_smallest_failing_problem_is_small():
     def f(q, k, v, *, causal=False, scale=None, softcap=None):
         return flash(q, k, v, causal=causal, scale=scale)  # softcap is ignored
@@ -532,6 +538,7 @@ def test_only_takes_rules_and_prefixes():
     assert rules == ["hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "agreement-o"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("letter", "BHTS")
 @pytest.mark.broad
 def test_sizes_of_0_are_probed_with_different_widths(letter):
@@ -546,11 +553,13 @@ def test_sizes_of_0_are_probed_with_different_widths(letter):
     assert f"{letter} = 0: o has shape" in rows["degenerate" if letter == "H" else "edges"]
 
 
+@pytest.mark.thorough
 def test_only_structure_probes_and_judges_no_rule():
     report = check(lambda q, k, v: flash(q, k, v) + (k.shape[-2] == 0), only=["structure"])
     assert statuses(report) == {"structure": "failed"}
 
 
+@pytest.mark.thorough
 def test_without_only_every_rule_has_an_outcome():
     report = check(plain, examples=2, sizes={"T": (3,), "S": (5,)})
     assert [o.rule for o in report.outcomes] == list(PROPERTIES)
@@ -631,6 +640,7 @@ def rounds_scores(q, k, v):
     return (w @ v.astype(np.float64)).astype(q.dtype)
 
 
+@pytest.mark.thorough
 def test_declared_rounding_is_enforced():
     kwargs = {"dtypes": ("bfloat16",), "examples": 30, "framework": "numpy",
              "sizes": {"H": (1,), "K": (1,)}}  # fmt: skip
@@ -836,6 +846,7 @@ def test_default_conventions_pass_under_npattn():
     assert report.passed, str(report)
 
 
+@pytest.mark.thorough
 def test_recipe_line_of_failure_follows_conventions():
     conventions = Conventions(causal="top_left", mask_true="hide", window="inclusive")
     quirks = {"top_left": True, "hides": True, "counts_itself": False}
@@ -847,6 +858,7 @@ def test_recipe_line_of_failure_follows_conventions():
     assert repr(again) == repr(outcome.problem)
 
 
+@pytest.mark.thorough
 def test_gradients_are_judged_under_conventions_too():
     torch = pytest.importorskip("torch")
 
@@ -977,6 +989,7 @@ def test_range_of_every_letter_is_listed():
     assert 64 <= min(ranges["D"]) <= max(ranges["D"]) <= 128
 
 
+@pytest.mark.thorough
 def test_one_rule_alone_leaves_out_rows_that_are_known_to_be_wrong():
     """The default says that they are wrong; a rule that is asked alone must not say more."""
     report = check(naive, examples=6, only=["agreement-o"], shrink=False)
@@ -984,6 +997,7 @@ def test_one_rule_alone_leaves_out_rows_that_are_known_to_be_wrong():
     assert any("fully masked queries are wrong" in line for line in report.refused)
 
 
+@pytest.mark.thorough
 def test_what_must_be_tested_and_is_not_does_not_pass():
     report = check(naive, must=["mask", "dk"], only=["agreement-o"], examples=2)
     assert report.missing == ("dk",)

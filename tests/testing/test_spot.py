@@ -252,6 +252,7 @@ def test_row_fails_beyond_its_tolerance(factor: float, passes: bool) -> None:
     assert len(result.failures) == (0 if passes else 30)
 
 
+@pytest.mark.thorough
 def test_nan_rows_need_nan_and_no_gradient() -> None:
     conventions, options = ROWS_ONLY["nan"]
     case = make_case(conventions=conventions, **options)

@@ -105,6 +105,7 @@ def test_tolerances_are_computed_once_and_when_needed(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.thorough
 def test_cases_are_memoized_by_all_their_inputs():
     trial = trial_of()
     pools = Pools(trial.space)

@@ -161,6 +161,7 @@ def test_errors_have_the_messages_of_npattn(case, backend):
     assert str(result.value) == str(expected.value)
 
 
+@pytest.mark.thorough
 def test_unsupported_tensors_are_refused():
     q, k, v = tiny(grad=False)
     with pytest.raises(DtypeError, match=r"k is a ndarray, must be a torch tensor"):
@@ -411,6 +412,7 @@ def test_gradients_have_the_dtype_of_their_inputs():
     assert [t.grad.dtype for t in leaves] == [torch.bfloat16] * 3
 
 
+@pytest.mark.thorough
 def test_score_mod_with_a_detached_slope_has_no_second_derivative():
     """gradgradcheck sees a score_mod whose slope is taken for a constant."""
     real = autograd_function.engine.operations.score_mod_slope
@@ -745,6 +747,7 @@ def test_global_flags_have_no_effect_and_are_kept(setting, backend):
         assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("default")  # torch's own, about .grad, while it traces
 def test_torch_compile_gives_the_same_bits_or_refuses():
     q, k, v = tiny()

@@ -69,6 +69,7 @@ def test_weights_of_rank_2_and_without_gradients():
     assert torch.autograd.gradcheck(weigh, q)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("conventions", CONVENTIONS)
 def test_weights_are_differentiable_twice(conventions):
     arrays, rng = sample()

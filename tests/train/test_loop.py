@@ -58,6 +58,7 @@ def torch_losses(settings, data, steps):
     return losses
 
 
+@pytest.mark.thorough
 def test_losses_of_fifty_steps_agree_with_torch():
     pytest.importorskip("sklearn")
     data, settings = digits(), Settings(epochs=40)
@@ -70,6 +71,7 @@ def test_losses_of_fifty_steps_agree_with_torch():
 # --- what it learns -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_training_learns_a_simple_task(few):
     run = train(Settings(embed_dim=6, num_heads=3, epochs=60, batch_size=7, lr=2e-2), data=few)
     assert np.mean(run.losses[-5:]) < 0.2 * np.mean(run.losses[:5])

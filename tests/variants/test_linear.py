@@ -79,6 +79,7 @@ def results_of(fwd, grads):
 # --- forward ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @given(problem=problems())
 def test_forward_is_that_of_plain_loops(problem):
     arrays, options = problem
@@ -88,6 +89,7 @@ def test_forward_is_that_of_plain_loops(problem):
     assert_within(bounds, {"out": out, "state": state, "normaliser": normaliser})
 
 
+@pytest.mark.thorough
 @given(problem=problems())
 def test_forms_agree_forward_and_backward(problem):
     arrays, options = problem
@@ -351,6 +353,7 @@ def test_gradients_of_the_delta_rule_are_those_of_complex_steps(form, decay):
         assert abs(slope - (getattr(grads, name) * direction).sum()) <= allowed, name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("T", "length"), [(67, None), (5, 1e8)])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_states_that_grow_by_many_powers_of_ten_keep_their_digits(form, T, length):

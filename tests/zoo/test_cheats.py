@@ -113,6 +113,7 @@ def test_judge_that_does_not_end_has_no_verdict():
     assert judge(CHEATS["zero_dk"], wait, timeout=0.2).verdict == "no verdict"
 
 
+@pytest.mark.thorough
 def test_learner_is_judged_twice_with_one_folder():
     code = (
         "import pathlib as p, sys; old = p.Path('x').exists(); p.Path('x').touch(); sys.exit(old)"

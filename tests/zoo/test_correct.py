@@ -207,6 +207,7 @@ def test_rounded_query_may_reach_steeper_part_of_softcap():
     assert gap <= judged_by(problem, "bfloat16", one.rounding)["o"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in CORRECT if not CORRECT[name].needs])
 def test_judge_passes_it(name):
     one = CORRECT[name]
@@ -285,6 +286,7 @@ def pass_rules(name, dtype, only, examples):
     return report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [n for n in OWN if "float16" in CORRECT[n].dtypes])
 def test_products_in_float16_are_stored_by_those_that_say_so(name):
     """They overflow before they are scaled, and no tolerance covers that."""
@@ -308,6 +310,7 @@ def test_every_rule_passes(name, dtype):
 # --- the register ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_bits_that_depend_on_the_call_are_no_false_alarm():
     """tf32 rounds what comes in, and blocks of keys differ with their number."""
     one = CORRECT["tf32"]
@@ -334,6 +337,7 @@ def test_register_is_well_formed():
         assert one.dtypes
 
 
+@pytest.mark.thorough
 def test_no_two_kernels_give_the_same_bits():
     """Otherwise one of them is superfluous."""
     recipe = Recipe(

@@ -51,6 +51,7 @@ def test_duplicate_name_is_an_error():
         mistake("scale-twice", "scores")(Attention)
 
 
+@pytest.mark.thorough
 def test_base_passes_every_rule(report_on_the_base):
     assert report_on_the_base.passed
     assert {o.rule for o in report_on_the_base.outcomes} == set(PROPERTIES)

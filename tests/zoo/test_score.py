@@ -49,6 +49,7 @@ def test_mutants_are_killed_and_correct_passes(small):
     assert small.verdict.startswith("2 of 2 mutants killed (100 %), 0 false alarms on 1 correct")
 
 
+@pytest.mark.thorough
 def test_matrix_has_a_row_per_implementation(small):
     text = str(small)
     assert "  1 structure" in text or "  1 shape-dtype" in text or "agreement-o" in text
@@ -56,6 +57,7 @@ def test_matrix_has_a_row_per_implementation(small):
         assert any(line.startswith(name) for line in text.splitlines())
 
 
+@pytest.mark.thorough
 def test_json_has_every_row(small, tmp_path):
     small.to_json(tmp_path / "zoo.json")
     whole = json.loads((tmp_path / "zoo.json").read_text())
@@ -123,6 +125,7 @@ def test_lost_row_fails_the_zoo(name, kind):
     assert ", 1 not judged, " in whole.verdict
 
 
+@pytest.mark.thorough
 def test_rows_may_come_in_any_order(small):
     rows = {row.name: row for row in small.rows}
 
@@ -187,6 +190,7 @@ def test_progress_is_called_per_row():
     assert calls == [("scale-twice", 1, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["mutant", "correct"])
 def test_kind_selects_rows(kind):
     result = zoo(only=["scale-twice", "tf32"], kind=kind, rules="killers", examples=1)
@@ -212,6 +216,7 @@ def test_witness_is_far_beyond_the_tolerance():
     assert found[1] > 10
 
 
+@pytest.mark.thorough
 def test_correct_implementation_has_no_witness():
     right = replace(MUTANTS["scale-twice"], forward=base, backward=base_backward)
     assert witness(right, tries=40) is None

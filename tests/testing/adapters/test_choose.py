@@ -33,6 +33,7 @@ def open_both(tmp_path, name):
     return [lambda f=f: f(f"{path}:{name}") for f in (load_implementation, connect)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["attend_to_pages", "attend_with_scale", "attend_packed"])
 def test_a_tiny_call_passes_what_was_recognised(tmp_path, name):
     for open_ in open_both(tmp_path, name):
@@ -41,6 +42,7 @@ def test_a_tiny_call_passes_what_was_recognised(tmp_path, name):
         assert f.first_result is None  # it is none of q, k and v alone
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

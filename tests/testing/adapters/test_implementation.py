@@ -1065,6 +1065,7 @@ def always_causal(late):
     return f
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("late", "passed"), [(10**6, True), (1024, False)])
 def test_causal_feature_without_parameter_is_always_on(late, passed):
     options = {"features": "causal", "framework": "numpy", "shrink": False, "diagnosis": False}

@@ -41,6 +41,7 @@ def without_its_mask(q, k, v, indices, mask=None):
     return beside_a_mask(q, k, v, indices)
 
 
+@pytest.mark.thorough
 def test_a_right_kernel_passes():
     report = check(kernels.Gathered(), framework="torch", only=RULES, examples=3)
     assert report.passed, str(report)
@@ -75,6 +76,7 @@ def test_gradients_that_are_assigned_are_found():
     assert failed == {"agreement-dk", "agreement-dv"}
 
 
+@pytest.mark.thorough
 def test_lists_of_each_head_that_are_always_passed():
     arguments = {"framework": "torch", "rename": {"indices": H_LISTS}, "examples": 3}
     report = check(of_heads, only=["agreement-o", "agreement-dk"], **arguments)

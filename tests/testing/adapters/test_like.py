@@ -144,6 +144,7 @@ def test_ranks_that_a_profile_refuses_are_never_asked():
     assert ranks == {3, 4}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("refuses", ["mask+causal, bias+causal: not together", "causal: never"])
 def test_options_that_a_profile_refuses_are_never_asked(refuses):
     seen = set()
@@ -170,6 +171,7 @@ def test_options_that_a_profile_refuses_are_never_asked(refuses):
     assert f"{refuses} (not promised by mine)" in report.refused
 
 
+@pytest.mark.thorough
 def test_torch_is_a_drop_in_for_itself():
     torch = pytest.importorskip("torch")
     report = check(

@@ -144,6 +144,7 @@ def test_o_of_another_dtype_is_an_error():
     assert "o has dtype bfloat16, must be float8_e4m3fn" in report.outcomes[0].message
 
 
+@pytest.mark.thorough
 def test_o_of_another_shape_fails():
     def flat(q, k, v, scale=None, causal=False, o_scale=1.0):
         return np.zeros(q.shape[:-1], kernels.E4M3)

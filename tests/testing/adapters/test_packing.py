@@ -220,6 +220,7 @@ def test_tensors_are_differentiated():
     assert {o.rule for o in report.outcomes if o.status == "failed"} == {"agreement-dk"}
 
 
+@pytest.mark.thorough
 def test_a_worker_takes_packed_arrays(tmp_path):
     from npattn.testing.worker.connect import connect
 

@@ -125,6 +125,7 @@ def test_a_script_quantizes_too():
 # --- the split into numbers and factors ---
 
 
+@pytest.mark.thorough
 @given(
     st.sampled_from(["float8_e4m3fn", "float8_e5m2", "int8"]),
     st.sampled_from(["float16", "bfloat16", "float32"]),
@@ -217,6 +218,7 @@ def test_it_has_no_gradients():
     assert not f.has_gradients
 
 
+@pytest.mark.thorough
 def test_slices_of_one_buffer_are_quantized_too():
     report = fp8(kernels.Fp8(), only=["packed-inputs"])  # which refuses other dtypes
     assert [o.status for o in report.outcomes] == ["passed"]

@@ -58,6 +58,7 @@ def test_correct_implementation_passes(dtype: str, monkeypatch: pytest.MonkeyPat
     assert report.passed, str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["scale-twice", "dq-unscaled", "dbias-zero"])
 def test_mutant_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "LARGE", 0)

@@ -36,6 +36,7 @@ LATE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LATE)
 def test_structure_that_raises_in_some_sizes_is_refused(name):
     refuses, error = LATE[name]
@@ -47,6 +48,7 @@ def test_structure_that_raises_in_some_sizes_is_refused(name):
     assert f"{name}: " in str(report)  # short as it is
 
 
+@pytest.mark.thorough
 def test_view_that_raises_in_some_sizes_is_refused():
     def refuses(q, k):
         return q.ndim == 4 and 1 < q.shape[2] < 12 and 0 < q.strides[1] < q.strides[2]
@@ -56,6 +58,7 @@ def test_view_that_raises_in_some_sizes_is_refused():
     assert any("transposed: taken in some sizes, raises in others" in x for x in report.refused)
 
 
+@pytest.mark.thorough
 def test_rank_taken_by_chance_is_forgotten_with_its_wrong_answers():
     """Axes are counted from the front: in rank 3 the mask of causal is of other sizes."""
 
@@ -92,6 +95,7 @@ def test_sizes_that_the_user_names_are_no_structure_to_refuse():
     assert [o.status for o in report.outcomes if o.rule == "agreement-o"] == ["error"]
 
 
+@pytest.mark.thorough
 def test_journal_goes_on_without_refused_structure(tmp_path):
     f, path = refusing(LATE["rank 3"][0]), tmp_path / "journal"
     whole = judge(f, journal=path)
@@ -102,6 +106,7 @@ def test_journal_goes_on_without_refused_structure(tmp_path):
     assert [o.examples for o in again.outcomes] == [o.examples for o in whole.outcomes]
 
 
+@pytest.mark.thorough
 def test_answers_given_with_refused_structure_are_forgotten():
     """Rank 3 is wrong in one rule, and raises in a later one: nothing wrong is left of it."""
     calls = []

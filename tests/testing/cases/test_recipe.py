@@ -40,6 +40,7 @@ def same(a, b):
 # --- repr -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, database=None, deadline=None)
 @given(recipes(Space()))
 def test_repr_evaluates_to_same_problem(drawn):

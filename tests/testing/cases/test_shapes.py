@@ -67,6 +67,7 @@ def test_shapes_keep_to_accepted_structure(missing):
     assert not any(wrong(*shape) for shape in few)
 
 
+@pytest.mark.thorough
 def test_sizes_of_the_user_and_of_a_rule_are_kept():
     few = shapes(Space(sizes={"D": (24, 40), "H": (12,)}, few_shapes=True), nonempty=True)
     assert {D for *_, D, _, _ in few} == {24, 40}

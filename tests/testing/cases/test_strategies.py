@@ -290,6 +290,7 @@ def test_a_size_of_0_is_not_the_first(letter):
     assert (base.lead if letter == "B" else getattr(base, letter)) in (3, (3,))
 
 
+@pytest.mark.thorough
 def test_nonempty_draws_no_size_of_0():
     for recipe in sample_from(recipes(Space(), nonempty=True), 150):
         sizes = [getattr(recipe, letter) for letter in LETTERS]

@@ -80,6 +80,7 @@ def refuses(q, k, v):
     raise ValueError("not today")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("f", "count"), [(sdpa, 2), (half, 0), (refuses, 0)])
 def test_nothing_is_swept_after_the_check_ended(monkeypatch, f, count):
     swept = []
@@ -94,6 +95,7 @@ def test_nothing_is_swept_after_the_check_ended(monkeypatch, f, count):
     assert len(swept) == count
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.broad
 def test_torch_sdpa_passes(dtype):
@@ -112,6 +114,7 @@ def test_npattn_torch_passes_with_lse_and_windows(dtype):
     assert report.settings["sweep"] == 30
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_float8_passes(dtype):
     report = check_sweep(sdpa_of_float8, only=SWEEPS, dtypes=(dtype,), count=6)
@@ -163,6 +166,7 @@ def with_scale_error(factor):
     return f
 
 
+@pytest.mark.thorough
 def test_wrong_scale_fails_and_is_shrunk():
     report = check_sweep(with_scale_error(1.05))
     [outcome] = report.outcomes

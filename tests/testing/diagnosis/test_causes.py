@@ -56,6 +56,7 @@ def only_cause(trial, outcomes):
     return causes[0]
 
 
+@pytest.mark.thorough
 def test_other_heads_are_a_convention():
     def tiled(q, k, v):
         return attend(q, k, v, kv_head="tile")
@@ -78,6 +79,7 @@ def test_scale_missing_in_dk_is_a_ratio():
     assert cause.text == "dk is √D times too large (2.65 at D = 7): the scale is missing in dk"
 
 
+@pytest.mark.thorough
 def test_constant_factor_is_told_from_a_size():
     def backward(dout, q, k, v):
         return gradients(dout, q, k, v, factor=7.0)
@@ -87,6 +89,7 @@ def test_constant_factor_is_told_from_a_size():
     assert cause.text == "dk is multiplied by 7"
 
 
+@pytest.mark.thorough
 def test_number_that_fits_one_problem_of_several_is_no_cause():
     def some(q, k, v):
         return attend(q, k, v) * np.float32(1.37 if q.shape[-1] == 7 else 1.91)
@@ -116,6 +119,7 @@ def test_known_mistake_gets_its_sentence(name, recipe):
     assert cause.kind == "step" or cause.text == mistake.sentence.rstrip(".")
 
 
+@pytest.mark.thorough
 def test_mistake_left_out_is_not_named():
     mistake = MISTAKES["heads-all-of-first"]
     trial = trial_of(mistake.forward, mistake.backward)
@@ -123,6 +127,7 @@ def test_mistake_left_out_is_not_named():
     assert all(cause.name != "heads-all-of-first" for cause in causes)
 
 
+@pytest.mark.thorough
 def test_dtype_that_a_sum_is_rounded_to():
     """Partial sums in bfloat16 leave a result whose elements are bfloat16 numbers."""
     import ml_dtypes
@@ -137,6 +142,7 @@ def test_dtype_that_a_sum_is_rounded_to():
     assert (cause.kind, cause.name) == ("dtype", "o: bfloat16")
 
 
+@pytest.mark.thorough
 def test_noise_is_not_explained():
     def noisy(q, k, v):
         out = npattn.attention(q, k, v)
@@ -167,6 +173,7 @@ def test_right_results_get_no_cause():
     assert cause.kind == "unexplained"
 
 
+@pytest.mark.thorough
 def test_two_conventions_are_one_cause():
     def both(q, k, v, causal=False):
         return attend(q, k, v, causal=causal and "top_left", kv_head="tile")
@@ -226,6 +233,7 @@ def swapped_gradients(dout, q, k, v, **options):
     return tuple(x.swapaxes(1, 2).astype(q.dtype) for x in (g.q, g.k, g.v))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("declared", "layout", "forward", "backward"),
     [(None, "BTHD", swapped, swapped_gradients), ("BTHD", "BHTD", attend, gradients)],
@@ -255,6 +263,7 @@ def lse_first(q, k, v, *, return_lse=False):
     return (fwd.lse.astype(np.float32), o) if return_lse else o
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("f", "text"),
     [(sequence_first, "the layout is BTHD"), (lse_first, "it returns (lse, o), must return (o,")],
@@ -266,12 +275,14 @@ def test_results_in_another_order_are_a_cause_beside_lse(f, text):
     assert cause.text.startswith(text)
 
 
+@pytest.mark.thorough
 def test_queries_and_keys_that_are_exchanged_are_a_cause():
     trial = trial_of(lambda q, k, v: attend(k, q, v), features=())
     cause = only_cause(trial, fail(trial, ("square",)))
     assert cause.text == "q and k are exchanged"
 
 
+@pytest.mark.thorough
 def test_exception_in_either_layout_is_no_layout():
     def raises(q, k, v):
         if q.shape[-1] == 13:  # as in "wide"
@@ -303,6 +314,7 @@ def test_second_mistake_is_found_beside_one_that_shows_everywhere(no_steps):
     assert sorted(cause.name for cause in causes) == ["causal=top_left", "dk: √D"]
 
 
+@pytest.mark.thorough
 def test_cause_seen_at_a_size_of_0_alone_says_so():
     class NoSinkWithoutKeys(Attention):
         def lse(self, pivot, total, e_sink):

@@ -39,6 +39,7 @@ def test_name_that_fits_one_of_many_problems_is_chance():
     assert (cause.kind, len(cause.rules)) == ("unexplained", 4)
 
 
+@pytest.mark.thorough
 def test_name_that_fits_no_other_size_is_chance():
     wrong = UnknownButOnce()
     trial = trial_of(wrong.forward, features=())

@@ -82,6 +82,7 @@ def test_sums_in_no_fixed_order_are_no_state():
     assert count >= 1
 
 
+@pytest.mark.thorough
 def test_results_that_are_wrong_at_times_are_not_unordered():
     rules = ("agreement-o", "repeatable")
     assert causes_of(Turned(wrong=0.1), None, *rules) == [("conduct", "unsteady", 2)]

@@ -175,6 +175,7 @@ def test_what_a_format_does_not_explain_is_left():
     assert not found.explains(collect(trial, wide))
 
 
+@pytest.mark.thorough
 def test_it_is_the_cause_of_what_failed():
     trial = trial_of(softmax_in(np.float32), features=(), dtype="float64")
     _, (cause,) = diagnose([(trial, fail(trial, ["plain", "wide", "longer"]))], contrasts=0)

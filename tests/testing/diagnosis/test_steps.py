@@ -128,6 +128,7 @@ class ScoresInFloat16(Attention):
         return super().final(x, visible, c).astype(np.float16).astype(float)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("wrong", "recipe", "text"),
     [
@@ -166,6 +167,7 @@ def test_a_diagonal_hides_the_padding_of_the_last_tile():
     assert step.explains(causal)
 
 
+@pytest.mark.thorough
 def test_step_wrong_on_some_problems_only_is_told():
     class MaskIgnoredWithManyKeys(Attention):
         def mask(self, mask, c):

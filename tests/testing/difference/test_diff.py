@@ -60,6 +60,7 @@ def test_rounding_of_the_weights_is_named(narrow):
     assert result(narrow, "o").b_rms > result(narrow, "o").a_rms > 0
 
 
+@pytest.mark.thorough
 def test_worst_element_can_be_made_again(narrow):
     worst = max(narrow.results, key=lambda one: one.ratio)
     problem = eval(worst.place.recipe, {"Recipe": Recipe})
@@ -71,6 +72,7 @@ def test_worst_element_can_be_made_again(narrow):
     assert worst.place.recipe in str(narrow)
 
 
+@pytest.mark.thorough
 def test_text_and_json(narrow):
     text = str(narrow)
     assert text.startswith("A is right, B is narrow_weights: implementations, dtype float32")
@@ -164,6 +166,7 @@ def test_hidden_keys_that_are_added():
     assert moved.b[0] < 1
 
 
+@pytest.mark.thorough
 def test_another_shape():
     difference = compare(kernels.without_options, kernels.with_axes_swapped, examples=3)
     assert not difference.alike
@@ -172,6 +175,7 @@ def test_another_shape():
     assert difference.factors == ()
 
 
+@pytest.mark.thorough
 def test_crashes_in_workers():
     difference = compare(kernels.right, kernels.dies_if_causal, examples=2, isolate=True)
     assert not difference.alike
@@ -179,6 +183,7 @@ def test_crashes_in_workers():
     assert difference.beside[:-1] == ("only A takes: causal",)
 
 
+@pytest.mark.thorough
 def test_crash_on_the_plainest_problem():
     difference = compare(f"{kernels.__file__}:dies", kernels.right)
     assert not difference.alike

@@ -195,6 +195,7 @@ def test_a_wrong_value_prints_wrong(mine, by):
     assert "o float32" in shown
 
 
+@pytest.mark.thorough
 def test_script_shows_nan_where_hidden_garbage_overflows(mine):
     f = implementation(mine, "adds_mask")
     text = failure(f, "hidden-finite", dtypes=("float16",), examples=200).script()
@@ -244,6 +245,7 @@ def test_a_declared_model_is_kept(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.thorough
 def test_a_wrong_gradient_prints_wrong(mine):
     f = implementation(mine, "wrong_gradient", backward="wrong_gradient_backward")
     shown = run(failure(f, "agreement-dq").script(), mine)
@@ -251,6 +253,7 @@ def test_a_wrong_gradient_prints_wrong(mine):
     assert "ok    o[" in shown
 
 
+@pytest.mark.thorough
 def test_a_wrong_gradient_of_two_functions_prints_wrong(mine):
     f, backward = (
         load(f"{mine.stem}:{n}")[0] for n in ("wrong_gradient", "wrong_gradient_backward")
@@ -260,6 +263,7 @@ def test_a_wrong_gradient_of_two_functions_prints_wrong(mine):
     assert "WRONG dq[" in run(text, mine)
 
 
+@pytest.mark.thorough
 def test_input_written_by_forward_is_shown(mine):
     shown = run(failure(implementation(mine, "in_place"), "inputs-unchanged").script(), mine)
     assert "q WAS WRITTEN TO" in shown
@@ -277,6 +281,7 @@ def test_nondeterministic_result_is_shown(mine):
     assert "o DIFFERS BETWEEN TWO CALLS" in shown
 
 
+@pytest.mark.thorough
 def test_script_raises_again_where_a_rule_has_changed_the_problem(mine):
     """The keys that a rule appends are what it raises at."""
     f = implementation(mine, "at_most_33_keys")
@@ -289,6 +294,7 @@ def test_script_raises_again_for_raising_option(mine):
     assert "no softcap yet" in run(text, mine, fails=True)
 
 
+@pytest.mark.thorough
 def test_script_raises_again_for_raising_gradient(mine):
     names = ("no_gradient_of_softcap", "no_gradient_of_softcap_backward")
     f, backward = (load(f"{mine.stem}:{n}")[0] for n in names)
@@ -305,6 +311,7 @@ def test_a_narrow_dtype_is_kept(mine, dtype):
     assert "WRONG o[" in shown
 
 
+@pytest.mark.thorough
 def test_a_score_mod_is_named(mine):
     text = failure(implementation(mine, "no_score_mod"), "agreement-o").script()
     assert "SCORE_MODS" in text
@@ -326,6 +333,7 @@ def test_nan_and_inf_in_the_inputs_are_kept(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.thorough
 def test_fully_masked_row_is_kept(mine):
     assert "WRONG o[" in run(failure(implementation(mine, "leaks"), "empty-row").script(), mine)
 
@@ -348,6 +356,7 @@ def test_misread_view_is_shown(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.thorough
 def test_state_left_for_other_strides_is_shown(mine):
     f = implementation(mine, "plan_of_first_strides")
     text = failure(f, "after-other-strides", examples=100).script()
@@ -355,6 +364,7 @@ def test_state_left_for_other_strides_is_shown(mine):
     assert "WRONG o[" in run(text, mine)
 
 
+@pytest.mark.thorough
 def test_state_left_for_gradients_of_other_dtype_is_shown(mine):
     f = implementation(mine, "with_lse", backward="plan_of_first_dtype")
     text = failure(f, "after-other-dtype", examples=100).script()
@@ -372,6 +382,7 @@ def test_a_dtype_that_is_wrong_is_printed(mine):
     assert "o float64" in shown
 
 
+@pytest.mark.thorough
 def test_other_names_and_conventions_are_kept(mine):
     f = implementation(mine, "half", rename={"is_causal": "causal"})
     text = failure(f, "agreement-o", conventions=Conventions(causal="top_left")).script()
@@ -418,6 +429,7 @@ def f(q, k, v):
     assert "WRONG dq[" in run(text, mine)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "f",
     [

@@ -42,6 +42,7 @@ def torch_outcomes(dtype):
     return outcomes_of(sdpa_math, RULES, dtype=dtype, conventions=conventions)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", RIGHT)

@@ -66,6 +66,7 @@ def test_oracle_passes_under_conventions(named, rule):
     assert max(values) <= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch_passes(dtype):
     pytest.importorskip("torch")

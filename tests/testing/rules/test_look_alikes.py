@@ -77,6 +77,7 @@ def test_masks_of_ambiguous_shape_come_with_equal_sizes(few_shapes):
     assert matrix.mask_array.shape[0] == matrix.T == matrix.lead[0] > 1
 
 
+@pytest.mark.thorough
 def test_flash_passes():
     (outcome,) = check(flash, backward=flash_backward, only=[RULE.rule], examples=79).outcomes
     assert (outcome.status, outcome.examples) == ("passed", 13)

@@ -20,6 +20,7 @@ from tests.testing.rules.test_extremes import FEW, outcome_of
 RULES = ("after-other-strides", "after-other-dtype")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("f", "backward"), [(base, base_backward), (flash, flash_backward)])
@@ -29,6 +30,7 @@ def test_correct_implementations_pass(f, backward, rule, dtype):
     assert (outcome.status, outcome.examples) == ("passed", FEW), outcome.message
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.broad
@@ -55,6 +57,7 @@ class PrecisionOfLastOther(Attention):
         return o.astype(buffer).astype(float), lse, p
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "attention", [MUTANTS["precision-of-first-call"], PrecisionOfLastOther()], ids=["first", "last"]
 )
@@ -116,6 +119,7 @@ class LaterCallsDiffer(Attention):
         return o * (1 + 2.0**-23 * (self.seen[key] == 2)), lse, p
 
 
+@pytest.mark.thorough
 def test_other_bits_the_second_time_fail():
     wrong = LaterCallsDiffer()
     outcome = outcome_of(wrong.forward, RULES[1], backward=wrong.backward, sizes={"T": (5,)})

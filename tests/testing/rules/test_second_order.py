@@ -287,6 +287,7 @@ def test_jax_differentiates_twice(isolate):
         assert outcome.status == "passed", outcome.message
 
 
+@pytest.mark.thorough
 def test_layout_is_that_of_the_implementation():
     def attend(q, k, v):
         return textbook(*(x.transpose(-2, -3) for x in (q, k, v))).transpose(-2, -3)

@@ -206,6 +206,7 @@ def test_a_mistake_that_storage_does_not_explain_is_named_as_ever():
     assert {cause.kind for cause in report.causes} == {"factor"}
 
 
+@pytest.mark.thorough
 def test_the_script_shows_the_failure(tmp_path):
     import subprocess
     import sys

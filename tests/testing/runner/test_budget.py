@@ -49,6 +49,7 @@ def ticking(clock, wrong=lambda _: False, seen=None):
     return f
 
 
+@pytest.mark.thorough
 def test_the_time_is_used_for_other_problems(clock):
     few, many = [], []
     check(ticking(clock, seen=few), **FEW, examples=7)

@@ -188,6 +188,7 @@ def test_another_question_is_wrong_usage(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_a_worker_tells_another_file_from_the_first(tmp_path):
     (tmp_path / "own.py").write_text("def f(q, k, v):\n    return v\n")
     before = connect(f"{tmp_path}/own.py:f", framework="numpy").source

@@ -52,6 +52,7 @@ def test_every_wrong_input_of_features_is_tried():
     )
 
 
+@pytest.mark.thorough
 def test_exception_is_noted_with_its_message():
     def refusing(q, k, v):
         raise ValueError("k and v must have one length")
@@ -62,12 +63,14 @@ def test_exception_is_noted_with_its_message():
     assert note == f"an exception ({text})"
 
 
+@pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_result_is_noted_with_its_shape():
     note = notes_of(lenient)["v is one key shorter than k"]
     assert note == "ANSWERED without a word: float32 (5, 3, 5, 16), finite"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("f", "note"), [(crashing, "CRASHED with SIGKILL"), (exiting, "CRASHED with exit code 3")]
 )
@@ -80,6 +83,7 @@ def test_hanging_call_is_abandoned(monkeypatch):
     assert all("it hangs" in note for note in notes_of(hanging).values())
 
 
+@pytest.mark.thorough
 def test_notes_are_no_verdict():
     report = check(lenient, only=["robustness"])
     (outcome,) = report.outcomes
@@ -94,6 +98,7 @@ def test_robustness_runs_only_by_name():
     assert "robustness" not in {o.rule for o in report.outcomes}
 
 
+@pytest.mark.thorough
 def test_a_worker_describes_its_mistakes_as_a_child_does():
     here, remote = Implementation(naive, framework="numpy"), connect("numpy.naive")
     space = Space(features=remote.features, dtype="float32")

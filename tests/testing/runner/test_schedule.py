@@ -279,6 +279,7 @@ def test_unpicklable_implementation_is_an_early_error():
     assert not calls
 
 
+@pytest.mark.thorough
 def test_unimportable_function_is_an_early_error(monkeypatch):
     module = types.ModuleType("module_that_only_this_process_has")
     exec(PLAIN, module.__dict__)
@@ -337,6 +338,7 @@ def attention(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_crash_of_worker_is_reported(tmp_path):
     with pytest.raises(ImplementationError, match=r"ended the process .*processes=1"):
         check(

@@ -88,6 +88,7 @@ def test_rules_are_asked_their_share(processes):
     assert {name: asked[name] for name in SHARES} == SHARES
 
 
+@pytest.mark.thorough
 def test_a_rule_that_is_named_is_asked_all():
     report = check(naive, examples=29, seed=SEED, only=["value-linear", "shape-dtype"])
     asked = {outcome.rule: outcome.examples for outcome in report.outcomes}

@@ -175,6 +175,7 @@ def test_variables_of_a_target_are_set_in_its_worker_and_nowhere_else(monkeypatc
     assert load("x.f")[0](q, q, q)[0, 0, 0, 0] == 3
 
 
+@pytest.mark.thorough
 def test_a_worker_has_the_time_and_says_the_versions_of_its_target(monkeypatch, tmp_path):
     module = tmp_path / "says_its_version.py"
     module.write_text("__version__ = '7.11'\nfactor = 3\n" + MEAN)
@@ -540,6 +541,7 @@ def exact_in_process(name, **options):
     return read, problem, cotangents, *exact_results(problem, cotangents, read.conventions)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("options", [{}, {"mask": "left padding"}], ids=str)
 @pytest.mark.parametrize("name", IN_PROCESS)

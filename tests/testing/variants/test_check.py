@@ -77,6 +77,7 @@ def test_a_kernel_in_its_quadratic_form_passes(dtype):
     assert report.passed, report
 
 
+@pytest.mark.thorough
 def test_a_kernel_with_differences_of_weights_passes():
     kernel = Differential()
     report = check_variant(
@@ -133,6 +134,7 @@ def tiled(q, k, v):
     return TiledHeads()(q, k, v)
 
 
+@pytest.mark.thorough
 def test_the_report_says_what_it_found():
     report = check_variant(tiled, "linear", framework="numpy")
     text = str(report)
@@ -146,6 +148,7 @@ def test_the_report_says_what_it_found():
     assert "TODO: import your implementation" in local.script()
 
 
+@pytest.mark.thorough
 def test_a_wrong_shape_and_an_exception_are_failures():
     wrong = check_variant(lambda q, k, v: v[..., :0], "linear", framework="numpy")
     assert "out has shape" in str(wrong)
@@ -177,6 +180,7 @@ def test_a_backward_may_leave_gradients_out():
     assert "dlog_decay" not in report.worst
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mistake", [None, "reads before the decay", "adds what it holds", "no β"])
 def test_mistakes_of_the_delta_rule_are_found(mistake):
     def delta(q, k, v, log_decay, beta):
@@ -228,6 +232,7 @@ def test_the_delta_rule_has_chunks_of_64_keys_and_more():
             assert np.median(allowed) < 0.1 * np.median(abs(exact)), name
 
 
+@pytest.mark.thorough
 def test_values_say_what_an_implementation_means():
     def decayed(q, k, v, log_decay):
         options = {"causal": True, "feature_map": "identity", "normalise": False}
@@ -311,6 +316,7 @@ def test_cases_are_the_same_for_a_seed():
         assert all((allowed >= 0).all() for _, allowed in exact.values())
 
 
+@pytest.mark.thorough
 def test_dropped_options_of_differential_attention_are_passed():
     def f(q1, k1, q2, k2, v, lam, sinks=None, softcap=None, norm_weight=None, norm=False):
         return differential.attention(
@@ -351,6 +357,7 @@ def split(rescales):
     return f
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rescales", [True, False])
 def test_sizes_go_beyond_the_end_of_a_tile(rescales):
     options = {"values": {"G": [1]}, "framework": "numpy"}
@@ -425,6 +432,7 @@ def test_a_variant_is_a_name_or_a_class():
         check_variant(oracle("recurrent")[0], 7, framework="numpy")
 
 
+@pytest.mark.thorough
 def test_a_norm_of_almost_nothing_has_a_tolerance():
     """In bfloat16 the error of y may be larger than y; the root of eps is left."""
     case = DifferentialCase(T=3, S=5, D=8, E=2, norm=True, norm_eps=1e-5, scale=-0.75, seed=0)

@@ -42,6 +42,7 @@ def test_example_is_right(tmp_path):
     assert report.passed, str(report)
 
 
+@pytest.mark.thorough
 def test_example_without_its_scale_fails(tmp_path):
     text, wrong = "score = p->scale * dot(", "score = dot("
     assert not judge(tmp_path, text, wrong).passed

@@ -72,6 +72,7 @@ def test_an_untrusted_worker_has_none(tmp_path):
     assert FOLDER not in remote.worker.environment
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compiles", [True, False])
 def test_an_isolated_function_has_one_if_its_framework_compiles(monkeypatch, compiles):
     implementation = Implementation(flash, framework="numpy")

@@ -101,6 +101,7 @@ other.conventions = Conventions(lse_empty=float("nan"), hidden_fill=-1e9)
 """
 
 
+@pytest.mark.thorough
 def test_an_implementation_of_a_module_lives_in_a_worker(make_remote, tmp_path):
     """Its conventions travel whole: −inf, the default of lse_empty, and NaN are no JSON."""
     (tmp_path / "wrapped.py").write_text(WRAPPED)
@@ -361,6 +362,7 @@ def test_worker_tries_the_arrays_that_are_tried_here():
     assert all(np.array_equal(x, y) for x, y in zip(theirs, TINY.values(), strict=True))
 
 
+@pytest.mark.thorough
 def test_a_function_of_a_module_is_isolated_by_its_name():
     report = check(naive, isolate=True, only=["empty-row"], **FEW)
     assert not report.passed
@@ -392,6 +394,7 @@ def test_a_function_without_a_name_or_a_pickle_cannot_be_isolated(monkeypatch):
         check(Implementation(lambda q, k, v: q, framework="numpy"), isolate=True)
 
 
+@pytest.mark.thorough
 def test_a_closure_is_isolated_by_its_pickle():
     pytest.importorskip("cloudpickle")
     factor = 2
@@ -582,6 +585,7 @@ def test_a_limit_that_cannot_be_watched_is_wrong_usage(monkeypatch, tmp_path):
         connect("numpy.naive", limits=Limits(memory=1 << 30))
 
 
+@pytest.mark.thorough
 def test_sweeps_never_reach_a_worker(make_remote):
     with pytest.raises(OptionError, match="sweep is 3, must be 0 for what lives in a worker"):
         check(make_remote("numpy.naive"), sweep=3)

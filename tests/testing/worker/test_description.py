@@ -85,6 +85,7 @@ while True:
 """
 
 
+@pytest.mark.thorough
 def test_minimal_worker_is_judged(tmp_path):
     """It says its parameters alone, without defaults, and gives gradients by name."""
     (tmp_path / "own.py").write_text(f"FOLDER = {str(CHILD.parent)!r}\n{MINIMAL}")

@@ -132,6 +132,7 @@ def write_script(path, text):
     path.chmod(0o755)
 
 
+@pytest.mark.thorough
 def test_target_behind_ssh_is_judged(tmp_path, monkeypatch):
     """A stand-in for ssh: another folder, an empty environment, the command run by a shell."""
     remote, here = tmp_path / "remote", tmp_path / "here"

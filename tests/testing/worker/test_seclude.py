@@ -42,6 +42,7 @@ FOUND = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FOUND)
 @pytest.mark.broad
 def test_who_looks_for_the_judge_finds_it_only_where_it_is_trusted(tmp_path, monkeypatch, name):

@@ -1,5 +1,7 @@
 """A worker that ends is started anew."""
 
+import pytest
+
 from npattn.testing import check
 from npattn.testing.worker.connect import connect
 
@@ -15,6 +17,7 @@ def f(q, k, v):
 """
 
 
+@pytest.mark.thorough
 def test_a_target_that_cannot_be_imported_again_crashes(tmp_path):
     (tmp_path / "once.py").write_text(ONCE)
     remote = connect(f"{tmp_path}/once.py:f", framework="numpy")

@@ -94,6 +94,7 @@ def judge(remote, *only):
     return {outcome.rule: outcome for outcome in report.outcomes}, report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CRASHES)
 def test_a_crash_costs_one_rule_and_is_named(target, name):
     deed, said = CRASHES[name]
@@ -229,6 +230,7 @@ def is_running(pid):
     return state not in "ZX"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the system does not tell")
 @pytest.mark.parametrize("leaves", [False, True], ids=["of its session", "of their own sessions"])
 def test_a_fork_bomb_ends_with_the_worker(target, tmp_path, leaves):
@@ -247,6 +249,7 @@ def test_a_fork_bomb_ends_with_the_worker(target, tmp_path, leaves):
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.thorough
 def test_a_crash_on_the_plainest_problem_fails(tmp_path):
     path = tmp_path / "exits.py"
     path.write_text("import os\ndef f(q, k, v):\n    os._exit(0)\n")
@@ -299,6 +302,7 @@ def test_an_exit_on_the_plainest_problem_fails(tmp_path):
     assert not report.passed
 
 
+@pytest.mark.thorough
 def test_a_crash_in_one_of_two_threads_costs_one_rule(tmp_path):
     path = tmp_path / "threads.py"
     deed = "threading.current_thread() is not threading.main_thread() and os._exit(7)"
