@@ -122,13 +122,26 @@ class Evidence:
 
         A prediction has to hit what is right as well as what is wrong.
         """
-        missing = set(self.observed)
+        missing = set(self.observed) - self.elsewhere
         for predicted in self._tie(parts):
             for name in [n for n in predicted if n in missing]:
                 missing.discard(name)
                 if not self.reproduces(name, predicted[name]):
                     return False
         return not missing
+
+    @cached_property
+    def elsewhere(self) -> frozenset[str]:
+        """Gradients of one call alone, which is right where another call is wrong.
+
+        It took another path, as where a kernel falls back to another to give the gradient of the
+        bias too: that path tells nothing of the wrong one.
+        """
+        calls = [[self._ratio(n, x) <= 1 for x in self.observed[n]] for n in self.wrong]
+        several = [right for right in calls if len(right) == 2]
+        if not several or not any(map(all, zip(*several, strict=True))):
+            return frozenset()
+        return frozenset({"dbias"} & (self.observed.keys() - self.wrong.keys()))
 
     def _tie(self, parts: Iterable[Arrays]) -> Iterable[Arrays]:
         """Return predictions with dk as of one array with v, where values are a part of keys."""

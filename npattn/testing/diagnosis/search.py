@@ -43,7 +43,7 @@ RIVALS = 48
 """Candidates that explain equally much and are compared, the simplest; many do if little failed."""
 LARGE = 2**16
 """Scores of the largest problem on which every candidate is tried."""
-PASSES = 6
+PASSES = 8
 """Failing problems on which every candidate is tried; what then is left stays unexplained."""
 
 
