@@ -53,7 +53,7 @@ def pytest_configure(config):
 
 
 def fast_items(items):
-    """Return the items of the fast tier."""
+    """Yield the items of the fast tier."""
     variants = defaultdict(list)
     for item in items:
         if not item.get_closest_marker("thorough"):
@@ -64,19 +64,20 @@ def fast_items(items):
 
 
 def pytest_collection_modifyitems(config, items):
-    mark(items)
+    mark_items(items)
     tier = config.option.tier
     if tier == "all":
         return
     fast = set(fast_items(items))
     chosen = [item for item in items if (item in fast) == (tier == "fast")]
-    left = set(items) - set(chosen)
-    config.hook.pytest_deselected(items=list(left))
+    config.hook.pytest_deselected(
+        items=[item for item in items if (item in fast) != (tier == "fast")]
+    )
     items[:] = chosen
 
 
-def mark(items):
-    """Mark what is not measured, and skip what runs at night alone."""
+def mark_items(items):
+    """Mark unmeasured tests, and skip nightly tests unless the profile is nightly."""
     seen = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0]

@@ -46,6 +46,7 @@ class Slack:
     seen: int = 0  # number of rows that see a key
     generic: bool = True
     most: dict[str, float] = field(default_factory=dict)
+    least_tilt: float = math.inf
 
     @np.errstate(all="ignore")
     def add(self, rows: Rows, more: Array) -> None:
@@ -68,19 +69,21 @@ class Slack:
             "shift": variance.shift,
             "capped": variance.capped,
             "tilt": variance.tilt,
-            "-tilt": -np.asarray(variance.tilt),
         }
         self.seen += int(rows.seen.sum())
         self.generic = self.generic and bool(variance.generic_rows(rows.D)[rows.seen[..., 0]].all())
         for name, x in figures.items():
             x = np.broadcast_to(x, rows.seen.shape)
-            least = -math.inf if name == "-tilt" else 0.0
-            top = float(np.max(x, initial=least, where=rows.seen & ~np.isnan(x)))
-            self.most[name] = max(self.most.get(name, least), top)
+            top = float(np.max(x, initial=0, where=rows.seen & ~np.isnan(x)))
+            self.most[name] = max(self.most.get(name, 0.0), top)
+        tilt = np.broadcast_to(variance.tilt, rows.seen.shape)
+        self.least_tilt = float(np.min(tilt, initial=self.least_tilt, where=rows.seen))
 
 
 class QueryBlock(KeyBlock):
     """A block of queries; their row maxima are not known, but are within log S of lse."""
+
+    keeps_maximum = False  # the backward is given lse
 
     def _shift(self, s: Array) -> Array:
         return super()._shift(s) + 2 * self.unit.u * math.log(self.S + 1)
@@ -150,8 +153,8 @@ class KeyGradients(WorstCase):
         self.scores.append(np.where(turn, worst.s.swapaxes(-1, -2), np.nan).astype(np.float32))
 
     def _tilt(self, worst: WorstCase) -> Array:
-        """Return the Σ p slope of a row, of those known, that is farthest from each slope."""
-        most, least = self.slack.most["tilt"], -self.slack.most["-tilt"]
+        """Return Σ p slope of a known row: for each slope, the one that is farthest from it."""
+        most, least = self.slack.most["tilt"], self.slack.least_tilt
         return np.where(worst.slope > (least + most) / 2, least, most)
 
     def _row_attributes(self, t: Array) -> dict[str, Any]:
@@ -176,10 +179,6 @@ class KeyGradients(WorstCase):
             "dl": dl.reshape(1, -1, 1) / results.base,
             "D": D,
             "rebuild": (1 + most["rebuild"]) * np.exp(ulp_lse) - 1,
-            # Nothing comes through the maximum of a row: the backward is given lse.
-            "is_top": 0.0,
-            "top_slope": 0.0,
-            "e_top": 0.0,
             "e_D": most["e_D"] * norm + most["flush"] + (abs(do) * ulp_out).sum(-1, keepdims=True),
         }
 
@@ -198,7 +197,6 @@ class KeyGradients(WorstCase):
         return {
             "online": np.full((1, 1, 1), most["online"]),
             "query_shift": np.full((1, 1, 1), most["query_shift"]),
-            "var_top": 0.0,
             "shift": most["shift"],
             "capped": most["capped"],
             "var_l": most["var_l"] + ulp_lse**2 / 3,

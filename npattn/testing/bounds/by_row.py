@@ -17,13 +17,7 @@ from npattn.arrays import Array
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.variance import Variance, Variety, count_rises, tile_maxima
-from npattn.testing.bounds.worst_case import (
-    OutErrorSums,
-    WeightSums,
-    WorstCase,
-    finite,
-    row_sum,
-)
+from npattn.testing.bounds.worst_case import OutErrorSums, WeightSums, WorstCase, finite, row_sum
 
 __all__ = ["CELLS", "KeyBlock", "KeyBlockVariance", "RowValues", "Rows", "width"]
 
@@ -33,9 +27,10 @@ CELLS = 2**15
 
 Sums = TypeVar("Sums", bound=tuple[Any, ...])
 
-LOG = np.logaddexp
-MERGE_WEIGHTS = WeightSums(np.add, np.add, np.maximum, np.maximum, LOG, LOG, np.maximum)  # type: ignore[arg-type]
-MERGE_OUT = OutErrorSums(np.add, np.add, np.add, np.add, np.maximum, np.logical_or)  # type: ignore[arg-type]
+MERGE_WEIGHTS = WeightSums._make(
+    [np.add, np.add, np.maximum, np.maximum, np.logaddexp, np.logaddexp, np.maximum]
+)
+MERGE_OUT = OutErrorSums._make([np.add, np.add, np.add, np.add, np.maximum, np.logical_or])
 
 
 def width(rows: int, size: int) -> int:
@@ -258,11 +253,10 @@ class Rows(WorstCase):
             total = merge_sums(total, worst._weight_sums(worst.A), MERGE_WEIGHTS)
         assert total is not None
         self.t_lse = self._normalise(total, self._sink_argument_error())
-        names = ["p_sink", "R_sink", "up", "down", "vast", "log_down", "last", "rebuild", "merge"]
-        names.append("high")
+        names = ("p_sink", "R_sink", "up", "down", "vast", "log_down", "last", "rebuild", "merge")
         self.variance.online = self.variance._rescale_variance(np.concatenate(tiles, -1))
         self.variance.var_sink = self.variance._sink_argument_variance()
-        self.share(row_sum=self.row_sum, **{n: getattr(self, n) for n in names})
+        self.share(row_sum=self.row_sum, high=self.high, **{n: getattr(self, n) for n in names})
 
     def _forward(self, has_cotangent: bool) -> None:
         """Set the bounds of o, lse and, with a cotangent, of D."""

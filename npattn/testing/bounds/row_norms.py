@@ -257,7 +257,7 @@ class RowNorms:
         return ScoreGradient(ds, size, steep, each, far, rest, lost, e_D, grown)
 
     def _top_error(self, g: ScoreGradient, dlse: Array | None) -> tuple[Any, Any]:
-        """Error of what comes through the maximum of each row; 1 where a score may be that."""
+        """Error of the gradient through the maximum of each row, and where that may be: 1 or 0."""
         xp = self.xp
         if self.rounding.delta_from == "out":
             return None, None
@@ -267,7 +267,7 @@ class RowNorms:
         size = size + errors + (0.0 if dlse is None else abs(dlse[..., None]))
         errors = errors + self.gamma(self.terms(self.problem.S)) * size
         errors = errors * (1 + self.unit.u + self.unit.ds.u) + self.unit.ds.eta
-        # Their weights are e^−2A of the largest at least.
+        # A score that may be the largest has at least e^−2A of the largest weight.
         near = self.p >= xp.top(self.p, -1) * self.down**2
         return self.clear_empty(errors), xp.where(near & self.live, 0 * self.p + 1, 0)
 

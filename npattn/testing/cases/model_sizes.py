@@ -61,12 +61,12 @@ SHAPES: tuple[Mapping[str, int], ...] = (
     {"T": 1, "S": 300, "left": 7},
     {"T": 70, "S": 270, "left": 129},
 )
-"""Sizes by letter, one problem each; the other letters are small. `left` is that of a window."""
+"""Sizes by letter, one problem each; other sizes are small. `left` is the left side of a window."""
 MORE_SHAPES: tuple[Mapping[str, int], ...] = (
     {"D": 32, "E": 32},
     {"D": 129, "E": 127},
     *(shape for shape in HEADS if shape not in SHAPES),
-    # Multiples of tiles and one beside them, short in the other length.
+    # Lengths that are a multiple of a tile, or differ from one by 1; the other length is short.
     {"T": 32, "S": 64},
     {"T": 7, "S": 512},
     {"T": 4, "S": 256},

@@ -52,7 +52,7 @@ POOLS = {
     "E": (2, 1, 3, 5, 9, 17, 33, 128),
 }
 FEW_HEADS = 4
-"""Of `POOLS`, the first K and G, which six of seven problems have."""
+"""Number of the first values of K and G in `POOLS`; six of seven problems use only them."""
 ROUND_D = (8, 16, 64)
 LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weights
 

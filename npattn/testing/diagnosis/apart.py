@@ -64,7 +64,7 @@ def tell_apart(
     for evidence in sample(claimed[0].trial, recipes):
         if len(left) == 1 or time.monotonic() > deadline:
             break
-        if evidence.size <= SIZE:
+        if evidence.size <= SIZE and evidence.is_clear:
             left = [c for c in left if c.explains(evidence.without(ignored))] or left
     return left
 

@@ -55,7 +55,7 @@ MORE_HEADS = ((3, 1), (3, 3), (4, 1), (6, 2), (6, 3), (8, 2), (8, 4), (8, 8))
 TIED = {"T != S": ("T", "S"), "E != D": ("D", "E")}
 """Sizes that are varied together where a space has them equal."""
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
-"""Sizes of groups that are tried if that of the failing problem is larger than 4."""
+"""Sizes of groups to try if the failing problem has groups of more than 4 heads."""
 FRESH_SIZES = (2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64)
 VALUES: dict[str, tuple[Any, ...]] = {
     "mask": ("matrix", "first tile", "padding"),

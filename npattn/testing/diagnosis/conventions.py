@@ -212,10 +212,10 @@ def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
 
 
 def _move_keys(problem: Problem, evidence: Evidence) -> tuple[Problem, Array | None]:
-    """Return the problem with each sample's keys where its alignment counts them, and their order.
+    """Return the problem with the visible keys of each sample first or last, and their order.
 
-    A stored sequence has them alone; beside padding they come first or last. The order, an index
-    (B, 1, S, 1), is None where they stay.
+    A stored sequence has no padding. In a padded problem its keys come last for bottom-right
+    alignment, and first for top-left. The order, indices (B, 1, S, 1), is None if no key moves.
     """
     storage, mask_true = evidence.trial.implementation.storage, evidence.trial.conventions.mask_true
     if storage is None or problem.bias is not None or problem.dropout_mask is not None:

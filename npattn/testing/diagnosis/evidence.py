@@ -49,6 +49,8 @@ class Evidence:
         The failed one; None for a problem that is only asked for comparison.
     asked : npattn.Problem or None
         Problem of the call, if it is another: o of 8 bits has the factor of that.
+    closer : bool, default True
+        False if a cause need not come closer to the wrong results than the exact ones are.
     """
 
     trial: Trial
@@ -59,6 +61,7 @@ class Evidence:
     exact: Mapping[str, Array]
     outcome: Outcome | None = None
     asked: Problem | None = None
+    closer: bool = True
 
     @cached_property
     def wrong(self) -> dict[str, float]:
@@ -101,10 +104,16 @@ class Evidence:
         return replace(self, observed=observed) if len(observed) < len(self.observed) else self
 
     def loosely(self) -> Evidence:
-        """Return evidence that `is_of` a problem if that is within tolerance, though no closer."""
-        other = replace(self)
-        vars(other)["wrong"] = dict.fromkeys(self.wrong, math.inf)
-        return other
+        """Return evidence that `is_of` any problem whose results are within tolerance."""
+        return replace(self, closer=False)
+
+    @cached_property
+    def is_clear(self) -> bool:
+        """True if each wrong result is off by more than the rounding of its largest element."""
+        return all(
+            max(_errors(x, self.exact[name], self, name)[0] for x in self.observed[name]) > 1
+            for name in self.wrong
+        )
 
     def equals(self, other: Evidence) -> bool:
         """Return True if another call returned the same results, bit for bit and as many times."""
@@ -132,10 +141,10 @@ class Evidence:
 
     @cached_property
     def elsewhere(self) -> frozenset[str]:
-        """Gradients of one call alone, which is right where another call is wrong.
+        """Gradients from a right call, where another call with the same arguments is wrong.
 
-        It took another path, as where a kernel falls back to another to give the gradient of the
-        bias too: that path tells nothing of the wrong one.
+        A kernel may fall back to another path when it computes the gradient of the bias too. The
+        right path says nothing about the wrong one.
         """
         calls = [[self._ratio(n, x) <= 1 for x in self.observed[n]] for n in self.wrong]
         several = [right for right in calls if len(right) == 2]
@@ -177,11 +186,13 @@ class Evidence:
     def is_of(self, problem: Problem) -> bool:
         """Return True if what was observed are the results of another problem, so rounded.
 
-        Each is within its tolerance there, and those that are wrong are twice as close as here.
+        Each result is within its tolerance there. With `closer`, wrong results must be twice as
+        close to the other problem as to this one.
         """
         exact = self.trial.exact(problem, self.cotangents)
         other = replace(self, problem=problem, exact=exact, asked=self.asked or self.problem)
-        limits = {name: min(1.0, self.wrong.get(name, math.inf) / 2) for name in self.observed}
+        wrong = self.wrong if self.closer else {}
+        limits = {name: min(1.0, wrong.get(name, math.inf) / 2) for name in self.observed}
         return all(
             other._ratio(name, array) <= limits[name]
             for name, arrays in self.observed.items()

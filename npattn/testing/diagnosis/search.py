@@ -116,7 +116,7 @@ class Search:
             if candidate is None:
                 skipped.append(left.pop(0))
                 continue
-            # Where little is wrong many causes fit, and the one that is known already is meant.
+            # A result barely out of tolerance fits many causes: prefer the cause already found.
             claimed += [e for e in left if e not in claimed and candidate.explains(e.loosely())]
             found.append((candidate, claimed))
             left = [e for e in left if e not in claimed]

@@ -13,7 +13,10 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.zoo.correct.register import STORES_PRODUCTS, correct
 
 
-def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
+def attention(
+    product: Callable[[Any, Any, float], Any],
+    softmax: Callable[[Any], Any] = lambda s: s.softmax(-1),
+) -> Callable[..., Any]:
     """Return attention with one line per equation; `product` computes scores of q, k, scale."""
 
     def attend(
@@ -45,7 +48,7 @@ def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
         # The softmax of an empty row is NaN, and its gradient too, even if masked afterwards.
         empty = (s.detach() == -torch.inf).all(-1, keepdim=True)
         s = s.masked_fill(empty, 0.0)
-        p = s.softmax(-1)[..., : k.shape[-2]].masked_fill(hidden, 0.0)
+        p = softmax(s)[..., : k.shape[-2]].masked_fill(hidden, 0.0)
         w = p if dropout_mask is None else p * dropout_mask / (1 - dropout_rate)
         out = w @ _heads(v, q)
         if not return_lse:
@@ -57,6 +60,17 @@ def attention(product: Callable[[Any, Any, float], Any]) -> Callable[..., Any]:
         return out, lse.masked_fill(empty, -torch.inf).squeeze(-1)
 
     return attend
+
+
+def through_maximum(s: Any) -> Any:
+    """Return the softmax, with the maximum of each row in the graph of autograd."""
+    import torch
+
+    if not s.shape[-1]:
+        return s
+    wide = s.to(torch.promote_types(s.dtype, torch.float32))  # as torch's softmax computes
+    p = (wide - wide.amax(-1, keepdim=True)).exp()
+    return (p / p.sum(-1, keepdim=True)).to(s.dtype)
 
 
 def _heads(x: Any, q: Any) -> Any:
@@ -71,28 +85,6 @@ def _visible(s: Any, mask: Any, causal: bool, window: tuple[int | None, int | No
     visible = s.new_ones(T, S).bool() if mask is None else mask
     visible = visible if left is None else visible & s.new_ones(T, S).bool().triu(S - T - left)
     return visible if right is None else visible & s.new_ones(T, S).bool().tril(S - T + right)
-
-
-def through_maximum(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    *,
-    causal: bool = False,
-    bias: Any = None,
-    scale: float | None = None,
-) -> Any:
-    """Return attention whose autograd goes through the maximum of each row, which is kept."""
-    import torch
-
-    s = (1 / max(q.shape[-1], 1) ** 0.5 if scale is None else scale) * (q @ _heads(k, q).mT)
-    s = s if bias is None else s + bias
-    s = s.masked_fill(~_visible(s, mask, causal, None), -torch.inf)
-    m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(*s.shape[:-1], 1)
-    p = (s - m.masked_fill(m == -torch.inf, 0.0)).exp()
-    total = p.sum(-1, keepdim=True)
-    return p / total.masked_fill(total == 0, 1.0) @ _heads(v, q)
 
 
 def default(
@@ -146,7 +138,7 @@ correct(
 correct(
     "torch, through the maximum",
     "A softmax by hand, whose gradient goes through the maximum of each row: exactly, it is 0.",
-    through_maximum,
+    attention(lambda q, k, scale: scale * (q @ k.mT), through_maximum),
     **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}),
 )
 correct(

@@ -1056,10 +1056,10 @@ def worst_through_maximum(model: Rounding, **arguments: Any) -> float:
 @pytest.mark.parametrize("row_norms", [False, True])
 def test_gradients_may_go_through_the_maximum_of_a_row(row_norms: bool) -> None:
     assert worst_through_maximum(Rounding.undeclared("float32"), row_norms=row_norms) < 1
-    with patch.object(WorstCase, "keeps_maximum", False):  # which shows that they need the term
-        assert worst_through_maximum(Rounding.undeclared("float32")) > 1.3
+    with patch.object(WorstCase, "keeps_maximum", False):  # without the term they are red
+        assert worst_through_maximum(Rounding.undeclared("float32")) > 1
 
 
 def test_delta_of_out_has_no_maximum_in_its_backward() -> None:
     fused = replace(Rounding.upcast(), delta_from="out")
-    assert worst_through_maximum(fused) > 1.3
+    assert worst_through_maximum(fused) > 1

@@ -209,8 +209,8 @@ def check_against_judge(recipe: Recipe) -> Rows:
         expected = judged[name][case.h, case.t]
         with np.errstate(invalid="ignore"):
             apart = limits - expected
-            # Where weights mean little, o may be as far off as values reach: which are counted as
-            # seen differs between a block of keys and the whole.
+            # Where weights may double, the range of the values limits o. Rows take the values that
+            # they see, the judge those that any query of a head sees.
             alike = (rows.up[0] > 1) & (limits < 2 * expected)
             apart = np.where(alike & (name == "o"), 0, apart)
             assert not (abs(apart) > SAME * expected + slack_of_cancellation[name]).any(), name

@@ -402,7 +402,7 @@ def test_no_pair_of_conventions_fills_hidden_scores_twice(field, declared):
 
 @pytest.mark.thorough
 def test_a_convention_is_predicted_on_the_keys_of_each_sequence(monkeypatch):
-    """Beside padding, a sample's keys come last; the function gets them alone."""
+    """A padded problem has the keys of a sample last; the function gets no padding."""
     top_left = ("packed", "end], causal)", "end], causal, 0)")
     monkeypatch.setitem(sequence_kernels.MISTAKES, "top left", top_left)
     rules = ("agreement-o", "empty-row")

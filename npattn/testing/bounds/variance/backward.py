@@ -28,7 +28,7 @@ class DeltaVarianceSums(NamedTuple):
 
 
 class TopVarianceSums(NamedTuple):
-    """Sums over the keys of a row in the variance of its maximum's gradient."""
+    """Sums over the keys of a row in the variance of the gradient of its maximum."""
 
     var: Array  # Σ variances of dS
     squares: Array  # Σ dS²
@@ -54,6 +54,9 @@ class Variance(ForwardVariance):
 
     With `everywhere`, also where roundings are not as good as random.
     """
+
+    var_top: Array | float = 0.0
+    """Variance of the gradient that goes through the maximum of each row."""
 
     @np.errstate(all="ignore")
     def backward(self) -> dict[str, Array]:
@@ -124,9 +127,9 @@ class Variance(ForwardVariance):
         )
 
     def _top_variance(self, sums: TopVarianceSums) -> Array | float:
-        """Variance of what comes through the maximum of each row.
+        """Variance of the gradient that goes through the maximum of each row.
 
-        It is left out of what is likely everywhere, by which implementations are compared.
+        It is 0 with `everywhere`: deviations that compare implementations do not count it.
         """
         worst = self.worst
         if self.everywhere or not worst.keeps_maximum:
@@ -374,7 +377,7 @@ class Variance(ForwardVariance):
         var = p_sink**2 * (
             factor * pull**2 + var_D + 3 * self.u2 * (worst.D**2 + np.square(worst.dl))
         )
-        var = var + worst.tops_sink * self.var_top
+        var = var + worst.sink_is_top * self.var_top
         var = np.where(worst.spoiled_sinks, np.inf, var)
         var = var + unit.p.eta**2 / 3 * pull**2
         terms = p_sink * pull

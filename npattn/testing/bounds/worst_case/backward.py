@@ -28,7 +28,7 @@ class DeltaErrorSums(NamedTuple):
 
 
 class TopErrorSums(NamedTuple):
-    """Sums over the keys of a row in the error of its maximum's gradient, which is 0."""
+    """Sums over the keys of a row in the error of the gradient of its maximum, which is 0."""
 
     errors: Array  # Σ errors of dS
     size: Array  # Σ |dS|
@@ -44,7 +44,7 @@ class DqErrorSums(NamedTuple):
     loose: Array  # Σ its errors |x|
     flush: Array  # Σ |x| + 1
     mass: Array  # Σ |dx| |x|
-    top: Array  # Σ (slope x)² of the keys that may have the largest score
+    top: Array  # Σ (slope x)² over the keys whose score may be the largest
 
 
 class WorstCase(ForwardErrors):
@@ -66,6 +66,8 @@ class WorstCase(ForwardErrors):
     more: Array | None  # dp through the returned weights
     delivered: Array | float = 0.0
     """Error of the out that the backward gets, where that has another dtype than the inputs."""
+    e_top: Array | float = 0.0
+    """Error of the gradient that goes through the maximum of each row, where any does."""
 
     def __init__(
         self,
@@ -220,7 +222,7 @@ class WorstCase(ForwardErrors):
         return TopErrorSums(row_sum(e_ds), row_sum(abs(self.ds)), row_sum(self.p_up))
 
     def _top_error(self, sums: TopErrorSums) -> Array | float:
-        """Bound on what comes through the maximum of each row: exactly, −Σ dS + dlse = 0."""
+        """Bound on the gradient of the maximum of each row: exactly, −Σ dS + dlse = 0."""
         if not self.keeps_maximum:
             return 0.0
         unit, errors = self.unit, sums.errors + sums.weights * self.e_D
@@ -323,7 +325,7 @@ class WorstCase(ForwardErrors):
         """Bound on the error of −Σ p_sink (D − dlse)."""
         p_sink, pull = self.p_sink, self.D - self.dl
         assert p_sink is not None
-        each = self._dsink_errors() + self.tops_sink * self.e_top
+        each = self._dsink_errors() + self.sink_is_top * self.e_top
         each = np.where(self.spoiled_sinks, np.inf, each)
         n = each.size / max(self.problem.H, 1)
         each = each + self.gamma(n + 4) * (p_sink * abs(pull) + each)

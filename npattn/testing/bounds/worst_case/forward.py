@@ -27,7 +27,7 @@ class WeightSums(NamedTuple):
     top: Array  # max of s − lse + A, at least 0
     whole: Array  # log Σ e^(s − lse + A)
     least: Array  # log Σ p e^−A
-    high: Array  # max of s − A
+    high: Array  # max of s − A: what the largest score is at least, as it is computed
 
 
 class OutErrorSums(NamedTuple):
@@ -135,7 +135,7 @@ class ForwardErrors(ScoreErrors):
             fallen = np.where(grown == -np.inf, -np.inf, self.sink - lse - A_sink)
             least = np.logaddexp(least, fallen)
             self.high = np.maximum(self.high, self.sink - A_sink)
-            self.tops_sink = self.sink + A_sink >= self.high
+            self.sink_is_top = self.sink + A_sink >= self.high
         # A fully masked row has no error; one whose A is vast has the range as its bound.
         seen = self.lse[..., None] != -np.inf
         self.vast, self.log_down = most > VAST, least
