@@ -24,7 +24,7 @@ from npattn.api import evaluate
 from npattn.arrays import finfo, sum_to
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.bounds.allowed import bounds, deviations, tolerance
+from npattn.testing.bounds.allowed import BoundTask, bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.bounds.worst_case import WorstCase
@@ -1063,3 +1063,37 @@ def test_gradients_may_go_through_the_maximum_of_a_row(row_norms: bool) -> None:
 def test_delta_of_out_has_no_maximum_in_its_backward() -> None:
     fused = replace(Rounding.upcast(), delta_from="out")
     assert worst_through_maximum(fused) > 1
+
+
+@pytest.mark.parametrize("likely", [False, True])
+def test_every_gradient_has_the_error_through_the_maximum(likely: bool) -> None:
+    """It is at the key with the largest score of each row, or at the sink if that is larger."""
+    bias = replace(normal("float32", 5, 13, 7), lead=(), bias="full", sinks=True)
+    problem, (dout, _) = sample_problem(bias)
+    problem = problem.replace(sinks=np.array([-30, 30], "float32"))  # below, above all scores
+    task = BoundTask(problem, "float32", None, dout.astype(float), None, None, None)
+    worst = task.worst_case()
+    of = {name: x**2 for name, x in task.deviations().items()} if likely else worst
+    e_top = np.asarray(task.form.e_top)[..., 0]  # (H, T)
+    with patch.object(WorstCase, "keeps_maximum", False):
+        none = BoundTask(problem, "float32", None, dout.astype(float), None, None, None)
+        without = none.worst_case()
+        without = {n: x**2 for n, x in none.deviations().items()} if likely else without
+    more = {name: of[name] - without[name] for name in ("dq", "dk", "dbias", "dsinks")}
+    q, k = (abs(x.astype(float)) for x in (problem.q, problem.k))
+    top = task.form.s[0].argmax(-1)  # of the head whose sink is below all scores
+    t = np.arange(5)
+    if likely:
+        assert all((x >= 0).all() for x in more.values())
+        assert (more["dq"][0] > 0).all()
+        assert (more["dbias"][0, t, top] > 0).all()
+        assert (more["dk"][0, np.unique(top)] > 0).all()
+        assert more["dsinks"][1] > 0
+        return
+    assert (more["dbias"][0, t, top] >= e_top[0]).all()
+    assert (more["dq"][0] >= task.form.scale * e_top[0, :, None] * k[0, top] * (1 - 1e-9)).all()
+    for s in np.unique(top):
+        size = (e_top[0, :, None] * q[0])[top == s].sum(0)
+        assert (more["dk"][0, s] >= task.form.scale * size * (1 - 1e-9)).all()
+    assert more["dsinks"][1] >= e_top[1].sum()
+    assert more["dbias"][1].max() == 0  # its maximum is the sink
