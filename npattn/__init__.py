@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 LATER = (
-    *("cache", "plot", "profiles", "quantization", "testing", "torch", "train", "variants"),
+    *("cache", "plot", "profiles", "quantization", "testing", "torch", "variants"),
     "weights",
 )
 """Modules that are slow to load, or need an extra: loaded on first use."""

@@ -19,39 +19,33 @@ import click
 
 from npattn.parsing import INTERRUPTED
 
-__all__ = ["cli"]
+__all__ = ["Command", "cli"]
 
 COMMANDS = {
-    "bench": "bench",
     "check": "check",
     "diff": "diff",
     "fingerprint": "fingerprint",
     "list": "targets",
-    "matrix": "matrix",
     "plot": "plot",
-    "train": "train",
     "variant": "variant",
     "worker": "targets",
-    "zoo": "zoo",
 }
 """Names of commands → modules of `npattn.commands`."""
 
 
-class _Commands(click.Group):
-    """Commands that are imported when they are called."""
+MOVED = {
+    "bench": "python -m benchmarks.speed",
+    "matrix": "python -m benchmarks.matrix",
+    "train": "python docs/examples/train",
+    "zoo": "python -m benchmarks.zoo",
+}
+"""Names of commands of earlier times → commands in a clone of the repository."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"npattn.commands.{COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, f"{cmd_name}_command")
-        return command
+class Command(click.Command):
+    """Command whose errors name flags, and that has an exit code of its own for an interrupt."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Let an interrupt have an exit code of its own: 1 is the verdict of most commands."""
         try:
             return super().invoke(ctx)
         except click.UsageError as err:
@@ -61,6 +55,22 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
+
+
+class _Commands(Command, click.Group):
+    """Commands that are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in MOVED:
+            raise click.UsageError(f"npattn {cmd_name} is {MOVED[cmd_name]} in a clone of npattn")
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"npattn.commands.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
 
 
 def name_flags(message: str, ctx: click.Context | None) -> str:

@@ -29,7 +29,7 @@ BROAD = (
     "tests/test_engines.py",
     "tests/testing/bounds/",
     "tests/testing/device/",
-    "tests/zoo/",
+    "tests/benchmarks/zoo/",
 )
 """Tests whose variants run the same lines with other arguments."""
 TRACED = 4

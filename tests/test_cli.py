@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.runner import rounds, search
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import naive
-from npattn.zoo.correct import CORRECT
 
 FAST = ("--examples", "3")
 MINE = """
@@ -482,47 +480,11 @@ def test_list_names_the_missing_extra_of_a_target(monkeypatch):
     assert "pip install 'npattn[torch]'" in told(run("list"))
 
 
-# --- the zoo --------------------------------------------------------------------------------------
-
-KILL = ("zoo", "scale-twice", "tf32", "--rules", "killers", "--examples", 3)
-
-
-@pytest.fixture
-def few_rules(monkeypatch):
-    """A few rules for the correct kernels: test_correct.py asks them all."""
-    breaks = tuple(set(PROPERTIES) - {"agreement-o", "empty-row"})
-    monkeypatch.setitem(CORRECT, "tf32", replace(CORRECT["tf32"], breaks=breaks))
-
-
-@pytest.mark.thorough
-def test_zoo_prints_kills_and_writes_json(few_rules, tmp_path):
-    path = tmp_path / "zoo.json"
-    output = run(*KILL, "--json", path)
-    assert "1 of 1 mutants killed (100 %), 0 false alarms on 1 correct" in output
-    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["scale-twice", "tf32"]
-
-
-@pytest.mark.thorough
-def test_zoo_restricted_to_one_kind(few_rules):
-    assert "0 of 0 mutants killed, 0 false alarms on 1" in run(*KILL, "--kind", "correct")
-
-
-@pytest.mark.thorough
-def test_surviving_mutant_has_exit_code_1():
-    words = ("zoo", "bias-scaled", "--rules", "killers", "--examples", 1)
-    assert "SURVIVED: none of agreement-o failed" in run(*words, code=1)
-
-
-def test_zoo_list_names_everything(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    from npattn.zoo.mutants import MUTANTS
-
-    names = {line.split("  ")[0] for line in run("zoo", "--list").splitlines()}
-    assert names >= {*MUTANTS, *CORRECT}
-
-
-def test_unknown_zoo_name_is_wrong_usage():
-    assert "unicorn" in told(run("zoo", "unicorn", code=2))
+@pytest.mark.parametrize("name", ["zoo", "matrix", "bench", "train"])
+def test_commands_that_moved_say_where_to(name):
+    moved = {"train": "python docs/examples/train", "bench": "python -m benchmarks.speed"}
+    place = moved.get(name, f"python -m benchmarks.{name}")
+    assert f"npattn {name} is {place} in a clone" in told(run(name, "--help", code=2))
 
 
 def test_help_names_the_commands_and_the_exit_codes():

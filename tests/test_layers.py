@@ -34,11 +34,8 @@ LAYERS = (
     {"multihead_build", "variants"},
     {"multihead"},
     {"weights"},
-    {"__init__", "torch", "plot", "train"},
+    {"__init__", "torch", "plot"},
     {"testing"},
-    {"zoo"},
-    {"matrix"},
-    {"bench"},
     {"commands"},
     {"cli"},
     {"__main__"},
@@ -54,6 +51,7 @@ TESTING_LAYERS = (
     {"device", "diagnosis"},
     {"runner", "difference"},
     {"check"},
+    {"units"},
     {"extend", "strategies", "tolerance", "__init__"},
 )
 
@@ -69,10 +67,8 @@ CONFINED = {
         "testing/targets/sageattention.py",
         "testing/targets/torch_modules.py",
         "testing/targets/transformers.py",
-        "zoo/correct/torch.py",
         "testing/device/",
         "weights/torch.py",
-        "bench/torch.py",
     ),
     "safetensors": ("weights/files.py",),
     "jax": (
@@ -86,8 +82,6 @@ CONFINED = {
         "testing/targets/keras.py",
         "weights/equinox.py",
         "weights/flax.py",
-        "zoo/correct/jax.py",
-        "bench/jax.py",
     ),
     "onnx": ("testing/targets/onnx.py",),
     "onnxruntime": ("testing/targets/onnxruntime.py",),
@@ -106,17 +100,12 @@ CONFINED = {
         "testing/runner/search.py",
         "testing/variants/search.py",
     ),
-    "matplotlib": ("plot/", "bench/picture.py"),
-    "sklearn": ("train/data.py",),
-    "distributed": ("matrix/cluster.py",),
+    "matplotlib": ("plot/",),
+    "sklearn": (),
+    "distributed": ("commands/cluster.py",),
     "rich": (
-        "commands/bench.py",
         "commands/check.py",
-        "commands/matrix.py",
         "commands/targets.py",
-        "commands/train.py",
-        "commands/zoo.py",
-        "matrix/progress.py",
         "testing/report/progress.py",
         "testing/report/report.py",
     ),
@@ -264,6 +253,12 @@ def test_a_circle_is_seen():
 )
 def test_an_arrow_back_inside_testing_is_seen(file, source):
     assert arrows_back_in_testing(file, source)
+
+
+def test_the_package_imports_no_benchmark():
+    assert (
+        by_file(lambda f, s: [n for n in imported(f, s) if n.split(".")[0] == "benchmarks"]) == {}
+    )
 
 
 @pytest.mark.thorough

@@ -6,17 +6,16 @@ import io
 import secrets
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from npattn.commands.journal import list_options_beside
 from npattn.commands.target import (
     change_conventions,
     framework_option,
+    list_options_beside,
     open_target,
     parse_features,
     parse_renames,
@@ -43,6 +42,7 @@ from npattn.testing.report.expected import read_expected
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import Journal
+from npattn.testing.units.blocks import check_in_units
 from npattn.testing.worker.supervisor import Limits
 
 __all__ = ["check_command"]
@@ -342,12 +342,21 @@ def _check(
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
     """Return a function that judges in units on a cluster, with arguments as of `check`."""
-    from npattn.matrix.sweep import check_on_cluster  # and with it the matrix
+    from npattn.commands.cluster import open_cluster
 
     refuse_beside_cluster(*ALONE)
     calls = {name: value for name, value in given.items() if value not in (None, "auto")}
     own = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}
-    return partial(check_on_cluster, where=where, calls=calls, limits=own)
+
+    def check_on_cluster(implementation: Implementation, **arguments: Any) -> Report:
+        for name in ("sweep", "budget", "journal", "processes", "fail_fast"):
+            arguments.pop(name)  # they are not given: they are refused beside --cluster
+        with open_cluster(where) as (executor, width):
+            return check_in_units(
+                implementation, executor, width, calls=calls, limits=own, **arguments
+            )
+
+    return check_on_cluster
 
 
 def _write_files(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from npattn.testing.worker.supervisor import Limits
 __all__ = [
     "change_conventions",
     "framework_option",
+    "list_options_beside",
     "open_target",
     "parse_features",
     "parse_renames",
@@ -182,3 +183,12 @@ def refuse_beside_cluster(*parameters: str) -> None:
         raise OptionError(
             f"got {names} beside --cluster, whose units are judged elsewhere: leave out one of them"
         )
+
+
+def list_options_beside(allowed: Sequence[str]) -> list[str]:
+    """Return the options that stand on the command line, but for those of these parameters."""
+    context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    beside = (n for n in context.params if context.get_parameter_source(n) == here)
+    names = {x.name: x for x in context.command.params}
+    given = (names[n] for n in beside if n not in allowed)
+    return [x.opts[-1] if isinstance(x, click.Option) else x.human_readable_name for x in given]

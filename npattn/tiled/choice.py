@@ -12,7 +12,7 @@ __all__ = ["choice"]
 LARGE = 240_000
 """Number of scores from which the tiled engine is the faster one, if one block computes them all.
 
-Source: benchmarks/engines.py, of this number and the others.
+Source: benchmarks/speed/scripts/engines.py, of this number and the others.
 """
 BLOCK = {4: 5000, 8: 3500}
 """Number of scores on which it saves as much time as a block of queries takes to begin.
@@ -22,7 +22,8 @@ By bytes of a number.
 SINGLE = 3
 """Scores that one of a single query counts for: reading keys and values is all the work then."""
 SHARED = 16
-"""The same where query heads share keys, which the dense engine repeats. benchmarks/variants.py"""
+"""The same where query heads share keys, which the dense engine repeats. Source: the script
+benchmarks/speed/scripts/variants.py."""
 
 
 def choice(problem: Problem) -> str:

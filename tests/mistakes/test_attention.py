@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import npattn
+from benchmarks.zoo.mutants import MUTANTS, Mutant
 from npattn.api import evaluate
 from npattn.mistakes import MISTAKES, Attention, base, base_backward
 from npattn.mistakes.online import Online
 from npattn.testing.rules import PROPERTIES
-from npattn.zoo.mutants import MUTANTS, Mutant
 from tests.testing.targets.test_numpy import SIZES, Case, bound, cotangents, draw, oracle
 
 Array = np.ndarray[Any, Any]
@@ -339,7 +339,7 @@ def test_base_keeps_every_rule(rule: str) -> None:
 
 # Mistakes in 16-bit rounding are no more wrong in float64 than the base is.
 EXACTLY_WRONG = [name for name, mutant in MUTANTS.items() if mutant.dtypes[0] == "float32"]
-# Not shown by the cases above, but by the judge's own in tests/zoo/test_mutants.py: they need
+# Not shown by the cases above, but by the judge's own in tests/benchmarks/zoo: they need
 NOT_HERE = {
     "blind-batch-modulo": "leading axes that broadcast in two places",
     "blind-bias-far-below-hides": "a bias below -1e30",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import npattn
+from benchmarks.zoo.correct.gated import GatedKernel
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, gated
 from npattn.mistakes.attention import Attention
@@ -16,7 +17,6 @@ from npattn.testing.bounds.allowed import bounds, tolerance
 from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
 from npattn.testing.cases.gates import GATES, ZEROS
 from npattn.testing.diagnosis.mistakes import implement
-from npattn.zoo.correct.gated import GatedKernel
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}

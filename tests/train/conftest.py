@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from npattn.train import Data, Settings
+from train import Data, Settings
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 import pytest
-
-from npattn.train import Settings, train
-from npattn.train.adam import decays, step_size
-from npattn.train.model import random_parameters
+from train import Settings, train
+from train.adam import decays, step_size
+from train.model import random_parameters
 
 ULP = 2.0**-52
 

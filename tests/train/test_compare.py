@@ -5,14 +5,14 @@ import re
 
 import numpy as np
 import pytest
+from train import ModelComparison, compare, train
 
 from npattn.errors import OptionError
-from npattn.train import ModelComparison, compare, train
 
 
 @pytest.fixture(scope="module")
 def comparison(few):
-    from npattn.train import Settings
+    from train import Settings
 
     return compare(Settings(embed_dim=6, num_heads=3, epochs=3, batch_size=7), data=few)
 

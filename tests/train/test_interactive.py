@@ -4,14 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-
-from npattn.train import train
-from npattn.train.interactive import HELP, SHADES, answer, converse, heat_map
+from train import train
+from train.interactive import HELP, SHADES, answer, converse, heat_map
 
 
 @pytest.fixture(scope="module")
 def run(few):
-    from npattn.train import Settings
+    from train import Settings
 
     return train(Settings(embed_dim=6, num_heads=3, epochs=20, batch_size=7, lr=2e-2), data=few)
 

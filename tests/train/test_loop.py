@@ -9,11 +9,11 @@ import time
 
 import numpy as np
 import pytest
+from train import Run, Settings, digits, train
+from train.adam import DECAY, Adam, decays, step_size
+from train.model import ATTENTION, loss_and_gradients, random_parameters
 
 from npattn.errors import MissingExtraError, OptionError
-from npattn.train import Run, Settings, digits, train
-from npattn.train.adam import DECAY, Adam, decays, step_size
-from npattn.train.model import ATTENTION, loss_and_gradients, random_parameters
 
 # --- agreement with torch ------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ def test_process_killed_while_writing_leaves_complete_checkpoint(tmp_path):
     path = tmp_path / "run.npz"
     flags = ["--epochs", "400", "--embed-dim", "4", "--num-heads", "2", "--checkpoint", str(path)]
     child = subprocess.Popen(
-        [sys.executable, "-m", "npattn", "train", *flags],
+        [sys.executable, "docs/examples/train", *flags],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -194,10 +194,10 @@ def test_incomplete_checkpoint_raises(few, small, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     for n in (0, 1, 100, len(whole) // 2, len(whole) - 30):
         path.write_bytes(whole[:n])
-        with pytest.raises(OptionError, match="is no checkpoint of npattn train"):
+        with pytest.raises(OptionError, match="is no checkpoint of docs/examples/train"):
             Run.load(path)
     np.savez(path, x=np.zeros(3))
-    with pytest.raises(OptionError, match="is no checkpoint of npattn train"):
+    with pytest.raises(OptionError, match="is no checkpoint of docs/examples/train"):
         Run.load(path)
     np.savez(path, settings=json.dumps({"format": 99}))
     with pytest.raises(OptionError, match="another version"):

@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from train.loop import sample_dropout_mask
+from train.model import MAX_DISTANCE, forward, log_softmax, random_parameters
+from train.model import loss_and_gradients as gradients_of
+from train.settings import POSITIONS
 
 from npattn import biases, positions
-from npattn.train.loop import sample_dropout_mask
-from npattn.train.model import MAX_DISTANCE, forward, log_softmax, random_parameters
-from npattn.train.model import loss_and_gradients as gradients_of
-from npattn.train.settings import POSITIONS
 
 STEP = 1e-30
 """Imaginary step: its square is below any rounding, so that the derivative is not truncated."""

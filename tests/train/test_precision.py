@@ -5,11 +5,11 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 import pytest
+from train import train
+from train.model import loss_and_gradients, random_parameters
+from train.precision import GROWTH, PRECISIONS, START, LossScale
 
 from npattn.errors import OptionError
-from npattn.train import train
-from npattn.train.model import loss_and_gradients, random_parameters
-from npattn.train.precision import GROWTH, PRECISIONS, START, LossScale
 from tests.train.test_model import noisy_parameters
 
 UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from train import Settings
 
 from npattn.errors import OptionError
-from npattn.train import Settings
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import npattn
+from benchmarks.zoo.cheats.targets import honest, laziness
 from npattn.errors import NpattnError, OptionError
 from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe, check
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import flash, flash_backward
-from npattn.zoo.cheats.targets import honest, laziness
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
 SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}

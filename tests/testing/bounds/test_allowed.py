@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npattn
+from benchmarks.zoo.correct import CORRECT
 from npattn.api import evaluate
 from npattn.arrays import finfo, sum_to
 from npattn.conventions import Conventions
@@ -32,7 +33,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.zoo.correct import CORRECT
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 

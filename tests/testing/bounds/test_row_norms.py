@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import npattn.testing.trial as trial_module
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.mistakes import base, base_backward
 from npattn.problem import Problem
 from npattn.testing import check
@@ -16,7 +17,6 @@ from npattn.testing.bounds.allowed import bounds, tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.row_norms import RowNorms, covers
 from npattn.testing.cases.recipe import Recipe
-from npattn.zoo.mutants import MUTANTS
 
 MODELS = (Rounding.upcast(), Rounding.fused(), Rounding.eager())
 ODD = ({"softcap": 2.0}, {"score_mod": "distance"}, {"sinks": True}, {"dropout": 0.3})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import npattn
+from benchmarks.zoo.correct import CORRECT
 from npattn.api import evaluate
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
@@ -17,7 +18,6 @@ from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.bounds.variance import DEVIATIONS, FEW, R2, storage_variance
 from npattn.testing.cases.recipe import Recipe
-from npattn.zoo.correct import CORRECT
 
 UPCAST, FUSED = Rounding.upcast(), Rounding.fused()
 

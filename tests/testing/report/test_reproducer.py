@@ -11,12 +11,12 @@ import types
 import numpy as np
 import pytest
 
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, Integers, Rounding, check
 from npattn.testing.report.reproducer import SHOW, _literal
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash
-from npattn.zoo.mutants import MUTANTS
 
 # A user's file, in which each function is wrong in its own way.
 MINE = """

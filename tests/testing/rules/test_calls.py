@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention
 from npattn.mistakes.attention import same_signature
@@ -17,7 +18,6 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.calls import show
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Violation
-from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.relations import trial_of
 
 RULES = ("packed-inputs", "aliased-inputs", "arrays-reused", "outputs-kept", "two-threads")

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.zoo.cheats.targets import buffers, caches, first_calls, graphs, honest, sharing
 from npattn.testing import Implementation
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import Refusal, Violation
-from npattn.zoo.cheats.targets import buffers, caches, first_calls, graphs, honest, sharing
 from tests.testing.rules.relations import trial_of
 
 RULES = ("arrays-reused", "nearly-same-contents", "outputs-kept", "outputs-apart")

@@ -5,11 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.mistakes import Attention, base, base_backward
 from npattn.profiles import PROFILES
 from npattn.testing import check
 from npattn.testing.targets.numpy import flash, flash_backward
-from npattn.zoo.mutants import MUTANTS
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 

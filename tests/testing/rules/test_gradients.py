@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention, base, base_backward
 from npattn.profiles import PROFILES
@@ -13,7 +14,6 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.differences import UNITS, VariedInput
 from npattn.testing.rules.estimates import Estimate
 from npattn.testing.targets.numpy import flash, flash_backward
-from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.test_identities import (
     CONVENTIONS,
     REASONS,

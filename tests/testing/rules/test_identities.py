@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.arrays import finfo
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention, base, base_backward
@@ -26,7 +27,6 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
-from npattn.zoo.mutants import MUTANTS
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.mistakes import Attention, base, base_backward
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation
@@ -13,7 +14,6 @@ from npattn.testing.cases.space import POOLS
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
-from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.relations import trial_of
 from tests.testing.rules.test_extremes import FEW, outcome_of
 

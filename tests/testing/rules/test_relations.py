@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention
 from npattn.profiles import PROFILES
@@ -17,7 +18,6 @@ from npattn.testing.rules import PROPERTIES, equivalents, permutations, split_me
 from npattn.testing.rules.picks import another_order, pick, pick_keys, pick_queries, put_back
 from npattn.testing.rules.terms import head_of
 from npattn.testing.targets.numpy import flash, flash_backward
-from npattn.zoo.mutants import MUTANTS
 from tests.testing.rules.relations import (
     CausalGradientOfAll,
     CausalOfSquares,

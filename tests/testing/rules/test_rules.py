@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from benchmarks.zoo.correct import Kernel
+from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention
 from npattn.testing import Implementation, Recipe, Rounding, check
@@ -18,8 +20,6 @@ from npattn.testing.rules import MODULES, PROPERTIES
 from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Trial
-from npattn.zoo.correct import Kernel
-from npattn.zoo.mutants import MUTANTS
 
 FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
 SEMANTICS = Path(__file__).parents[3] / "docs" / "semantics.md"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.zoo.correct import CORRECT
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention
 from npattn.testing import Implementation, check
@@ -27,7 +28,6 @@ from npattn.testing.rules.systematic_error import (
     tightest_model,
 )
 from npattn.testing.trial import Trial
-from npattn.zoo.correct import CORRECT
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 

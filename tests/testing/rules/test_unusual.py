@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.zoo.cheats import plain
 from npattn.testing import Implementation
 from npattn.testing.cases.recipe import UNUSUAL, Recipe
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import Violation, WrongAnyway
-from npattn.zoo.cheats import plain
 from tests.testing.rules.relations import trial_of
 
 CONTENTS, DOUTS = PROPERTIES["unusual-contents"], PROPERTIES["unusual-cotangents"]

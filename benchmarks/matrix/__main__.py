@@ -1,0 +1,213 @@
+"""Command python -m benchmarks.matrix: judge many targets, and write a table and a page."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from benchmarks.journal import Journal
+from benchmarks.matrix.markdown import write_table
+from benchmarks.matrix.plan import choose_targets
+from benchmarks.matrix.progress import ProgressLines
+from benchmarks.matrix.result import Matrix, read_matrix
+from benchmarks.matrix.run import run_matrix
+from benchmarks.options import open_journal
+from npattn.cli import Command
+from npattn.commands.cluster import open_cluster
+from npattn.commands.target import list_options_beside
+from npattn.errors import NpattnError, OptionError
+from npattn.parsing import (
+    INTERRUPTED,
+    interruptible,
+    parse_memory,
+    parse_processes,
+    parse_seconds,
+    parse_seed,
+    path_to_write,
+)
+from npattn.testing.check import DTYPES
+
+__all__ = ["matrix_command"]
+
+OUTPUTS = ("json_path", "markdown_path", "html_path")
+"""Parameters that name what is written: they may stand beside --read."""
+ELSEWHERE = (*OUTPUTS, "processes", "cluster")
+"""Parameters that change nothing of the result, and may stand beside --resume."""
+
+
+@click.command("matrix", cls=Command)
+@click.option(
+    "--targets",
+    metavar="A,B",
+    help="Names that npattn list shows, beginnings of them, or specs.  [default: all]",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    help="May be given several times.  [default: float32, and float64 where it is native]",
+)
+@click.option("--examples", default=20, show_default=True, type=click.IntRange(1), help="Per rule.")
+@click.option(
+    "--seed",
+    metavar="N|random",
+    default="0",
+    show_default=True,
+    callback=lambda _, __, text: parse_seed(text),
+    help="Seed of everything random.",
+)
+@click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
+@click.option(
+    "--blocks",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Parts into which the rules of a target are split, for more machines than targets.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds a call.  [default: 10; 120 for the first of a shape where it compiles]",
+)
+@click.option("--memory", metavar="SIZE", help="Memory that a target may use, as 500M or 4G.")
+@click.option(
+    "--limit",
+    metavar="TIME",
+    default="30m",
+    show_default=True,
+    callback=lambda _, __, text: parse_seconds(text),
+    help="Time for one target in one dtype, as 60s, 10m or 2h.",
+)
+@click.option(
+    "-n",
+    "--processes",
+    metavar="N|auto",
+    default="1",
+    show_default=True,
+    callback=lambda _, __, text: parse_processes(text),
+    help="Targets that are judged at once; auto: one for each core.",
+)
+@click.option(
+    "--envs",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Folder of virtual environments: where a target needs packages that are not here, pip "
+    "installs them there, and its worker runs in it.",
+)
+@click.option(
+    "--cluster",
+    metavar="WHERE",
+    help="Judge on a cluster of Dask: local:N for N workers here, or the address of a scheduler.",
+)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), help="Write everything to this file."
+)
+@click.option(
+    "--markdown",
+    "markdown_path",
+    type=click.Path(dir_okay=False),
+    help="Write the table to this file.",
+)
+@click.option(
+    "--html", "html_path", type=click.Path(dir_okay=False), help="Write the page to this file."
+)
+@click.option(
+    "--read",
+    "read_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Judge nothing: take the matrix from a file of --json, for its table and page.",
+)
+@click.option(
+    "--journal",
+    "journal_path",
+    type=click.Path(dir_okay=False),
+    help="New file that takes each result as it comes, to --resume from.",
+)
+@click.option(
+    "--resume",
+    "resume_path",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Go on with the matrix of a --journal; all that is asked comes from there.",
+)
+def matrix_command(
+    targets: str | None,
+    json_path: str | None,
+    markdown_path: str | None,
+    html_path: str | None,
+    read_path: str | None,
+    journal_path: str | None,
+    resume_path: str | None,
+    processes: int,
+    cluster: str | None,
+    memory: str | None,
+    **asked: Any,
+) -> None:
+    """Judge many targets in their dtypes by every rule, and print a table.
+
+    Each target is judged in a process of its own, and runs in a worker: what crashes or hangs
+    costs its row. Whoever cannot run here has a row that says what it lacks.
+    Exit code 0: all were judged, whatever their rules say; 1: the judging of one crashed or ran
+    out of time; 2: wrong usage; 130: interrupted, with a table of what is known.
+    """
+    try:
+        paths = (json_path, markdown_path, html_path)
+        json_file, markdown_file, html_file = map(path_to_write, paths)
+        asked |= {"targets": None if targets is None else targets.split(",")}
+        asked |= {"memory": parse_memory(memory)}
+        asked |= {name: list(asked[name]) or None for name in ("dtypes", "only")}
+        new = journal_path if read_path is None else None
+        journal = open_journal("matrix", new, resume_path, asked, ELSEWHERE)
+        asked = asked if journal is None else journal.question
+        if read_path is None:
+            choose_targets(asked["targets"], asked["envs"])  # before a cluster is begun
+            here = nullcontext((ThreadPoolExecutor(processes), processes))
+            with here if cluster is None else open_cluster(cluster) as (executor, _):
+                matrix, interrupted = _run(executor, journal, asked)
+        else:
+            matrix, interrupted = _read(read_path), False
+    except NpattnError as err:
+        raise click.UsageError(str(err)) from err
+    if json_file is not None:
+        matrix.to_json(json_file)
+    table = write_table(matrix)
+    if markdown_file is not None:
+        Path(markdown_file).write_text(table, "utf-8")
+    if html_file is not None:
+        matrix.to_html(html_file)
+    Console().print(table, end="", markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        if journal is not None:
+            click.echo(f"python -m benchmarks.matrix --resume {journal.path} goes on", err=True)
+        sys.exit(INTERRUPTED)
+    sys.exit(any(run.state in ("crashed", "timed out") for run in matrix.runs))
+
+
+def _read(path: str) -> Matrix:
+    """Return the matrix of a file; nothing that is asked may stand beside it."""
+    beside = list_options_beside((*OUTPUTS, "read_path"))
+    if beside:
+        raise OptionError(f"got {', '.join(beside)} beside --read: {path} has what was asked")
+    return read_matrix(path)
+
+
+def _run(executor: Executor, journal: Journal | None, asked: dict[str, Any]) -> tuple[Matrix, bool]:
+    """Run the matrix; return it, and True if it was interrupted."""
+    try:
+        with ProgressLines() as progress, interruptible():
+            return run_matrix(**asked, executor=executor, journal=journal, progress=progress), False
+    except KeyboardInterrupt as err:
+        if not hasattr(err, "matrix"):  # nothing was begun
+            sys.exit(INTERRUPTED)
+        matrix: Matrix = err.matrix
+        return matrix, True
+
+
+if __name__ == "__main__":
+    matrix_command(prog_name="python -m benchmarks.matrix")

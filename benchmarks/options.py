@@ -1,0 +1,48 @@
+"""Options --journal and --resume of the commands that judge many implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from benchmarks.journal import Journal
+from npattn.commands.target import list_options_beside
+from npattn.errors import OptionError
+
+__all__ = ["open_journal"]
+
+
+def open_journal(
+    command: str,
+    new: str | None,
+    resumed: str | None,
+    asked: Mapping[str, Any],
+    allowed: Sequence[str],
+) -> Journal | None:
+    """Return the journal of the command that runs, new or one to go on from; None without one.
+
+    Parameters
+    ----------
+    command : {"matrix", "zoo"}
+    new, resumed : str or None
+        Paths of --journal and --resume.
+    asked : mapping
+        What a new journal is to remember.
+    allowed : sequence of str
+        Parameters that may stand beside --resume, since they change nothing of the result.
+
+    Raises
+    ------
+    OptionError
+        If another option stands beside --resume, or a file cannot be a journal.
+    """
+    if resumed is None:
+        return None if new is None else Journal.create(command, new, asked)
+    beside = list_options_beside((*allowed, "resume_path"))
+    if beside:
+        raise OptionError(f"got {', '.join(beside)} beside --resume: {resumed} has what is asked")
+    journal = Journal.resume(command, resumed)
+    click.echo(f"goes on with {resumed}: {len(journal.results)} done", err=True)
+    return journal

@@ -1,0 +1,213 @@
+"""Unit of work: a target in one dtype, rules, a seed and a number of examples; all is plain data.
+
+A unit is sent as a line of JSON to whoever judges it, and its result comes back as one. Units that
+ask return answers as a journal has them; a unit that reports returns a report, in which answers
+that it was given are taken and everything else is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import npattn
+from npattn.conventions import Conventions
+from npattn.errors import NpattnError, OptionError
+from npattn.testing.check import check
+from npattn.testing.report.escape import escape_controls
+from npattn.testing.runner.journal import Journal
+from npattn.testing.targets import TARGETS
+from npattn.testing.targets.environments import choose_python
+from npattn.testing.worker.connect import connect
+from npattn.testing.worker.supervisor import Limits
+
+__all__ = ["Memory", "Result", "Unit", "do_unit", "versions_here"]
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions on which answers depend, and which all who judge must share."""
+    return {"npattn": npattn.__version__, "numpy": np.__version__}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A part of the judging, as it is sent to another process.
+
+    Attributes
+    ----------
+    target : str
+        A known name, or a spec.
+    dtype : str
+    rules : tuple of str, optional
+        Names of rules; None for all.
+    seed, examples : int
+        As of `check`.
+    asks : bool
+        Return answers, without a report.
+    answers : tuple of dict
+        Entries of a journal that are taken as they are.
+    timeout : float, optional
+        Seconds a call.
+    memory : int, optional
+        Bytes of the worker.
+    limit : float, optional
+        Seconds of the whole unit; whoever runs it sees to that.
+    folder : str
+        In which a spec is looked up.
+    envs : str, optional
+        Folder of virtual environments, for known targets that lack a package here.
+    calls : mapping
+        How it is called, as of `npattn.testing.worker.connect.connect`: like, layout, rename, ….
+    judges : mapping
+        How it is judged, as of `check`: sizes, rounding, and the fields of its conventions.
+    """
+
+    target: str
+    dtype: str
+    rules: tuple[str, ...] | None = None
+    seed: int = 0
+    examples: int = 20
+    asks: bool = False
+    answers: tuple[dict[str, Any], ...] = ()
+    timeout: float | None = None
+    memory: int | None = None
+    limit: float | None = None
+    folder: str = "."
+    envs: str | None = None
+    calls: Mapping[str, Any] = field(default_factory=dict)
+    judges: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Name of the unit in a journal: what tells it from the others of a matrix."""
+        part = [] if not self.asks else [str(self.seed), *(self.rules or ())]
+        return " ".join([self.target, self.dtype, *part])
+
+    def to_text(self) -> str:
+        """Return it as a line of JSON, with the versions that it is meant for."""
+        return json.dumps({"versions": versions_here(), **vars(self)})
+
+    @classmethod
+    def from_text(cls, text: str) -> Unit:
+        """Read a unit.
+
+        Raises
+        ------
+        OptionError
+            If it is meant for other versions than those here.
+        """
+        content = json.loads(text)
+        wanted = content.pop("versions")
+        if wanted != versions_here():
+            raise OptionError(
+                f"a unit is meant for {_list(wanted)}, and {_list(versions_here())} is here: "
+                "install the same wherever units are judged"
+            )
+        rules = None if content["rules"] is None else tuple(content["rules"])
+        return cls(**content | {"rules": rules, "answers": tuple(content["answers"])})
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a unit.
+
+    Attributes
+    ----------
+    state : {"done", "not run", "timed out", "crashed"}
+    why : str
+    seconds : float
+    report : dict or None
+    answers : tuple of dict
+        Of a unit that asks: the last entry of each rule.
+    """
+
+    state: str
+    why: str = ""
+    seconds: float = 0.0
+    report: dict[str, Any] | None = None
+    answers: tuple[dict[str, Any], ...] = ()
+
+    def to_text(self) -> str:
+        """Return it as a line of JSON."""
+        return json.dumps(vars(self), allow_nan=True)  # a ratio of an answer may be infinite
+
+    @classmethod
+    def from_text(cls, text: str) -> Result:
+        content = json.loads(text)
+        return cls(**content | {"answers": tuple(content["answers"])})
+
+
+class Memory(Journal):
+    """Journal without a file: answers from elsewhere go in, and its own come out."""
+
+    def __init__(self, answers: tuple[Mapping[str, Any], ...] = ()) -> None:
+        super().__init__("memory")
+        self.answers = {(entry["dtype"], entry["answer"]): dict(entry) for entry in answers}
+        self.written = dict(self.answers)
+
+    def begin(self, question: Mapping[str, Any]) -> None:
+        """Do nothing: who made it knows what is asked."""
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Keep the last answer of each rule; steps on the way to it are not kept."""
+        if "answer" in entry:
+            plain = json.loads(json.dumps(entry, default=str))
+            self.written[entry["dtype"], entry["answer"]] = plain
+
+
+def do_unit(unit: Unit) -> Result:
+    """Judge a target in this process; it runs in a worker.
+
+    An interrupt ends it, and gives what is known by then.
+    """
+    start, journal = time.monotonic(), Memory(unit.answers)
+    try:
+        result = Result("done", report=_judge(unit, journal))
+    except NpattnError as err:
+        result = Result("not run", escape_controls(str(err)))
+    except KeyboardInterrupt as err:
+        known = getattr(err, "report", None)
+        result = Result("timed out", report=None if known is None else known.as_dict())
+    if unit.asks:
+        result = replace(result, report=None, answers=tuple(journal.written.values()))
+    return replace(result, seconds=round(time.monotonic() - start, 3))
+
+
+def _judge(unit: Unit, journal: Journal) -> dict[str, Any]:
+    limits, python = Limits(unit.timeout, unit.memory), _choose_python(unit)
+    report = check(
+        connect(unit.target, limits=limits, python=python, **unit.calls),
+        dtypes=(unit.dtype,),
+        only=unit.rules,
+        seed=unit.seed,
+        examples=unit.examples,
+        diagnosis=not unit.asks,
+        journal=journal,
+        progress=False,
+        **_read_judges(unit.judges),
+    )
+    return report.as_dict()
+
+
+def _choose_python(unit: Unit) -> Path | None:
+    """Return the Python of the target's environment, made if need be; None for this one."""
+    if unit.envs is None or unit.target not in TARGETS:
+        return None
+    return choose_python(TARGETS[unit.target], Path(unit.envs))
+
+
+def _read_judges(judges: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `check`, the conventions as such."""
+    conventions = judges.get("conventions")
+    read = None if conventions is None else Conventions(**conventions)
+    return {**judges, "conventions": read}
+
+
+def _list(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
