@@ -17,8 +17,7 @@ pytestmark = pytest.mark.unmeasured  # other tests run these lines
 
 ROOT = Path(__file__).parent.parent
 CHECKING = "docs/checking.md"
-# The changelog names modules that were renamed.
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md"})
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def generator():
@@ -72,6 +71,26 @@ def test_paths_and_modules_named_exist(page):
     assert [p for p in paths if not (ROOT / p).exists()] == []
     modules = re.findall(r"\bnpattn(?:\.[a-z_]+)+", text)
     assert sorted({name for name in modules if not importable(name)}) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_outside_of_the_site_lead_somewhere(name):
+    links = re.findall(r"\]\(([^):]*?)(?:#([\w-]+))?\)", (ROOT / name).read_text())
+    assert links
+    pages = [(ROOT / (page or name), anchor) for page, anchor in links]
+    assert [page for page, _ in pages if not page.exists()] == []
+    assert [x for x in pages if x[1] and x[1] not in anchors(x[0].read_text())] == []
+
+
+def anchors(text):
+    """Return the anchors of the headings of a page, as a hub and myst make them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(("name", "most"), [("CONTRIBUTING.md", 200), ("CHANGELOG.md", 60)])
+def test_pages_for_people_stay_short(name, most):
+    assert len((ROOT / name).read_text().splitlines()) <= most
 
 
 def glossary():
