@@ -56,7 +56,7 @@ def entries(folder: Path, ranks: dict[str, int], depth: int = 0) -> list[str]:
         name = path.relative_to(ROOT).as_posix().removeprefix("npattn/").removesuffix(".py")
         return ranks.get(name, len(ranks)), name
 
-    parts = [path for path in folder.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))]
+    parts = [path for path in folder.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))]
     text = []
     for path in sorted(parts, key=place):
         if path.is_dir():
