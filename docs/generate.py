@@ -1,7 +1,8 @@
 """Generated parts of the pages: the map of modules, confined packages, options, rules, branches.
 
-The map is made from first lines of docstrings, its order from tests/test_layers.py. ``python
-docs/generate.py`` prints the parts, ``--write`` puts them between their markers in the pages.
+The map (docs/modules.md) is made from the first lines of docstrings, its order from
+tests/test_layers.py. ``python docs/generate.py`` prints the parts, ``--write`` puts them between
+their markers in the pages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "npattn"
-COLUMN = 26
 
 
 def layers_and_packages() -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
@@ -43,32 +43,36 @@ def layers_and_packages() -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
 
 
 def summary(path: Path) -> str:
-    """First line of the docstring of a module, without its period."""
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    """First line of the docstring of a module, without its period; "" if there is none."""
+    source = path.read_text() if path.exists() else ""
+    docstring = ast.get_docstring(ast.parse(source)) or ""
     return docstring.partition("\n")[0].removesuffix(".")
 
 
-def lines(folder: Path, ranks: dict[str, int], depth: int = 0) -> list[str]:
-    """Lines of a folder: its modules and folders by layer, then by name."""
-    parts = [p for p in folder.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
-    parts = [p for p in parts if depth == 0 or p.name != "__init__.py"]
+def entries(folder: Path, ranks: dict[str, int], depth: int = 0) -> list[str]:
+    """List the modules and rooms of a folder by layer, then by name, each with its summary."""
 
     def place(path: Path) -> tuple[int, str]:
-        name = path.relative_to(PACKAGE).as_posix().removesuffix(".py")
+        name = path.relative_to(ROOT).as_posix().removeprefix("npattn/").removesuffix(".py")
         return ranks.get(name, len(ranks)), name
 
+    parts = [path for path in folder.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))]
     text = []
     for path in sorted(parts, key=place):
-        name = "  " * depth + path.name + ("/" if path.is_dir() else "")
-        source = path / "__init__.py" if path.is_dir() else path
-        text.append(f"{name:<{COLUMN}} {summary(source)}")
         if path.is_dir():
-            text += lines(path, ranks, depth + 1)
+            text.append(f"{'  ' * depth}- **`{path.name}/`** {summary(path / '__init__.py')}")
+            text += entries(path, ranks, depth + 1)
+        elif depth == 0 or path.name != "__init__.py":
+            text.append(f"{'  ' * depth}- `{path.name}` {summary(path)}")
     return text
 
 
 def module_map() -> str:
-    return "\n".join(["```text", *lines(PACKAGE, layers_and_packages()[0]), "```", ""])
+    ranks = layers_and_packages()[0]
+    text = []
+    for folder in (PACKAGE, ROOT / "benchmarks"):
+        text += [f"## `{folder.name}/`", "", *entries(folder, ranks), ""]
+    return "\n".join(text)
 
 
 def packages() -> str:
@@ -232,7 +236,7 @@ def values_of_options() -> str:
 
 
 PAGES = {
-    "CONTRIBUTING.md": {"packages": packages, "module map": module_map},
+    "docs/modules.md": {"packages": packages, "module map": module_map},
     "docs/semantics.md": {"options": options},
     "docs/checking.md": {"rules": rules},
     "docs/branches.md": {

@@ -105,9 +105,10 @@ def attention(
         "dense" is the textbook; "tiled" never holds T × S numbers and uses all cores, for real
         arrays; "auto" takes the faster one.
     precision : {"extended"}, optional
-        "extended" computes in pairs of float64: results, gradients too, are the nearest float64 but
-        where even 100 bits cancel, which `npattn.certify.certify` says for each element. For
-        float64, without score_mod and gate; some 100 times as long, and of engine "dense".
+        "extended" computes in pairs of float64, some 100 times as long. Results and gradients are
+        the nearest float64, unless even 100 bits cancel; `npattn.certify.certify` bounds the error
+        of each element. It needs dtype float64 and engine "dense" or "auto", and supports neither
+        score_mod nor gate.
     conventions : Conventions, optional
         Meaning of the options where systems disagree; default: docs/semantics.md.
 
@@ -185,7 +186,7 @@ def forward(
 
 
 def _engine_of(precision: str | None, engine: str) -> str | None:
-    """Return the engine of a precision; None for that of the problem."""
+    """Return the engine that a precision needs; None for the engine of the problem."""
     if precision is None:
         return None
     if not isinstance(precision, str) or precision != "extended":
@@ -242,7 +243,7 @@ def evaluate(
 
 
 def find_obstacle(problem: Problem, conventions: Conventions | None) -> str | None:
-    """Return what keeps a problem from being evaluated in extended precision; None if nothing."""
+    """Return what keeps a problem from extended precision, in words; None if nothing does."""
     obstacle = extended.find_obstacle(problem)
     if obstacle is not None or conventions is None:
         return obstacle
@@ -282,7 +283,7 @@ def backward(
     -------
     Gradients
         .q .k .v .bias .sinks .gate, each shaped as its input; None where there is no such input.
-        For one of `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
+        The gradient of a bias object is shaped as its parameter; a sum of biases has a tuple.
 
     Raises
     ------
@@ -342,8 +343,8 @@ def jvp(
     fwd : Forward
         Result of `forward`.
     dq, dk, dv, dbias, dsinks, dgate : float array_like, optional
-        The direction, each shaped as its input; None is 0. For one of `npattn.biases`: shaped as
-        its parameter, a tuple of these for a sum.
+        The direction, each shaped as its input; None is 0. The direction of a bias object is shaped
+        as its parameter; a sum of biases takes a tuple.
 
     Returns
     -------
@@ -410,7 +411,7 @@ def check_forward(function: str, fwd: Any) -> None:
 def read_cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Array, Array | None, Array | None]:
-    """Return the cotangents of a forward in the dtype of the computation, checked."""
+    """Return the cotangents of a forward pass in the dtype of the computation, checked."""
     problem = fwd.problem
 
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
@@ -427,7 +428,7 @@ def read_cotangents(
 
 
 def _check_real(fwd: Forward, arrays: dict[str, Any]) -> None:
-    """Check that arrays are real where the engine of a forward is."""
+    """Check that arrays are real unless the engine of the forward pass is "dense"."""
     for name, x in arrays.items():
         if x is not None and x.dtype.kind == "c" and fwd.engine != "dense":
             raise DtypeError(

@@ -30,7 +30,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-FAR = 2**62  # further than any key, and what is added to an index without overflow
+FAR = 2**62  # further than any key, and small enough to be added to an index
 
 
 class Tile(NamedTuple):
@@ -130,10 +130,10 @@ class BiasLike(Protocol):
         """Zeros for `add` to add to: shaped as the parameter, a tuple for a sum."""
 
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
-        """Add the gradient of the parameter, from that of a tile (t1 − t0, s1 − s0), in place."""
+        """Add to `total` what ds of a tile, (t1 − t0, s1 − s0), gives the parameter; in place."""
 
     def gradient(self, ds: Array) -> Any:
-        """Gradient of the parameter, from that of the scores (..., H, T, S) or of `to_array`."""
+        """Gradient of the parameter, from ds of the scores (..., H, T, S) or of `to_array`."""
 
 
 @cache
@@ -145,7 +145,7 @@ def finfo(dtype: Any) -> Any:
 def cast(x: Array, dtype: Any) -> Array:
     """Convert x to a dtype, rounded once: to nearest, ties to even, and beyond the range to inf.
 
-    NumPy does so, but ml_dtypes goes by way of float32, and would round float64 twice.
+    NumPy rounds once. ml_dtypes converts float64 by way of float32, and would round twice.
     """
     dtype = np.dtype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -157,7 +157,7 @@ def cast(x: Array, dtype: Any) -> Array:
 def round_to_odd(x: Array) -> Array:
     """Round float64 to float32 toward 0, with a last bit of 1 where that is not exact.
 
-    No number then is a tie of a narrower dtype unless x is, so that it may be rounded once more.
+    The result is a tie of a narrower dtype only if x is one, so that it may be rounded once more.
     """
     with np.errstate(over="ignore"):
         near = np.array(x, np.float32)
@@ -179,14 +179,14 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def diagonal(T: int, S: int, alignment: str | None) -> int:
-    """Index of the key beside query 0; query t is beside the t-th key after it [6, 7]."""
+    """Index of the key aligned with query 0; query t, with the t-th key from there [6, 7]."""
     return S - T if alignment == "bottom_right" else 0
 
 
 def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
-    """Return True where key s lies at most `left` before and `right` after the key beside t.
+    """Return True where key s lies at most `left` before and `right` after the aligned key.
 
-    `beside` holds the key beside each query; None is unlimited.  [6, 7]
+    `beside` holds the key aligned with each query; None is unlimited.  [6, 7]
     """
     inside = None if right is None else s <= beside + min(right, FAR)
     if left is not None:
@@ -199,7 +199,7 @@ def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
 
 
 def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
-    """Index the leading axes of an array, which broadcast against `plane`; keep the last ones."""
+    """Index the leading axes of an array, which broadcast against `plane`; keep the last `rank`."""
     axes = array.shape[: array.ndim - rank]
     index = plane[len(plane) - len(axes) :]
     plane_index = tuple(0 if n == 1 else i for n, i in zip(axes, index, strict=True))

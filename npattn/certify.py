@@ -34,8 +34,8 @@ LARGE = 2.0**990
 class Certificate:
     """Bounds of the errors of results, each shaped as its result.
 
-    A bound is inf where none is known: beside a result or an intermediate that is not finite or
-    beyond 2⁹⁹⁰, and where the error of a row of scores is not small. It is never NaN.
+    A bound is inf where none is known: if a result or an intermediate is not finite or is beyond
+    2⁹⁹⁰, or if the error of a row of scores is not small. A bound is never NaN.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Certificate:
     lse : array (..., H, T)
     weights : array (..., H, T, S)
     q, k, v, bias, sinks : array or None
-        Of the gradients; None without cotangents, and where there is no such input.
+        Bounds of the gradients; None without cotangents, and for inputs that do not exist.
     """
 
     out: Array
@@ -69,9 +69,9 @@ def certify(
     Parameters
     ----------
     fwd : Forward
-        Of engine "dense" in float64, or with ``precision="extended"``; without conventions.
+        Result of engine "dense" in float64, or with ``precision="extended"``; without conventions.
     dout, dlse, dweights : float array_like, optional
-        Cotangents as of `npattn.backward`; without any there are no bounds of gradients.
+        Cotangents, as for `npattn.backward`; without any, gradients are not bounded.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def certify(
         If `fwd` is of the tiled engine, of another dtype than float64, or has conventions, a
         gate, a score_mod or a bias of `npattn.biases` whose gradient is asked.
     ShapeError, DtypeError
-        As of `npattn.backward`.
+        As for `npattn.backward`.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def certify(
 class _Bounds:
     """Sizes and errors of the intermediates of one forward pass.
 
-    Bounds are computed in float64: a factor of 1.01 at the end covers the rounding of that.
+    Bounds are computed in float64: a factor of 1.01 at the end covers their own rounding.
     """
 
     def __init__(self, fwd: Forward) -> None:
@@ -171,7 +171,7 @@ class _Bounds:
         self.unknown = (shut | (self.live & ~(size <= LARGE))).any(-1, keepdims=True)
 
     def _weights(self) -> None:
-        """Bound the error of each weight and of lse, and find the rows in which it is not small."""
+        """Bound the errors of weights and lse, and find the rows in which they are not small."""
         problem, u = self.problem, self.u
         top = np.where(self.live, self.s, -np.inf).max(-1, keepdims=True, initial=-np.inf)
         if problem.sinks is not None:
@@ -209,7 +209,7 @@ class _Bounds:
         return final[0], np.where(empty, 0, final[1]), final[2]
 
     def _round(self, bound: Array, result: Array) -> Array:
-        """Add underflow, and in extended precision the last rounding; what is all 0 is exact."""
+        """Add underflow, and the last rounding of extended precision; 0 with bound 0 is exact."""
         last = TINY if self.pairs is None else TINY + np.spacing(abs(result)) / 2
         bound = np.where((bound == 0) & (result == 0), 0, 1.01 * bound + last)
         return np.where(np.isfinite(result) & (bound < np.inf), bound, np.inf)
@@ -274,11 +274,11 @@ class _Bounds:
     def _less_mean(
         self, do: Array, dweights: Array | None
     ) -> tuple[Array, Array, Array, Array, Array]:
-        """Return what the softmax passes back to keys and sink, with errors, and too large rows.
+        """Return g of keys and sink (ds = p g), each with its error, and the rows too large.
 
-        It is the gradient y of the weights less its mean, to which a number taken off each y of a
-        row makes no difference. So the mean that is taken off first, or y of the heaviest key,
-        needs not be exact: errors are those of what is left, `far`.
+        g is y, the gradient of a weight, less the mean of y over the row. It does not change if one
+        number is subtracted from each y of the row. So this number (a first mean, or y of the
+        heaviest key) need not be exact: the error depends on what is left, `far`.
         """
         u, p, S, live, v = self.u, self.p, self.problem.S, self.live, self.v.swapaxes(-1, -2)
         size = abs(do) @ abs(v)

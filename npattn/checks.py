@@ -22,7 +22,7 @@ STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
 
 
 def check_result(fwd: Any, kind: type, source: str) -> None:
-    """Refuse what is no result of the forward function that `source` names."""
+    """Check that fwd is a result of the forward function that `source` names."""
     if not isinstance(fwd, kind):
         raise OptionError(f"fwd is of type {type(fwd).__name__}; pass the result of {source}")
 
@@ -285,7 +285,7 @@ def check_alignment(alignment: Any) -> Alignment:
 
 
 def check_number(name: str, value: Any) -> float | None:
-    """Return an option that is a number as a float; None stays None if it is the default."""
+    """Return a number option as a float; None stays None if None is the default."""
     option = OPTIONS[name]
     if value is None and option.default is None:
         return None
@@ -306,7 +306,7 @@ def _to_float(name: str, value: Any, legal: str) -> float:
 
 
 def check_dropout(rate: float, dropout_mask: Array | None) -> None:
-    """Check that dropout with a rate has a mask [9]."""
+    """Check that a dropout rate comes with a mask [9]."""
     if rate and dropout_mask is None:
         raise OptionError(
             f"dropout_rate is {rate}, but there is no dropout_mask: nothing here is random; "
@@ -340,7 +340,7 @@ def check_engine(engine: Any) -> None:
 def check_dtype(
     value: Any, engine: str, arrays: tuple[Any, ...]
 ) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
-    """Return the dtype to compute in, and the narrow one to store in or None [15]."""
+    """Return the dtype of the computation, and the dtype that mixed precision stores in [15]."""
     dtype = _requested_dtype(value, any(a is not None and a.dtype.kind == "c" for a in arrays))
     narrow = dtype in STORAGE
     if engine == "tiled" and (narrow or dtype.kind == "c"):
@@ -378,7 +378,7 @@ def check_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
 
 
 def check_result_of(function: str, kind: type, fwd: Any) -> None:
-    """Check that fwd is the result of a function of npattn.cache, which is of a type of its own."""
+    """Check that fwd is the result of a function of npattn.cache: each has a type of its own."""
     if not isinstance(fwd, kind):
         raise OptionError(
             f"fwd is of type {type(fwd).__name__}, must be a result of npattn.cache.{function}"

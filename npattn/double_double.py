@@ -71,7 +71,7 @@ class Pair(NamedTuple):
         return Pair(*_fast_two_sum(q, e + rest.high / b.high))
 
     def times_power(self, power: Array | int) -> Pair:
-        """Return it times a power of 2, exactly."""
+        """Return the product with 2**power, exactly."""
         return Pair(np.ldexp(self.high, power), np.ldexp(self.low, power))
 
     def at(self, index: Any) -> Pair:
@@ -94,7 +94,7 @@ def select(where: Array, x: Pair, other: Pair | float) -> Pair:
 
 
 def total(x: Pair, axis: int) -> Pair:
-    """Return the sum along an axis, which stays, of size 1; added in halves."""
+    """Return the sum along an axis, which stays with size 1; halves are added to each other."""
     high, low = (np.moveaxis(part, axis, 0) for part in x)
     if not len(high):
         high = low = np.zeros((1, *high.shape[1:]))
@@ -112,7 +112,7 @@ def total(x: Pair, axis: int) -> Pair:
 
 
 def dot(a: Pair, b: Pair) -> Pair:
-    """Return the matrix product (..., M, N) @ (..., N, P), a block of N after the other."""
+    """Return the matrix product (..., M, N) @ (..., N, P), computed in blocks of N."""
     shape = np.broadcast_shapes(a.high.shape[:-2], b.high.shape[:-2])
     result = as_pair(np.zeros((*shape, a.high.shape[-2], b.high.shape[-1])))
     block = max(BLOCK // max(result.high.size, 1), 1)
@@ -124,19 +124,19 @@ def dot(a: Pair, b: Pair) -> Pair:
 
 
 def expm1(x: Pair) -> Pair:
-    """Return exp(x) − 1, of x from −∞ to 709."""
+    """Return exp(x) − 1 for x from −∞ to 709."""
     k, e = _reduce(x)
     return select(k == 0, e, e.plus(1.0).times_power(k).minus(1.0))
 
 
 def exp(x: Pair) -> Pair:
-    """Return exp(x), of x from −∞ to 709; what is below 2⁻¹⁰²² is less exact, down to 0."""
+    """Return exp(x) for x from −∞ to 709; results below 2⁻¹⁰²² are less exact, down to 0."""
     k, e = _reduce(x)
     return e.plus(1.0).times_power(k)
 
 
 def log(x: Pair) -> Pair:
-    """Return the natural logarithm of positive x, by one step from that of float64."""
+    """Return the natural logarithm of positive x, by one correction of the float64 logarithm."""
     first = np.log(x.high)
     rest = x.times(exp(as_pair(-first))).minus(1.0)
     return as_pair(first).plus(rest.minus(rest.high**2 / 2))

@@ -1,8 +1,8 @@
 """Dual numbers: arrays that carry their derivative through the functions of NumPy.
 
 A function of NumPy that is called on a `Dual` (value, rate) returns the `Dual` of its result, by
-the chain rule. Values may be complex: so a derivative is exact to rounding where the complex step,
-which needs a real argument, has no second direction left.
+the chain rule. Derivatives are exact to rounding, at complex values too; the complex step needs a
+real argument.
 Source: Clifford 1873; Griewank and Walther 2008, chapter 3 (forward mode).
 """
 
@@ -124,7 +124,7 @@ class Dual(np.lib.mixins.NDArrayOperatorsMixin):
 def differentiate(name: str, function: Callable[[Any], Any], x: Array) -> Array:
     """Derivative of an elementwise function at x, exact to rounding.
 
-    Raises OptionError, which calls the function `name`, if it uses what is not in this module.
+    Raises OptionError if the function, called `name` there, uses what this module does not have.
     """
     try:
         y = function(Dual(x, np.ones_like(x)))

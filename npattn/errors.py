@@ -28,11 +28,11 @@ class DtypeError(NpattnError, TypeError):
 
 
 class OptionError(NpattnError, ValueError):
-    """An option has an illegal value, or does not go with another option."""
+    """An option has an illegal value, or excludes another option of the call."""
 
 
 class UnknownOptionError(OptionError, TypeError):
-    """A keyword is no option; a TypeError too, as Python's own answer to an unknown keyword."""
+    """A keyword names no option; a TypeError too, like Python's own for an unknown keyword."""
 
 
 class InternalError(NpattnError):

@@ -1,12 +1,13 @@
 """Attention and its gradients in pairs of float64: results are the nearest float64, nearly always.
 
 The equations are those of `dense`, with two changes against cancellation: the slope of the softcap
-is 4 e^(−2|x|) / (1 + e^(−2|x|))², and what a softmax passes back is taken from the heaviest key.
+is 4 e^(−2|x|) / (1 + e^(−2|x|))², and the gradient of a softmax is taken relative to the key h that
+has the most weight in its row.
 
-    dp' = dp − dp of that key      g = dp' − Σ p dp'      ds = p g
+    dp' = dp − dp_h      g = dp' − Σ p dp'      ds = p g
 
-How far each result may be off, `certify` says. Rules on NaN and inf are left to `dense`: where it
-is not finite, nor is this.
+`certify` says how far each result may be off. The rules on NaN and inf are left to `dense`: where a
+result of `dense` is not finite, the result here is the same.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Residuals", "backward", "find_obstacle", "forward", "jvp", "max_scor
 
 
 class Residuals(NamedTuple):
-    """Intermediates of the forward pass, with those of `dense`."""
+    """Intermediates of the forward pass, and the residuals of `dense`."""
 
     q: Pair  # (..., H, T, D)
     k: Pair  # (..., H, S, D)
@@ -41,7 +42,7 @@ class Residuals(NamedTuple):
 
 
 def find_obstacle(problem: Problem) -> str | None:
-    """Return what keeps a problem from being evaluated so; None if nothing does."""
+    """Return what keeps a problem from extended precision, in words; None if nothing does."""
     if problem.dtype != np.float64 or problem.storage is not None:
         return f"dtype {problem.storage or problem.dtype}, must be float64 there"
     if problem.gate is not None:
@@ -141,7 +142,7 @@ def backward(
 
 
 def jvp(*_: object, **__: object) -> tuple[Array, Array]:
-    """Raise: directions are evaluated in float64."""
+    """Raise OptionError: directional derivatives are computed in float64 only."""
     raise OptionError("jvp has no precision='extended': call forward without it")
 
 
@@ -168,7 +169,7 @@ def less_mean(x: Pair, p: Pair, p_sink: Pair | None) -> tuple[Pair, Pair]:
 
 
 def heaviest(x: Pair, p: Pair, p_sink: Pair | None) -> Pair:
-    """Return x of the key with most weight in each row, (..., T, 1); 0 if that is the sink."""
+    """Return x at the key with most weight in each row, (..., T, 1); 0 if the sink has more."""
     if not p.high.shape[-1]:
         return as_pair(np.zeros((*p.high.shape[:-1], 1)))
     at = p.high.argmax(-1, keepdims=True)
@@ -180,7 +181,7 @@ def heaviest(x: Pair, p: Pair, p_sink: Pair | None) -> Pair:
 
 
 def _cap(s: Pair, c: float) -> tuple[Pair, Pair]:
-    """Return c tanh(s / c), and the slope of that."""
+    """Return c tanh(s / c) and its slope."""
     x = s.over(c)
     sign = np.where(x.high < 0, -1.0, 1.0)
     size = Pair(sign * x.high, sign * x.low)
@@ -193,7 +194,7 @@ def _cap(s: Pair, c: float) -> tuple[Pair, Pair]:
 
 
 def _row_maximum(s: Pair, live: Array) -> Pair:
-    """Return the largest live score of each row, whole: large ones differ in their low parts."""
+    """Return the largest live score of each row with its low part, in which large scores differ."""
     high = np.where(live, s.high, -np.inf).max(-1, keepdims=True, initial=-np.inf)
     low = np.where(live & (s.high == high), s.low, -np.inf).max(-1, keepdims=True, initial=-np.inf)
     return Pair(high, low)
@@ -208,12 +209,12 @@ def _finite(x: Array) -> Array:
 
 
 def _where_finite(plain: Array, x: Array) -> Array:
-    """Return x, where the plain result is finite."""
+    """Return x where the plain result is finite, and the plain result elsewhere."""
     return np.where(np.isfinite(plain), x, plain)
 
 
 def _sum_shared(x: Pair, K: int, shape: tuple[int, ...]) -> Array:
-    """Sum over the query heads that share a head, and over broadcast axes, to `shape`."""
+    """Sum over the query heads that share a key head, and over broadcast axes, to `shape`."""
     H = x.high.shape[-3]
     if H != K:
         parts = (y.reshape(*y.shape[:-3], K, H // K, *y.shape[-2:]) for y in x)

@@ -22,9 +22,9 @@ def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Ar
     problem : Problem
         With a gate.
     o : array (..., H, T, E)
-        Output of attention, by any conventions, in the dtype computed in or stored in.
+        Output of attention under any conventions, in the dtype of the computation or of results.
     undefined : bool array (..., H, T), optional
-        Rows that are NaN by convention. They stay so, and pass nothing to the gate.
+        Rows that are NaN by convention: they stay NaN, and pass nothing to the gate.
     """
     o = problem.to_compute_dtype(o)
     if undefined is None:
@@ -37,7 +37,7 @@ def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Ar
 def pull_back(
     problem: Problem, o: Array, dout: Array, undefined: Array | None = None
 ) -> tuple[Array, Array]:
-    """Return the cotangent of o, (..., H, T, E), and the gradient of the gate, in its shape.
+    """Return the cotangent of o, (..., H, T, E), and the gradient of the gate, shaped as the gate.
 
     Parameters are those of `apply_gate`, and the cotangent of out.
     """

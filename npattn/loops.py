@@ -13,7 +13,7 @@
 This file shares nothing with dense.py on purpose: it works one query at a time, decides itself
 which keys are visible and where an array broadcasts, differentiates softcap as 1/cosh², and adds
 with math.fsum. Conventions are computed as they read, not by way of another problem. NumPy only
-carries numbers in and out, and score_mod expects it.
+carries numbers in and out: score_mod expects its numbers.
 """
 
 from __future__ import annotations
@@ -227,7 +227,11 @@ def _row(task: _Task, b: int, at: Index) -> _Row:
 
 
 def _scores(task: _Task, b: int, at: Index) -> tuple[dict[int, _Score], bool]:
-    """Scores of the keys in the softmax; and if any key takes part, with a score of −inf too."""
+    """Return the scores of the keys in the softmax, and True if any key is visible.
+
+    A visible key whose score is −inf is not in the softmax. Every key counts as visible if hidden
+    scores have a number added.
+    """
     scores, more = {}, task.number(task.conventions.hidden_add)
     seen = {s: _sees(task, at, s) for s in range(task.problem.S)}
     for s in seen:
@@ -274,7 +278,7 @@ def _hidden_score(task: _Task) -> float:
 def _score(task: _Task, b: int, at: Index, s: int, more: float) -> _Score:
     """Compute scale · q·k, with cap, score_mod and bias in the order of the conventions [1-4].
 
-    `more` is what a hidden score has added.
+    `more` is the number that is added to a hidden score.
     """
     q, k = task.vector("q", at), task.vector("k", task.key(at, s))
     score = _Score(task.scale * _sum(a * b for a, b in zip(q, k, strict=True)), slope=1.0)
@@ -329,7 +333,7 @@ def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], f
 
 
 def _empty_row(task: _Task, at: Index, by_bias: bool) -> _Row:
-    """Result of a query without a score, by convention [8]; `by_bias`: they are all −inf."""
+    """Result of a query without a score, by convention [8]; `by_bias` if it sees keys of −inf."""
     S, E, lse = task.problem.S, task.problem.E, task.conventions.lse_empty
     result = task.conventions.empty_row
     if by_bias:
@@ -436,7 +440,7 @@ class _Task:
         self.arrays = {name: _real(name, getattr(problem, name)) for name in names}
 
     def number(self, value: float | str | None) -> float | None:
-        """Return what "min" stands for: the smallest finite number of the dtype of q."""
+        """Return a number; "min" stands for the smallest finite one of the dtype of q."""
         if value != "min":
             return value  # type: ignore[return-value]  # "min" is the only word
         own, most = self.problem.storage or self.problem.q.dtype, self.problem.dtype
@@ -484,7 +488,7 @@ class _Sums:
         self.terms[_within(self.shape, at)].append(term)
 
     def note(self, at: Index, n: int, defined: bool) -> None:
-        """Note the n elements of the row at an index of the whole, and if it has a gradient."""
+        """Note whether the n elements of the row at an index of the whole have a gradient."""
         for i in range(n):
             self.defined[_within(self.shape, (*at, i))] |= defined
 
@@ -500,7 +504,7 @@ class _Sums:
 
 
 def _within(shape: tuple[int, ...], at: Index) -> Index:
-    """Index into an array of `shape` of the element that broadcasts to `at` [14]."""
+    """Index, in an array of `shape`, of the element that broadcasts to `at` [14]."""
     tail = at[len(at) - len(shape) :]
     return tuple(0 if n == 1 else i for n, i in zip(shape, tail, strict=True))
 

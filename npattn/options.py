@@ -44,12 +44,12 @@ class Option:
         The keyword of `npattn.attention`.
     kind : {"array", "flag", "pair", "number", "callable"}
     default : object
-        The value that leaves the result unchanged; the one of `scale` is computed from D.
+        The value that leaves the result unchanged; for `scale`, None stands for 1/√D.
     doc : str
         One line for the documentation and for help.
     refusable : tuple of str
-        The fast paths that may refuse it: "sdpa" (PyTorch's scaled_dot_product_attention), "flex"
-        (its FlexAttention), "row_norms" (the judge's cheap bounds).
+        The fast paths that may refuse the option: "sdpa" (PyTorch's scaled_dot_product_attention),
+        "flex" (its FlexAttention), "row_norms" (the judge's cheap bounds).
     examples : tuple
         Values of a pair or a number to judge with, the simplest first.
     legal : str
@@ -129,7 +129,7 @@ OPTIONS: dict[str, Option] = {
 """Every option, in the order of attention's signature."""
 
 FEATURES = tuple(OPTIONS)
-"""Their names: what an implementation under test may have."""
+"""Names of the options that an implementation under test may have."""
 
 RESULTS = ("return_lse", "return_weights", "return_max_score")
 """Flags that make an implementation return more than o."""

@@ -5,7 +5,8 @@
     q (..., H, T, D)   k (..., K, S, D)   v (..., K, S, E)   out (..., H, T, E)   lse (..., H, T)
 
 `Problem` alone decides on shapes, dtypes and options; the engines trust it and contain only
-mathematics. Numbers in brackets are the rules of docs/semantics.md.
+mathematics. Numbers in brackets are the rules of docs/semantics.md, and docs/glossary.md says what
+a word means.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Problem:
     q, k, v : array_like
         (..., H, T, D), (..., K, S, D), (..., K, S, E). Any real or complex floating dtype that
         NumPy or ml_dtypes knows, or an object with DLPack or ``__array__``. Leading axes
-        broadcast; rank 2 (all three) is one head without batch. Kept without a change of dtype.
+        broadcast; rank 2 (all three) is one head without batch. Their dtype is kept.
     mask : bool array_like or one of `npattn.masks`, optional
         True = may attend. Rank ≥ 2, broadcasts against (..., H, T, S).  [5, 14]
     causal : bool, "bottom_right" or "top_left", default False
@@ -90,7 +91,7 @@ class Problem:
     visible : bool array or None
         Intersection of mask, causal and window; None if every key is visible.
     mask_array, bias_array : array or None
-        mask and bias as arrays, also where they are objects.
+        Mask and bias as arrays, even if they were passed as objects.
     storage : dtype or None
         The narrow dtype of mixed precision; then `dtype` is float32.
 
@@ -101,7 +102,7 @@ class Problem:
     DtypeError
         If an array or `dtype` has a dtype that is not legal here.
     OptionError
-        If an option has an illegal value, or does not go with another one.
+        If an option has an illegal value, or excludes another option.
     """
 
     q: Array
@@ -213,9 +214,10 @@ class Problem:
 
     @property
     def lowest(self) -> float:
-        """Smallest finite number of the dtype of q, or of mixed precision, in range of `dtype`.
+        """Most negative finite score that an implementation of these inputs can store.
 
-        An implementation of these inputs has its scores in that dtype.
+        Its scores have the dtype of q, or the storage dtype of mixed precision. The number is in
+        the range of `dtype` too.
         """
         own = finfo(self.q.dtype if self.storage is None else self.storage)
         return max(float(own.min), float(finfo(self.dtype).min))
@@ -226,13 +228,13 @@ class Problem:
         return self if self.gate is None else self.replace(gate=None)
 
     def materialise(self) -> Problem:
-        """Return the problem with arrays for mask and bias; itself if they are no objects."""
+        """Return the problem with mask and bias as arrays; itself if they are arrays already."""
         if self.mask is self.mask_array and self.bias is self.bias_array:
             return self
         return self.replace(mask=self.mask_array, bias=self.bias_array)
 
     def bias_gradient(self, ds: Array) -> Any:
-        """Gradient of the bias from that of the scores (..., H, T, S) [13]."""
+        """Gradient of the bias from the gradient of the scores (..., H, T, S) [13]."""
         if self.bias is None or self.bias_array is None:
             return None
         ds = sum_to(ds, self.bias_array.shape)
@@ -243,7 +245,7 @@ class Problem:
         return x.astype(self.dtype)
 
     def to_operand(self, x: Array) -> Array:
-        """Convert an input to the dtype computed in; in mixed precision it is rounded once [15]."""
+        """Convert an input to the dtype of the computation; mixed precision rounds it once [15]."""
         if self.storage is None:
             return x.astype(self.dtype, copy=False)
         return cast(x, self.storage).astype(self.dtype)
@@ -286,11 +288,11 @@ class Forward:
     weights : array (..., H, T, S)
         The softmax, before dropout. Computed on demand if the engine does not keep it.
     max_score : array (..., H, T)
-        The largest final score of each row, without the sink; −inf where there is none. Computed on
-        demand; it has no gradient.
+        The largest final score of each row, without the sink; −inf in a row without scores.
+        Computed on demand; it has no gradient.
     problem : Problem
     engine : str
-        The engine that computed them.
+        The engine that computed the results.
     """
 
     out: Array
@@ -324,9 +326,9 @@ class Gradients:
 
 @dataclass(frozen=True, eq=False)
 class Cotangents:
-    """Cotangents of out and, where the implementation returns them, of lse and of the weights.
+    """Cotangents of out, and of lse and the weights if the implementation returns these.
 
-    ``dout, dlse = cotangents`` unpacks the two that most rules alter.
+    ``dout, dlse = cotangents`` unpacks the two cotangents that most rules alter.
     """
 
     dout: Array

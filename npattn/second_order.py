@@ -40,8 +40,8 @@ def double_backward(
 ) -> SecondGradients:
     """Gradients of Σ ddq·dq + Σ ddk·dk + …, where dq, dk, … are what `backward` returns.
 
-    It is for whoever writes the backward of a backward: `npattn.backward_twice` is the page to
-    read. It holds T × S numbers, whatever the engine.
+    Compare the backward of your own backward with it; `npattn.backward_twice` is the page to read.
+    It holds T × S numbers, whatever the engine.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ def double_backward(
     dout, dlse, dweights : float array_like, optional
         The cotangents that `backward` was called with; None is 0.
     ddq, ddk, ddv, ddbias, ddsinks : float array_like, optional
-        Cotangents of the gradients, each shaped as its input; None is 0. For one of
-        `npattn.biases`: shaped as its parameter, a tuple of these for a sum.
+        Cotangents of the gradients, each shaped as its input; None is 0. The cotangent of a bias
+        object is shaped as its parameter; a sum of biases takes a tuple.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def hvp(
     Parameters
     ----------
     fwd : Forward
-        Result of `forward`; conventions are those of it.
+        Result of `forward`; its conventions hold.
     dout, dlse, dweights : float array_like, optional
         The cotangents, as in `backward`; they do not move. None is 0.
     dq, dk, dv, dbias, dsinks, dgate : float array_like, optional
@@ -139,7 +139,7 @@ def hvp(
     Raises
     ------
     ShapeError
-        If an array has not the shape of its input or result.
+        If an array does not have the shape of its input or result.
     DtypeError
         If an array is not real floating, or the problem is complex or in longdouble.
     OptionError
@@ -191,10 +191,10 @@ def hvp(
 
 
 def _step(along: dict[str, Any], dtype: np.dtype[Any]) -> float:
-    """Return the step: a power of two, so that the direction, times it, is exact.
+    """Return the step, a power of two: its product with the direction is then exact.
 
-    Its square must vanish beside 1, and its products with small weights must not underflow. A
-    direction is brought to about 1 first.
+    The square of the step must vanish when added to 1, and its product with a small weight must not
+    underflow. The largest number of the direction scales the step.
     """
     largest = 0.0
     for x in along.values():
@@ -207,7 +207,7 @@ def _step(along: dict[str, Any], dtype: np.dtype[Any]) -> float:
 
 
 def _move(value: Any, direction: Any, step: float, dtype: np.dtype[Any]) -> Any:
-    """Move an input along its direction by a step that is imaginary."""
+    """Move an input along its direction by an imaginary step."""
     if isinstance(value, Bias):
         if direction is None:
             return value
@@ -226,7 +226,7 @@ def _move_parameter(parameter: Any, direction: Any, step: float) -> Any:
 
 
 def _imaginary(x: Any, step: float) -> Any:
-    """Return the change of a gradient; where that is NaN, so is its change."""
+    """Return the change of a gradient; the change is NaN where the gradient is NaN."""
     if isinstance(x, tuple):
         return tuple(_imaginary(term, step) for term in x)
     if x is None:

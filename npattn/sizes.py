@@ -27,7 +27,7 @@ __all__ = [
 
 LARGE = 1000  # elements, from which on NumPy too shortens the repr of an array
 ANY = -1
-"""T or S of an object that has an axis of 1, which broadcasts."""
+"""Stands for T or S of an object whose axis there has length 1 and broadcasts."""
 
 
 class KnownSizes(NamedTuple):
@@ -143,7 +143,7 @@ class Sized:
 
 
 def sizes_of_array(array: Array) -> KnownSizes:
-    """Sizes that an array knows that broadcasts against the scores."""
+    """Sizes known to an array that broadcasts against the scores."""
     T, S = (ANY if n == 1 else n for n in (1, 1, *array.shape)[-2:])
     return KnownSizes(array.shape[:-2], T, S)
 
@@ -164,7 +164,7 @@ def check_broadcast(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> 
 
 
 def _combine(name: str, m: int | None, n: int | None) -> int | None:
-    """Return a size that both have, as far as they know it."""
+    """Return the size that two objects agree on; None or `ANY` if neither knows it."""
     known = {m, n} - {None, ANY}
     if len(known) > 1:
         raise ShapeError(f"cannot compose objects for {name} = {m} and {name} = {n}")
@@ -181,7 +181,7 @@ def format_call(name: str, *args: Any, **kwargs: Any) -> str:
 
 
 def _format_literal(value: Any) -> str:
-    """Format an argument as source; a large array is only described: no source in a <...>."""
+    """Format an argument as source; a large array is described in <...>, which is no source."""
     if callable(value):
         return getattr(value, "__name__", repr(value))
     if not isinstance(value, np.ndarray):

@@ -1,8 +1,9 @@
 """Parallel loops over threads, each with one thread of BLAS.
 
-NumPy leaves Python's lock while it computes, so that threads use all cores. As many run as BLAS
-would have used: OMP_NUM_THREADS and threadpoolctl say so for both. Loops may run at once, and
-inside one another: the first to begin lowers the threads of BLAS, the last to end restores them.
+NumPy leaves Python's lock while it computes, so that threads use all cores. A loop has as many
+threads as BLAS would have used: OMP_NUM_THREADS and threadpoolctl set the number for both. Loops
+may run at the same time, and inside one another: the first to begin lowers the threads of BLAS, the
+last to end restores them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ONE_THREAD = dict.fromkeys(
     ),
     "1",
 )
-"""Environment of a process whose BLAS and its like have one thread: they read it when loaded."""
+"""Environment variables of one thread, for BLAS and its like, which read them when loaded."""
 
 Item = TypeVar("Item")
 Space = TypeVar("Space")
@@ -49,7 +50,7 @@ class _Blas:
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)
 
     def counts(self, per_thread: bool) -> list[tuple[Any, int]]:
-        """List libraries with their threads: those that count for each thread, or the others."""
+        """List the libraries of one kind (`_is_per_thread`) with their numbers of threads."""
         found = [x for x in self.libraries if _is_per_thread(x) == per_thread]
         return [(library, library.num_threads or 1) for library in found]
 
@@ -61,7 +62,7 @@ class _Blas:
 
     @contextmanager
     def one_thread(self) -> Iterator[None]:
-        """Keep the calling thread's products in it, and leave the libraries as they were."""
+        """Keep the calling thread's products in that thread, then restore the libraries."""
         token = object()
         own: list[tuple[Any, int]] = []
         try:
@@ -79,7 +80,7 @@ class _Blas:
                 raise
 
     def leave(self, token: object, own: list[tuple[Any, int]]) -> None:
-        """Restore what is the thread's own; once nobody is left, what the process shares."""
+        """Restore the settings of the thread and, once no loop runs, those of the process."""
         with self.lock:
             self.running.discard(token)
             _set_threads(own)
@@ -99,7 +100,8 @@ def _is_per_thread(library: Any) -> bool:
 def _set_threads(counts: Any) -> None:
     """Set the threads of libraries, from any thread.
 
-    threadpoolctl (since 3.8) heeds only the thread that set those of OpenBLAS first, if it lives.
+    threadpoolctl (since 3.8) obeys only the thread that was first to set the threads of OpenBLAS,
+    as long as that thread lives.
     """
     for library, n in counts:
         release = getattr(library, "clear_controlling_thread", lambda **_: None)
@@ -111,8 +113,8 @@ def _set_threads(counts: Any) -> None:
 class _Pool:
     """Threads that wait for jobs, as many as one loop has ever asked for.
 
-    They and their loops share queues and iterators, each step of which is atomic: Ctrl-C in the
-    middle of a `concurrent.futures.Future` leaves a lock locked, and the next loop waiting for it.
+    Threads and loops share queues and iterators, whose steps are atomic. After Ctrl-C in the middle
+    of a `concurrent.futures.Future` its lock would stay locked, and the next loop would wait.
     """
 
     def __init__(self) -> None:
@@ -135,7 +137,7 @@ _BLAS, _POOL = _Blas(), _Pool()
 
 
 def _begin_in_child() -> None:
-    """Forget what ran in the parent of a forked process: its threads are not here."""
+    """Forget, in a forked process, what ran in the parent: the child has none of its threads."""
     _POOL.__init__()  # type: ignore[misc]
     _BLAS.running.clear()
     _BLAS.restore()
@@ -156,7 +158,7 @@ def count() -> int:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Return a context in which the products of this thread take no other."""
+    """Return a context in which the products of this thread use no other thread."""
     return _BLAS.one_thread()
 
 
@@ -176,7 +178,7 @@ def one_thread_in_children() -> Iterator[None]:
 
 
 def each(items: Sequence[Item], make_space: Callable[[], Space], work: Callable[..., Any]) -> None:
-    """Call work(item, space) for each item, on all threads, each with its own space.
+    """Call work(item, space) for each item, on all threads; each thread has its own space.
 
     After an exception no further item begins; the exception is raised here.
     """

@@ -111,27 +111,27 @@ def diff_kernels(folder):
 
 
 def shown_command(name):
-    """Return the words of the command that the block shows, after npattn."""
+    """Return the words that follow the command which the block shows."""
     page, _ = printed_blocks()[name]
     shown = (ROOT / page).read_text().split(f"<!-- printed: {name} -->\n")[1]
-    return shown.split("\n")[1].removeprefix("$ npattn ").split()
+    return shown.split("\n")[1].removeprefix("$ python docs/examples/train ").split()
 
 
 def train_interactive(_):
     """A run, and the answers to what a user types."""
-    return npattn_with("train-interactive", input="17\n17 2\nwrong\nquit\n").stdout
+    return train_with("train-interactive", input="17\n17 2\nwrong\nquit\n").stdout
 
 
 def train_compare(_):
-    return npattn_with("train-compare").stdout
+    return train_with("train-compare").stdout
 
 
 def train_wrong(_):
-    return npattn_with("train-wrong").stderr
+    return train_with("train-wrong").stderr
 
 
-def npattn_with(name, **options):
-    words = [sys.executable, "-m", "npattn", *shown_command(name)]
+def train_with(name, **options):
+    words = [sys.executable, ROOT / "docs" / "examples" / "train", *shown_command(name)]
     environment = {**os.environ, "COLUMNS": "160"}
     return subprocess.run(
         words, capture_output=True, text=True, check=False, env=environment, **options

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.unmeasured  # other tests run these lines
 
 ROOT = Path(__file__).parent.parent
 CHECKING = "docs/checking.md"
-# The changelog names modules that were renamed.
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md"})
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def generator():
@@ -44,17 +43,26 @@ def test_default_check_is_on_every_side_of_every_branch():
 
 
 @pytest.mark.thorough
-def test_every_module_is_in_the_map():
-    names = [p.name for p in (ROOT / "npattn").rglob("*.py") if p.name != "__init__.py"]
-    listed = re.findall(r"^ *(\w+\.py) ", generator().module_map(), re.M)
-    assert sorted(listed) == sorted([*names, "__init__.py"])
+def test_every_module_is_in_the_map_with_a_summary():
+    files = [*(ROOT / "npattn").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    names = [p.name for p in files if p.name != "__init__.py" or p.parent.parent == ROOT]
+    text = generator().module_map()
+    listed = re.findall(r"^ *- `(\w+\.py)` \S", text, re.M)
+    assert sorted(listed) == sorted(names)
+    rooms = {room for p in files for room in p.parents if ROOT in room.parents[1:]}
+    rooms = [f"{room.name}/" for room in rooms]
+    assert sorted(re.findall(r"^ *- \*\*`(\w+/)`\*\* \w", text, re.M)) == sorted(rooms)
 
 
 @pytest.mark.thorough
 def test_the_map_follows_the_layers():
     text = generator().module_map()
-    assert text.index("\nerrors.py") < text.index("\nproblem.py") < text.index("\ndense.py")
-    assert text.index("\n  cases/") < text.index("\n  trial.py") < text.index("\n  runner/")
+    places = [text.index(f"`{name}` ") for name in ("errors.py", "problem.py", "dense.py")]
+    assert places == sorted(places)
+    places = [
+        text.index(f"  - {name} ") for name in ("**`cases/`**", "`trial.py`", "**`runner/`**")
+    ]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -64,6 +72,53 @@ def test_paths_and_modules_named_exist(page):
     assert [p for p in paths if not (ROOT / p).exists()] == []
     modules = re.findall(r"\bnpattn(?:\.[a-z_]+)+", text)
     assert sorted({name for name in modules if not importable(name)}) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_outside_of_the_site_lead_somewhere(name):
+    links = re.findall(r"\]\(([^):]*?)(?:#([\w-]+))?\)", (ROOT / name).read_text())
+    assert links
+    pages = [(ROOT / (page or name), anchor) for page, anchor in links]
+    assert [page for page, _ in pages if not page.exists()] == []
+    assert [x for x in pages if x[1] and x[1] not in anchors(x[0].read_text())] == []
+
+
+def anchors(text):
+    """Return the anchors of the headings of a page, as a hub and myst make them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(("name", "most"), [("CONTRIBUTING.md", 200), ("CHANGELOG.md", 60)])
+def test_pages_for_people_stay_short(name, most):
+    assert len((ROOT / name).read_text().splitlines()) <= most
+
+
+def glossary():
+    """Return the terms of the glossary, each with the page that defines it."""
+    lines = (ROOT / "docs" / "glossary.md").read_text().splitlines()
+    entries = [line for line in lines if line.startswith("- ")]
+    pattern = r"- \*\*(.+?)\*\*: .+\. \[[^]]+\]\((\w+\.md)(?:#[\w-]+)?\)"
+    return [re.fullmatch(pattern, entry).groups() for entry in entries]
+
+
+def test_glossary_is_short_and_has_one_meaning_for_each_term():
+    terms = [term for term, _ in glossary()]
+    assert 30 <= len(terms) <= 40
+    assert len(set(terms)) == len(terms)
+    assert {"glossary", "modules"} <= set((ROOT / "docs" / "index.md").read_text().splitlines())
+
+
+def test_terms_of_the_glossary_are_used_in_the_pages():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = " ".join(p.read_text() for p in pages if p.name not in ("glossary.md", "modules.md"))
+    text = re.sub(r"\s+", " ", text).lower()
+    assert [term for term, _ in glossary() if not re.search(rf"\b{term.lower()}", text)] == []
+
+
+@pytest.mark.parametrize("page", sorted({page for _, page in glossary()}))
+def test_pages_that_define_a_term_link_to_the_glossary(page):
+    assert "(glossary.md)" in (ROOT / "docs" / page).read_text()
 
 
 def importable(name):
@@ -152,6 +207,7 @@ def test_printed_training(name):
 def test_training_example(tmp_path):
     pytest.importorskip("sklearn")
     [code], [shown] = blocks("docs/train.md", "python"), blocks("docs/train.md", "text")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     assert run("-W", "error", "-c", code, cwd=tmp_path) == shown
 
 

@@ -5,12 +5,12 @@
     A tile is a block of queries against a strip of keys, small enough to stay in a core's cache.
     Threads take blocks of queries (forward) or heads (backward), each with one thread of BLAS.
 
-Two things make it fast. A score is exponentiated as it is: a floating-point number keeps its
-relative precision at any size, so that the row maximum is looked for only where the sum of a row
-leaves the range of the dtype (`outputs`). And in the backward pass do is divided by that sum, and
-Σ do·o is one more column of a product, [do, −Σ do·o] [v, 1]ᵀ, so that exp and one multiplication
-are all that is left to do element by element (`gradients`). Derivation: docs/derivations/tiled.md.
-Numbers in brackets are the rules of docs/semantics.md.
+Two things make it fast. A score is exponentiated as it is, since a floating-point number keeps its
+relative precision at any size; the row maximum is subtracted only if the sum of a row leaves the
+range of the dtype (`outputs`). And the backward pass divides do by the sum of its row, and makes
+Σ do·o one more column of a product, [do, −Σ do·o] [v, 1]ᵀ: exp and one multiplication are all that
+is left to do element by element (`gradients`). Derivation: docs/derivations/tiled.md. Numbers in
+brackets are the rules of docs/semantics.md.
 """
 
 from npattn.tiled.choice import choice

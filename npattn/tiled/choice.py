@@ -12,24 +12,26 @@ __all__ = ["choice"]
 LARGE = 240_000
 """Number of scores from which the tiled engine is the faster one, if one block computes them all.
 
-Source: benchmarks/speed/scripts/engines.py, of this number and the others.
+Source of this number and of the others: benchmarks/engines.py.
 """
 BLOCK = {4: 5000, 8: 3500}
-"""Number of scores on which it saves as much time as a block of queries takes to begin.
+"""Number of scores that save as much time as a block of queries takes to begin.
 
-By bytes of a number.
+By the bytes of a number.
 """
 SINGLE = 3
-"""Scores that one of a single query counts for: reading keys and values is all the work then."""
+"""Weight of a score if there is one query: reading keys and values is all the work then."""
 SHARED = 16
-"""The same where query heads share keys, which the dense engine repeats. Source: the script
-benchmarks/speed/scripts/variants.py."""
+"""The same weight if query heads share keys, which the dense engine repeats.
+
+Source: benchmarks/speed/scripts/variants.py.
+"""
 
 
 def choice(problem: Problem) -> str:
     """Return the faster engine: "dense" or "tiled".
 
-    The number of threads has no say in it, so that results keep their bits with any number.
+    The choice, and so the bits of the results, do not depend on the number of threads.
     """
     block = BLOCK.get(problem.dtype.itemsize)
     if problem.dtype.kind != "f" or problem.storage is not None or block is None:

@@ -18,7 +18,7 @@ from npattn.tiled.tiling import Block, Plane
 __all__ = ["backward"]
 
 ITEMS = 4
-"""Items that are shared out, where there are fewer heads: each has a dq of its own."""
+"""Items of work that a problem of fewer heads is divided into, each with a dq of its own."""
 
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
@@ -82,8 +82,8 @@ class Pull:
     def _share_out(self) -> None:
         """Divide the work into items that write to different numbers.
 
-        They are heads, or ranges of keys with a dq of their own if there are fewer heads than
-        ITEMS.
+        An item is a head. If there are fewer heads than ITEMS, an item is a range of the keys of a
+        head, with a dq of its own.
         """
         groups: dict[Plane, list[Plane]] = {}
         bias = self.call.bias
@@ -109,7 +109,7 @@ class Pull:
     def _share_keys(self, pieces: int) -> list[tuple[int, int]]:
         """Divide the keys into ranges that cost the same, about as many as `pieces`.
 
-        Their number is not that of the threads, so that the sums of dq have the same bits with any.
+        The number of ranges, and so the bits of dq, do not depend on the number of threads.
         """
         call, S = self.call, self.problem.S
         steps = list(range(0, S, call.keys))
@@ -252,7 +252,7 @@ def find_empty_rows(call: Call) -> Array:
 
 
 def _add_product(x: Array, y: Array, total: Array, fresh: bool, space: Space) -> None:
-    """Add x @ y to a total; it is the total if that is fresh, with nothing in it."""
+    """Add x @ y to a total, or overwrite the total if it is fresh, with nothing in it."""
     if fresh:
         np.matmul(x, y, out=total)
     else:

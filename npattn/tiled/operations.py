@@ -44,7 +44,7 @@ class Call(Tiling):
 
     @cached_property
     def careful(self) -> bool:
-        """True if something is not finite: products ask what is live, as 0 · NaN is NaN [10]."""
+        """True if an input is not finite: products then leave dead scores out, for 0 · NaN [10]."""
         return not all(map(is_finite, (self.q, self.k, self.v)))
 
     def operand(self, x: Array, heads: int) -> Array:
@@ -58,7 +58,7 @@ class Call(Tiling):
     def scaled_queries(
         self, plane: Plane, t0: int, t1: int, space: Space, per_nat: float | None = None
     ) -> Array:
-        """Multiply a block of queries by scale, and by the units of a score in a nat."""
+        """Multiply a block of queries by the scale, and by the units of a score per nat."""
         per_nat = self.per_nat if per_nat is None else per_nat
         q = self.q[plane][t0:t1]
         scaled: Array = np.multiply(q, self.scale * per_nat, out=space(f"q{per_nat}", *q.shape))
@@ -67,8 +67,8 @@ class Call(Tiling):
     def hide(self, tile: Tile, s: Array, space: Space) -> None:
         """Turn hidden scores into −inf, in place, and a visible NaN into inf.
 
-        The row is NaN with either. The minimum of a score and ±inf takes a tenth of the time of a
-        masked copy.
+        An inf makes NaN of its row as a NaN does. The minimum of a score and ±inf takes a tenth of
+        the time of a masked copy.
         """
         assert self.mask is not None
         if isinstance(self.mask, Band):  # all tiles on its edges are alike
@@ -109,13 +109,13 @@ class Call(Tiling):
         return np.asarray(self.keep.tile(tile), self.dtype) / (1 - self.problem.dropout_rate)
 
     def sum(self, w: Array, x: Array, live: Array | None, out: Array) -> Array:
-        """Compute w @ x, in which x counts only where it is live."""
+        """Compute w @ x over the live scores; None means that all are."""
         if live is None:
             return np.matmul(w, x, out=out)
         return dense.sum_live(w, x, live)
 
     def live(self, s: Array, careful: bool) -> Array | None:
-        """Mask of the scores in the softmax; None if it is enough that others have weight 0."""
+        """Mask of the scores in the softmax; None if a weight of 0 is enough for the others."""
         return s != -np.inf if careful else None
 
 
@@ -167,10 +167,10 @@ def scores(
     keys: tuple[int, int] | None = None,
     slope: bool = False,
 ) -> Iterator[Scores]:
-    """Yield the final scores of each part of a block, as far as they are of `keys` lo ≤ s < hi.
+    """Yield the final scores of each part of a block, cut to the `keys` lo ≤ s < hi.
 
-    Every pass takes them from here, and a part as a whole: products of other shapes round
-    otherwise, and where a score is 1e17, a rounding of it is all of a weight.
+    Every pass computes its scores here, a part as a whole: products of other shapes round
+    differently, and the rounding of a score of 1e17 decides a whole weight.
     """
     k = call.k[call.kv_plane(plane)]
     lo, hi = keys or (0, len(k))
@@ -190,10 +190,10 @@ def scores(
 
 
 def _choose_exp(problem: Problem) -> tuple[Any, float]:
-    """Return the function that turns scores into weights, and the units of a score in a nat.
+    """Return the function that turns scores into weights, and the units of a score per nat.
 
-    2^x takes half the time of e^x where NumPy has vector instructions for it. Its factor, log₂ e,
-    costs nothing where the scores are a product alone.
+    2^x takes half the time of e^x where NumPy has vector instructions for it. The factor log₂ e
+    costs nothing if the scores are a product and nothing else.
     """
     scores = (problem.softcap, problem.score_mod, problem.bias)
     per_nat = 1 / math.log(2)
@@ -210,7 +210,7 @@ def _has_fast_exp2(char: str) -> bool:
 
 
 def bound(x: Array) -> float:
-    """Upper bound of |x|; inf or NaN if x is not finite, and only then."""
+    """Upper bound of |x|; inf or NaN if, and only if, x is not finite."""
     if x.flags.c_contiguous:
         # A fraction of the time of the maximum. Not by BLAS: its threads would wait for more of it
         # in a loop, on the cores that those of npattn.threads need.

@@ -30,7 +30,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Saved]:
 
 
 def weights(problem: Problem, saved: Saved) -> Array:
-    """Weights (..., H, T, S), as large as everything that this module avoids."""
+    """Weights (..., H, T, S), by the dense engine: arrays of this size are avoided elsewhere."""
     return dense.forward(problem)[2].p
 
 

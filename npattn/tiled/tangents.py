@@ -62,7 +62,7 @@ def _add_jvp(
     k, v = call.k[own], call.v[own]
     dq, dk, dv = along["q"], along["k"], along["v"]
     scaled = call.scaled_queries(plane, t0, t1, space)
-    # The mean of ds first, then ds less it: where one weight is almost 1, that is little.
+    # The mean of ds first, then ds less its mean: little is left where one weight is almost 1.
     for centred in (False, True):
         for tile, part, _, s, slope in scores(call, plane, scaled, t0, t1, space, slope=True):
             rows: Any = (*plane, slice(tile.t0, tile.t1))

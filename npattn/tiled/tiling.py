@@ -1,4 +1,4 @@
-"""Tiles of a problem: blocks of queries, and the parts of the scores that each of them sees."""
+"""Tiles of a problem: blocks of queries, and the parts of the scores that each block sees."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Block", "Part", "Plane", "Tiling", "choose_queries", "visible_tiles"
 QUERIES = 1024
 """Most queries in a block."""
 FEWEST = 256
-"""Queries in a block below which it is not halved for the sake of more blocks."""
+"""Queries of a block that is not halved any more to get more blocks."""
 KEYS = 256
-"""Keys in a strip: with QUERIES, what the cache of a core about holds, in float32."""
+"""Keys in a strip: QUERIES × KEYS scores in float32 about fill the cache of a core."""
 ENOUGH = 16
 """Blocks that keep all cores busy to the end."""
 CELL = 128
 """Keys in the smallest part of a strip that a mask is asked about."""
 ROUND = 16
-"""Queries by which blocks grow: products of other numbers of rows take longer."""
+"""The queries of a block are a multiple of it: products of other numbers of rows are slower."""
 
 Plane = tuple[int, ...]
 Block = tuple[Plane, int, int]
@@ -36,7 +36,7 @@ Block = tuple[Plane, int, int]
 class Part(NamedTuple):
     """Scores of a block that are computed in one go: t0 ≤ t < t1, s0 ≤ s < s1.
 
-    Rows outside p0 ≤ t < p1 see all of its keys.
+    Rows outside p0 ≤ t < p1 see all keys of the part.
     """
 
     t0: int
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 def choose_queries(planes: int, T: int) -> int:
-    """Return the queries of a block: about as many in each, and few enough for ENOUGH blocks."""
+    """Return the number of queries in a block: about equal blocks, and ENOUGH if possible."""
     n = QUERIES
     while n > FEWEST and planes * -(-T // n) < ENOUGH:
         n = -(-n // 2)
@@ -62,7 +62,7 @@ def choose_queries(planes: int, T: int) -> int:
 
 
 class Tiling:
-    """Blocks of queries of a problem, and the parts of the scores that each of them sees."""
+    """Blocks of queries of a problem, and the parts of the scores that each block sees."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -95,7 +95,7 @@ class Tiling:
         return Tile(*self.sizes, plane, t0, t1, s0, s1)
 
     def parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
-        """List the parts that a block of queries sees anything of."""
+        """List the parts of the scores in which a block of queries sees anything."""
         own = plane[len(plane) - len(self.mask_lead) :]
         own = tuple(i if n > 1 else 0 for i, n in zip(own, self.mask_lead, strict=True))
         parts = self.known.get((own, t0))
@@ -131,7 +131,7 @@ class Tiling:
 
 
 def visible_tiles(problem: Problem) -> list[list[tuple[int, int, int, int, int, int]]]:
-    """Tiles of each block of queries that are computed at all, for a problem with one batch.
+    """Tiles that are computed, by block of queries, for a problem with one batch.
 
     Each is (query head, key/value head, t0, t1, s0, s1). The benchmarks compare with them.
     """
@@ -169,7 +169,7 @@ def _trim(mask: masks.Mask, cell: Tile) -> Part | None:
 
 
 def _trim_band(band: Band, cell: Tile) -> Part | None:
-    """Do the same from the two numbers of a band, without an array."""
+    """Trim a cell as `_trim` does, from the two numbers of a band, without an array."""
     shift = band.first(cell) + cell.s0 - cell.t0  # beside query t is key t + shift
     left, right = (FAR if n is None else min(n, FAR) for n in (band.left, band.right))
     t0, t1 = max(cell.t0, cell.s0 - right - shift), min(cell.t1, cell.s1 + left - shift)

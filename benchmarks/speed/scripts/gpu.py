@@ -1,5 +1,6 @@
-"""npattn.torch on a device: the exact engine beside the float64 matrix product and other systems,
-and the overhead of engine="fused" over a direct call of PyTorch.
+"""Speed of npattn.torch on a device, beside the float64 matrix product and other systems.
+
+Also the overhead of engine="fused" over a direct call of PyTorch.
 
     python -m benchmarks.speed.scripts.gpu                          on the GPU, T = S up to 8192
     python -m benchmarks.speed.scripts.gpu --device cpu --small     to see that it runs

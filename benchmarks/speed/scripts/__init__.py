@@ -1,0 +1,1 @@
+"""Measurements of one question each: python -m benchmarks.speed.scripts.NAME."""
