@@ -1,8 +1,9 @@
 """Tiers of tests, and profiles of Hypothesis.
 
-``pytest`` runs the fast tier: of each test at most `VARIANTS` variants, and none that is marked
-`thorough`. ``pytest --tier thorough`` runs the rest, ``pytest tests/masks`` all that is there. The
-gate draws the same examples every time, ``HYPOTHESIS_PROFILE=nightly pytest --tier all`` others.
+``pytest`` runs the fast tier: of each test few variants, and none that is marked `thorough`.
+``pytest --tier thorough`` runs more variants, and the tests that are marked. Every night, and by
+``pytest tests/masks``, all variants run. The gate draws the same examples every time,
+``HYPOTHESIS_PROFILE=nightly pytest --tier all`` others.
 """
 
 import os
@@ -37,12 +38,13 @@ TRACED = 4
 test that is marked `broad` they are the first, or as many as the mark says."""
 
 
-VARIANTS = 2
-"""Most variants of a test in the fast tier: the first and the last, and those between evenly."""
+FAST, MORE, SLOW = 2, 12, 4
+"""Most variants of a test: in the fast tier, in both tiers, and in both if it is marked `thorough`;
+no limit in both if it is marked `every`. They are the first, the last, and some between evenly."""
 
 
 def pytest_addoption(parser):
-    text = "fast: few variants of each test; thorough: the others; all (default if a path is given)"
+    text = "fast: few variants of a test; thorough: more of them; all (default if a path is given)"
     parser.addoption("--tier", choices=("fast", "thorough", "all"), help=text)
 
 
@@ -52,28 +54,32 @@ def pytest_configure(config):
         config.option.tier = "all" if named else "fast"
 
 
-def fast_items(items):
-    """Yield the items of the fast tier."""
+def choose_variants(items, tier):
+    """Return the items of a tier."""
     variants = defaultdict(list)
     for item in items:
-        if not item.get_closest_marker("thorough"):
-            variants[item.nodeid.partition("[")[0]].append(item)
+        variants[item.nodeid.partition("[")[0]].append(item)
+    fast, both = set(), set()
     for alike in variants.values():
-        last, most = len(alike) - 1, min(VARIANTS, len(alike))
-        yield from {alike[round(i * last / max(most - 1, 1))] for i in range(most)}
+        slow, every = map(alike[0].get_closest_marker, ("thorough", "every"))
+        fast |= set() if slow else spread(alike, FAST)
+        both |= set(alike) if every else spread(alike, SLOW if slow else MORE)
+    return fast if tier == "fast" else both - fast
+
+
+def spread(items, most):
+    """Return at most so many items: the first, the last, and some between evenly."""
+    last, most = len(items) - 1, min(most, len(items))
+    return {items[round(i * last / max(most - 1, 1))] for i in range(most)}
 
 
 def pytest_collection_modifyitems(config, items):
     mark_items(items)
-    tier = config.option.tier
-    if tier == "all":
+    if config.option.tier == "all":
         return
-    fast = set(fast_items(items))
-    chosen = [item for item in items if (item in fast) == (tier == "fast")]
-    config.hook.pytest_deselected(
-        items=[item for item in items if (item in fast) != (tier == "fast")]
-    )
-    items[:] = chosen
+    chosen = choose_variants(items, config.option.tier)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 def mark_items(items):

@@ -369,6 +369,7 @@ GATES = {n for n, m in MUTANTS.items() if "gate" in inspect.signature(m.forward)
 """Wrong with a gate, or in the largest score alone: tests/testing/test_gates.py has them."""
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", [n for n in EXACTLY_WRONG if n not in GATES])
 def test_mutant_is_wrong_by_far(name: str) -> None:
     mutant = MUTANTS[name]

@@ -85,6 +85,7 @@ def worst_alone(mutant, rule):
     return worst
 
 
+@pytest.mark.every
 @pytest.mark.unmeasured  # the same rules run on correct implementations, at less expense
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_killer_fails_the_mutant_far_beyond_the_tolerance(name):

@@ -131,6 +131,7 @@ def test_every_rule_kills_a_mutant():
     assert set(KILLS.values()) <= set(MUTANTS)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("rule", "name"), KILLS.items())
 def test_rule_fails_on_its_mutant(rule, name):
     outcome = judge_alone(MUTANTS[name], rule)
