@@ -1,4 +1,4 @@
-"""FlashAttention: flash_attn_func of the package flash-attn, and of FlashAttention-3 and -4."""
+"""FlashAttention: flash_attn_func of flash-attn, of FlashAttention-3 and -4; and xFormers."""
 
 import math
 from dataclasses import replace
@@ -6,17 +6,7 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = [
-    "FLASH_ATTN",
-    "FLASH_ATTN_3",
-    "FLASH_ATTN_4",
-    "KVCACHE",
-    "KVPACKED",
-    "QKVPACKED",
-    "VARLEN",
-    "VARLEN_QKVPACKED",
-    "VLLM_PAGED",
-]
+__all__ = ["FLASH_ATTENTION"]
 
 # Docstring of flash_attn_func, Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py: "the
 # causal mask is aligned to the bottom right corner", "If the row of the mask is all zero, the
@@ -186,4 +176,30 @@ VLLM_PAGED = replace(
         "pages whose size is no multiple of 16",
         "gradients",
     ),
+)
+
+# Docstring of memory_efficient_attention, facebookresearch/xformers, xformers/ops/fmha/__init__.py:
+# [B, M, H, K], attn_bias is added, and "Equivalent pytorch code", whose softmax gives NaN where all
+# scores are −inf. Read, not run.
+MEMORY_EFFICIENT = Profile(
+    name="xformers",
+    version="0.0.2x",
+    about="xformers.ops.memory_efficient_attention",
+    conventions=Conventions(empty_row="nan"),
+    signature={"attn_bias": "bias", "scale": "scale"},
+    layout="BTHD",
+    refuses=("boolean masks: a tensor as attn_bias is added", "K < H: with four axes"),
+)
+
+FLASH_ATTENTION = (
+    FLASH_ATTN,
+    FLASH_ATTN_3,
+    FLASH_ATTN_4,
+    VARLEN,
+    KVCACHE,
+    QKVPACKED,
+    KVPACKED,
+    VARLEN_QKVPACKED,
+    VLLM_PAGED,
+    MEMORY_EFFICIENT,
 )

@@ -1,11 +1,11 @@
-"""PyTorch: scaled_dot_product_attention, and the attention inside nn.MultiheadAttention."""
+"""PyTorch: scaled_dot_product_attention, nn.MultiheadAttention, FlexAttention."""
 
 from dataclasses import replace
 
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["MULTIHEAD", "MULTIHEAD_FAST", "MULTIHEAD_SDPA", "NESTED", "SDPA"]
+__all__ = ["TORCH"]
 
 # docs.pytorch.org, torch.nn.functional.scaled_dot_product_attention: "Efficient implementation
 # equivalent to the following". Its textbook lines give NaN where a query sees nothing; all three
@@ -77,4 +77,29 @@ NESTED = replace(
         "K < H: it broadcasts no heads of nested tensors",
         "a mask that differs between heads or queries",
     ),
+)
+
+# Docstring of torch 2.13: score_mod(score, b, h, q_idx, k_idx), and masks as a BlockMask of such a
+# function. Run on the CPU: a query that sees nothing gives 0, with an lse of −inf.
+FLEX = Profile(
+    name="flex",
+    version="2.13",
+    about="torch.nn.attention.flex_attention.flex_attention",
+    conventions=Conventions(empty_row="zero"),
+    signature={
+        "score_mod": "score_mod",
+        "scale": "scale",
+        "enable_gqa": "shared heads",
+        "return_lse": "return_lse",
+    },
+    refuses=("mask and bias as arrays: they are functions",),
+)
+
+TORCH = (
+    SDPA,
+    MULTIHEAD,
+    MULTIHEAD_SDPA,
+    MULTIHEAD_FAST,
+    NESTED,
+    FLEX,
 )

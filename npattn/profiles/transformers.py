@@ -5,7 +5,7 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["BLOOM", "EAGER", "FALCON", "GPT_OSS", "SDPA"]
+__all__ = ["EAGER", "MODELS"]
 
 # transformers/models/llama/modeling_llama.py of 5.23.0, eager_attention_forward, and its copies in
 # other models: attention_mask is added, 0 where a query may attend and finfo(dtype).min elsewhere.
@@ -87,4 +87,11 @@ FALCON = replace(
         "E != D, T > S: self-attention",
         "a bias that differs between queries",
     ),
+)
+
+MODELS = (
+    GPT_OSS,
+    SDPA,
+    BLOOM,
+    FALCON,
 )

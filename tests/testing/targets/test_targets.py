@@ -203,7 +203,6 @@ def test_a_worker_has_the_time_and_says_the_versions_of_its_target(monkeypatch, 
         ("haiku", "haiku", "the target haiku needs dm-haiku; npattn itself does not: pip install"),
         ("flax", "flax", "Flax targets need flax; npattn itself does not: pip install"),
         ("jax", "jax", "the target jax.nn needs jax; npattn itself does not: pip install"),
-        ("torch", "torch_modules", "torch targets need torch; npattn itself does not: pip install"),
         ("onnx", "onnx", "ONNX targets need onnx; npattn itself does not: pip install"),
         ("onnxruntime", "onnxruntime", "ONNX targets need|onnxruntime needs onnxruntime"),
         ("openvino", "openvino", "the target openvino needs openvino; npattn itself does not: pip"),
@@ -613,16 +612,18 @@ def test_flash_backend_is_held_to():
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_compiled_flex_attention_is_compiled_once(monkeypatch):
     torch = pytest.importorskip("torch")
-    from npattn.testing.targets import torch_modules
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from npattn.testing.targets import torch as targets
 
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda f, **more: compiled.append(f) or f)
-    torch_modules._compile.cache_clear()
+    targets._compile.cache_clear()
     q = torch.ones(2, 3, 5, 7)
     for _ in range(2):
-        torch.testing.assert_close(torch_modules.flex_compiled(q, q, q, scale=0.5), q)
-    torch_modules._compile.cache_clear()
-    assert compiled.count(torch_modules.flex_attention) == 1  # it compiles a part of its own
+        torch.testing.assert_close(targets.flex_compiled(q, q, q, scale=0.5), q)
+    targets._compile.cache_clear()
+    assert compiled.count(flex_attention) == 1  # it compiles a part of its own
 
 
 # --- JAX ------------------------------------------------------------------------------------------
@@ -713,8 +714,8 @@ def test_onnx_model_has_one_node_and_is_cached():
     pytest.importorskip("onnx")
     from npattn.testing.targets import onnx
 
-    made = onnx.model(24, {"Q": "f4", "K": "f4", "V": "f4"}, ("Y",), is_causal=1)
+    types = (("Q", np.dtype("f4")), ("K", np.dtype("f4")), ("V", np.dtype("f4")))
+    made = onnx.model(24, types, False, is_causal=1)
     assert [node.op_type for node in made.graph.node] == ["Attention"]
     assert made.opset_import[0].version == 24
-    types = (("Q", np.dtype("f4")), ("K", np.dtype("f4")), ("V", np.dtype("f4")))
-    assert onnx._evaluator(types, False) is onnx._evaluator(types, False)
+    assert onnx._start_25(types, False) is onnx._start_25(types, False)
