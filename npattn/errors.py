@@ -48,13 +48,13 @@ class MissingExtraError(NpattnError, ImportError):
 
 
 @contextmanager
-def optional_import(user: str, package: str, extra: str = "") -> Iterator[None]:
+def optional_import(subject: str, package: str, extra: str = "") -> Iterator[None]:
     """Say how to install a package if it cannot be imported in the block.
 
     Parameters
     ----------
-    user : str
-        Part of npattn that needs it, the subject of the message.
+    subject : str
+        Beginning of the message, as "npattn.plot needs".
     package : str
         Its name for pip, or several in words.
     extra : str, optional
@@ -70,5 +70,5 @@ def optional_import(user: str, package: str, extra: str = "") -> Iterator[None]:
     except ImportError as err:
         line = f"'npattn[{extra}]'" if extra else package
         raise MissingExtraError(
-            f"{user} needs {package}; npattn itself does not: pip install {line}"
+            f"{subject} {package}; npattn itself does not: pip install {line}"
         ) from err

@@ -9,19 +9,22 @@ from typing import Any, Literal
 from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import (
+from npattn.weights.exchange import (
+    check_fits,
+    check_held,
     check_kind,
     check_names,
     dropout_error,
     from_kernels,
+    heads_apart,
     join_names,
     loaded_package,
-    missing,
+    needed_by,
     optional,
     read,
+    read_parameters,
     refuse,
 )
-from npattn.weights.writing import check_fits, check_held, heads_apart, read_parameters
 
 __all__ = ["from_flax", "to_flax"]
 
@@ -241,10 +244,8 @@ def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
 
 
 def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
-    try:
-        from flax import nnx  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as err:
-        raise missing("to_flax", "flax", "flax") from err
+    with needed_by("to_flax", "flax"):
+        from flax import nnx
     biased = mha.norm_q_bias is not None or mha.norm_k_bias is not None
     check_fits(
         "to_flax",
@@ -300,6 +301,6 @@ def _nnx_norm(nnx: Any, mha: MultiHeadAttention, p: Mapping[str, Array], letter:
 
 
 def _jax_array(array: Array) -> Any:
-    import jax  # type: ignore[import-not-found, unused-ignore]
+    import jax
 
     return jax.numpy.asarray(array)

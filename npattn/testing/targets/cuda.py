@@ -12,7 +12,7 @@ from typing import Any
 
 from npattn.errors import optional_import
 
-with optional_import("targets on CUDA", "torch", "torch"):
+with optional_import("targets on CUDA need", "torch", "torch"):
     import torch
 
 __all__ = ["flashinfer", "flashinfer_paged", "thunderkittens", "transformer_engine"]

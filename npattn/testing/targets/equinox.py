@@ -6,7 +6,7 @@ from typing import Any
 
 from npattn.errors import optional_import
 
-with optional_import("the target equinox", "equinox", "equinox"):
+with optional_import("the target equinox needs", "equinox", "equinox"):
     import jax
     from equinox.nn._attention import dot_product_attention
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from npattn.errors import optional_import
 
-with optional_import("the targets fla", "fla-core", "fla"):
+with optional_import("the targets fla need", "fla-core", "fla"):
     import torch
     from fla.ops.attn.decoding import attn_decoding_one_step, naive_attn_decoding_kernel
     from fla.ops.attn.parallel import parallel_attn

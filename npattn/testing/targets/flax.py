@@ -7,7 +7,7 @@ from typing import Any
 
 from npattn.errors import optional_import
 
-with optional_import("Flax targets", "flax", "flax"):
+with optional_import("Flax targets need", "flax", "flax"):
     import jax
     from flax import linen, nnx
     from jax import numpy as jnp

@@ -10,7 +10,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import optional_import
 
-with optional_import("the target ggml.flash", "xllamacpp"):
+with optional_import("the target ggml.flash needs", "xllamacpp"):
     from xllamacpp import xllamacpp
 
 __all__ = ["flash"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from npattn.errors import optional_import
 
-with optional_import("the target haiku", "dm-haiku", "haiku"):
+with optional_import("the target haiku needs", "dm-haiku", "haiku"):
     import haiku as hk
     import jax
     from jax import numpy as jnp

@@ -5,7 +5,7 @@ Outside of it each call is traced anew, and each operation compiled for itself.
 
 from npattn.errors import optional_import
 
-with optional_import("the target jax.nn", "jax", "jax"):
+with optional_import("the target jax.nn needs", "jax", "jax"):
     import jax
 
 __all__ = ["attention"]

@@ -32,7 +32,7 @@ def _load(backend: str) -> Any:
     os.environ["KERAS_BACKEND"] = backend  # read when Keras is loaded
     extras = ",".join(dict.fromkeys(("keras", backend))).removesuffix(",numpy")
     try:
-        with optional_import(f"the target keras.{backend}", f"keras and {backend}", extras):
+        with optional_import(f"the target keras.{backend} needs", f"keras and {backend}", extras):
             import keras
     finally:
         os.environ.pop("KERAS_BACKEND")

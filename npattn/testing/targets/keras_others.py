@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import optional_import
 
-with optional_import("targets of Keras", "keras", "keras"):
+with optional_import("targets of Keras need", "keras", "keras"):
     import keras
 
 __all__ = ["attention", "tensorflow_backward"]

@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import optional_import
 
-with optional_import("the target mlx", "mlx", "mlx"):
+with optional_import("the target mlx needs", "mlx", "mlx"):
     import mlx.core as mx
 
 __all__ = ["attention"]

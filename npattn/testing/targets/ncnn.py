@@ -11,7 +11,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import optional_import
 
-with optional_import("the target ncnn", "ncnn"):
+with optional_import("the target ncnn needs", "ncnn"):
     import ncnn
 
 __all__ = ["attention"]

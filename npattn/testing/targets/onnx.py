@@ -16,7 +16,7 @@ from npattn.arrays import Array
 from npattn.errors import optional_import
 from npattn.testing.targets.wrapping import rename
 
-with optional_import("ONNX targets", "onnx", "onnx"):
+with optional_import("ONNX targets need", "onnx", "onnx"):
     from onnx import FunctionProto, defs, helper
     from onnx.reference import ReferenceEvaluator
 

@@ -21,7 +21,7 @@ from npattn.testing.targets.onnx import (
 )
 from npattn.testing.targets.wrapping import merge_heads, split_heads
 
-with optional_import("the target onnxruntime", "onnxruntime", "onnxruntime"):
+with optional_import("the target onnxruntime needs", "onnxruntime", "onnxruntime"):
     from onnxruntime import InferenceSession, SessionOptions
 
 __all__ = ["attention", "gqa", "mha"]

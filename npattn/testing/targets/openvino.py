@@ -10,7 +10,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import optional_import
 
-with optional_import("the target openvino", "openvino"):
+with optional_import("the target openvino needs", "openvino"):
     import openvino
     from openvino import opset13
 

@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import optional_import
 
-with optional_import("the target paddle", "paddlepaddle"):
+with optional_import("the target paddle needs", "paddlepaddle"):
     import paddle
     from paddle.nn.functional import scaled_dot_product_attention
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from npattn.errors import optional_import
 
-with optional_import("the targets pallas", "jax", "jax"):
+with optional_import("the targets pallas need", "jax", "jax"):
     import jax
     import jax.numpy as jnp
     from jax.experimental.pallas import tpu as pltpu

@@ -32,7 +32,7 @@ def _load() -> ModuleType:
     return module
 
 
-with optional_import("the target sageattention", "sageattention"):
+with optional_import("the target sageattention needs", "sageattention"):
     _core: Any = _load()
 
 

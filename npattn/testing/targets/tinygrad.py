@@ -7,7 +7,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import optional_import
 
-with optional_import("the target tinygrad", "tinygrad"):
+with optional_import("the target tinygrad needs", "tinygrad"):
     from tinygrad import Tensor
 
 __all__ = ["attention", "attention_backward"]

@@ -8,7 +8,7 @@ from typing import Any
 from npattn.errors import optional_import
 from npattn.testing.targets.wrapping import rename
 
-with optional_import("torch targets", "torch", "torch"):
+with optional_import("torch targets need", "torch", "torch"):
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention

@@ -7,7 +7,7 @@ from typing import Any
 
 from npattn.errors import optional_import
 
-with optional_import("transformers targets", "transformers and torch", "transformers"):
+with optional_import("transformers targets need", "transformers and torch", "transformers"):
     import torch
     from transformers import BloomConfig, DynamicCache, FalconConfig
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
