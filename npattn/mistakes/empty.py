@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 
 @mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")
@@ -30,12 +30,10 @@ class _EmptyRowMean(Attention):
         return np.where(lse == -np.inf, 1 / max(s.shape[-1], 1), p), p_sink, lse
 
 
-@mistake("hidden-score-finite", "empty row", "microsoft/onnxruntime#8549")
-class _HiddenScoreFinite(Attention):
-    """Hidden scores are set to −1e4, which still has weight beside other very low scores."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return np.where(visible, s, -1e4)
+change("hidden-score-finite", "empty row",
+       "Hidden scores are set to −1e4, which still has weight beside other very low scores.",
+       "microsoft/onnxruntime#8549",
+       hide=lambda up, s, visible: np.where(visible, s, -1e4))  # fmt: skip
 
 
 @mistake("empty-row-takes-dlse", "empty row")

@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Inputs
 from npattn.mistakes.gated import Gated
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 
 def _one_for_all(gate: Array | float, axis: int) -> Array | float:
@@ -179,44 +179,21 @@ class _DgateOfLastQuery(Gated):
         return sum_to(each, shape)
 
 
-@mistake("dgate-zero", "gate")
-class _DgateZero(Gated):
-    """dgate is 0."""
-
-    def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
-        return np.zeros(shape)
+change("dgate-zero", "gate", "dgate is 0.", of=Gated,
+       dgate=lambda up, dout, c, shape: np.zeros(shape))  # fmt: skip
 
 
 # --- the largest scores ---
 
 
-@mistake("max-score-with-sink", "max score", equivalent=True)
-class _MaxScoreWithSink(Gated):
-    """The sink counts in the largest score."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return np.maximum(super().max_score(c), c.sinks[..., 0])
-
-
-@mistake("max-score-of-hidden", "max score", equivalent=True)
-class _MaxScoreOfHidden(Gated):
-    """The largest score is taken before the mask."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return super().max_score(c._replace(mask=None, causal=False, window=None))
-
-
-@mistake("max-score-before-bias", "max score", equivalent=True)
-class _MaxScoreBeforeBias(Gated):
-    """The largest score is that of scale · q k, without softcap and bias."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return super().max_score(c._replace(bias=0.0, softcap=None))
-
-
-@mistake("max-score-from-zero", "max score", equivalent=True)
-class _MaxScoreFromZero(Gated):
-    """The largest score is 0 where all are below, since the maximum begins with 0."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return np.maximum(super().max_score(c), 0)
+change("max-score-with-sink", "max score", "The sink counts in the largest score.", of=Gated,
+       equivalent=True, max_score=lambda up, c: np.maximum(up(c), c.sinks[..., 0]))  # fmt: skip
+change("max-score-of-hidden", "max score", "The largest score is taken before the mask.", of=Gated,
+       equivalent=True,
+       max_score=lambda up, c: up(c._replace(mask=None, causal=False, window=None)))  # fmt: skip
+change("max-score-before-bias", "max score",
+       "The largest score is that of scale · q k, without softcap and bias.", of=Gated,
+       equivalent=True, max_score=lambda up, c: up(c._replace(bias=0.0, softcap=None)))  # fmt: skip
+change("max-score-from-zero", "max score",
+       "The largest score is 0 where all are below, since the maximum begins with 0.", of=Gated,
+       equivalent=True, max_score=lambda up, c: np.maximum(up(c), 0))  # fmt: skip

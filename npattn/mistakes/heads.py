@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 # --- which key/value head a query head uses ---
 
@@ -42,12 +42,9 @@ class _HeadsByNumberOfKeys(Attention):
         return np.asarray(np.take(x, np.arange(H) // K % K, axis=-3))
 
 
-@mistake("heads-all-of-first", "heads")
-class _HeadsAllOfFirst(Attention):
-    """If heads are shared, all query heads use the first key/value head."""
-
-    def share(self, x: Array, H: int) -> Array:
-        return super().share(x if x.shape[-3] == H else x[..., :1, :, :], H)
+change("heads-all-of-first", "heads",
+       "If heads are shared, all query heads use the first key/value head.",
+       share=lambda up, x, H: up(x if x.shape[-3] == H else x[..., :1, :, :], H))  # fmt: skip
 
 
 @mistake("heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681")
@@ -141,12 +138,10 @@ class _KeyAxesExchanged(Attention):
         return c._replace(k=c.k.swapaxes(-2, -3)) if c.k.shape[-2] == c.k.shape[-3] else c
 
 
-@mistake("heads-split-by-reshape", "layout", "reczoo/FuxiCTR#30")
-class _HeadsSplitByReshape(Attention):
-    """q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis."""
-
-    def read(self, x: Array) -> Array:
-        return super().read(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x)
+change("heads-split-by-reshape", "layout",
+       "q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis.",
+       "reczoo/FuxiCTR#30",
+       read=lambda up, x: up(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x))  # fmt: skip
 
 
 @mistake("heads-merged-by-reshape", "layout", "jsbaan/transformer-from-scratch#6")

@@ -17,7 +17,7 @@ from npattn.mistakes.online import (
     load_rows,
     tile_of,
 )
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 # --- which tiles, and what is in them
 
@@ -31,12 +31,9 @@ class _TailKeysSkipped(Online):
         return first, min(end, max(c.k.shape[-2] // TILE, 1))
 
 
-@mistake("tail-padding-attended", "tiles")
-class _TailPaddingAttended(Online):
-    """The zeros that pad the last tile of keys take part in the softmax."""
-
-    def real_keys(self, s: Array, c: Inputs) -> Array:
-        return np.ones(s.shape, bool)
+change("tail-padding-attended", "tiles",
+       "The zeros that pad the last tile of keys take part in the softmax.", of=Online,
+       real_keys=lambda up, s, c: np.ones(s.shape, bool))  # fmt: skip
 
 
 @mistake("softcap-revives-padding", "tiles", "ggml-org/llama.cpp#29034")
@@ -136,20 +133,12 @@ class _MergeOfMixedBases(Split):
         return RunningSoftmax(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
 
 
-@mistake("merge-of-nothing-nan", "split keys", "vllm-project/vllm#39148")
-class _MergeOfNothingNaN(Split):
-    """Merging two fully masked partial results gives NaN: −inf − (−inf)."""
-
-    def merge_pivot(self, m: Array) -> Array:
-        return m
-
-
-@mistake("sink-in-every-split", "split keys")
-class _SinkInEverySplit(Split):
-    """The sink is counted in every split of the keys that is merged."""
-
-    def second_half(self, c: Inputs) -> Inputs:
-        return c
+change("merge-of-nothing-nan", "split keys",
+       "Merging two fully masked partial results gives NaN: −inf − (−inf).",
+       "vllm-project/vllm#39148", of=Split, merge_pivot=lambda up, m: m)  # fmt: skip
+change("sink-in-every-split", "split keys",
+       "The sink is counted in every split of the keys that is merged.", of=Split,
+       second_half=lambda up, c: c)  # fmt: skip
 
 
 @mistake("out-of-each-split-in-backward", "split keys", "tenstorrent/tt-metal#53205")

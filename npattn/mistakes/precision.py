@@ -14,7 +14,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 __all__: list[str] = []
 
@@ -107,12 +107,10 @@ class _ProductInFloat16(Attention):
         return np.asarray(c.scale * stored)
 
 
-@mistake("scores-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
-class _ScoresInBfloat16(Attention):
-    """The final scores are rounded to bfloat16 in a kernel declared as fused."""
-
-    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
-        return round_to(super().final(x, visible, c), c.dtype)
+change("scores-in-bfloat16", "precision",
+       "The final scores are rounded to bfloat16 in a kernel declared as fused.",
+       dtypes=("bfloat16",), rounding="fused",
+       final=lambda up, x, visible, c: round_to(up(x, visible, c), c.dtype))  # fmt: skip
 
 
 @mistake("scale-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -141,20 +139,14 @@ class _WeightsInFloat8(Online):
         return round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
 
 
-@mistake("weights-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
-class _WeightsTruncated(Online):
-    """The weights are truncated to bfloat16 instead of rounded to nearest."""
-
-    def drop(self, p: Array, tile: Inputs) -> Array:
-        return truncate(super().drop(p, tile))
-
-
-@mistake("dscores-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
-class _DscoresTruncated(Attention):
-    """The gradient of the scores is truncated to bfloat16 instead of rounded to nearest."""
-
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return truncate(super().jacobian(p, dp, delta, c))
+change("weights-truncated", "precision",
+       "The weights are truncated to bfloat16 instead of rounded to nearest.", of=Online,
+       dtypes=("bfloat16",), rounding="fused",
+       drop=lambda up, p, tile: truncate(up(p, tile)))  # fmt: skip
+change("dscores-truncated", "precision",
+       "The gradient of the scores is truncated to bfloat16 instead of rounded to nearest.",
+       dtypes=("bfloat16",), rounding="fused",
+       jacobian=lambda up, p, dp, delta, c: truncate(up(p, dp, delta, c)))  # fmt: skip
 
 
 @mistake("out-truncated", "precision", dtypes=("bfloat16",), rounding="fused")

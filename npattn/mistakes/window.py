@@ -6,7 +6,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 from npattn.options import Window
 
 
@@ -106,52 +106,20 @@ class _WindowOfWholeTiles(Attention):
         return open_left & (left is None or np.arange(S) // TILE >= begin // TILE)
 
 
-@mistake("window-ignored-for-one-query", "window", "karpathy/nanochat#452")
-class _WindowIgnoredForOneQuery(Attention):
-    """The window is ignored for a single query (decoding)."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c._replace(window=None) if c.q.shape[-2] == 1 else c)
-
-
-@mistake("window-ignored-without-causal", "window")
-class _WindowIgnoredWithoutCausal(Attention):
-    """The window is ignored without causal."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.causal else c._replace(window=None))
-
-
-@mistake("window-ignored-with-mask", "window")
-class _WindowIgnoredWithMask(Attention):
-    """The window is ignored if a mask is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.mask is None else c._replace(window=None))
-
-
-@mistake("window-replaces-mask", "window", "huggingface/transformers#31670")
-class _WindowReplacesMask(Attention):
-    """The mask is ignored if a window is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.window is None else c._replace(mask=None))
-
-
-@mistake("window-replaces-causal", "window")
-class _WindowReplacesCausal(Attention):
-    """Causal is ignored if a window is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.window is None else c._replace(causal=False))
-
-
-@mistake("window-ignored-in-backward", "window", "meta-pytorch/MSLK#263")
-class _WindowIgnoredInBackward(Attention):
-    """Backward rebuilds the weights without the window."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(window=None)
+change("window-ignored-for-one-query", "window",
+       "The window is ignored for a single query (decoding).", "karpathy/nanochat#452",
+       visible=lambda up, c: up(c._replace(window=None) if c.q.shape[-2] == 1 else c))  # fmt: skip
+change("window-ignored-without-causal", "window", "The window is ignored without causal.",
+       visible=lambda up, c: up(c if c.causal else c._replace(window=None)))  # fmt: skip
+change("window-ignored-with-mask", "window", "The window is ignored if a mask is given.",
+       visible=lambda up, c: up(c if c.mask is None else c._replace(window=None)))  # fmt: skip
+change("window-replaces-mask", "window", "The mask is ignored if a window is given.",
+       "huggingface/transformers#31670",
+       visible=lambda up, c: up(c if c.window is None else c._replace(mask=None)))  # fmt: skip
+change("window-replaces-causal", "window", "Causal is ignored if a window is given.",
+       visible=lambda up, c: up(c if c.window is None else c._replace(causal=False)))  # fmt: skip
+change("window-ignored-in-backward", "window", "Backward rebuilds the weights without the window.",
+       "meta-pytorch/MSLK#263", recompute=lambda up, c: c._replace(window=None))  # fmt: skip
 
 
 @mistake("window-mirrored-in-backward", "window")

@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 # --- hidden positions  [10]
 
@@ -54,12 +54,9 @@ class DqOfHiddenKeys(Attention):
         return dq + (0 * self.share(c.k, c.q.shape[-3])).sum(-2, keepdims=True), *others
 
 
-@mistake("blind-dk-of-nan-query", "hidden")
-class DkOfNanQuery(Attention):
-    """dk = dsᵀ q includes hidden queries: a NaN query reaches keys that it does not see."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q))
+change("blind-dk-of-nan-query", "hidden",
+       "dk = dsᵀ q includes hidden queries: a NaN query reaches keys that it does not see.",
+       dk=lambda up, dx, c, seen: np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q)))  # fmt: skip
 
 
 @mistake("blind-nan-spreads-over-columns", "hidden")
@@ -74,12 +71,9 @@ class NanSpreadsOverColumns(Attention):
 # --- sizes of 0  [12]
 
 
-@mistake("blind-no-size-scale", "sizes")
-class NoSizeScale(Attention):
-    """With D = 0 the default scale is 1/√0, and the scores are inf · 0."""
-
-    def default_scale(self, H: int, D: int) -> float:
-        return super().default_scale(H, D) if D else math.inf
+change("blind-no-size-scale", "sizes",
+       "With D = 0 the default scale is 1/√0, and the scores are inf · 0.",
+       default_scale=lambda up, H, D: up(H, D) if D else math.inf)  # fmt: skip
 
 
 @mistake("blind-no-keys-sink", "sizes", equivalent=True)

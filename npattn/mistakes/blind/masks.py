@@ -6,7 +6,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 from npattn.options import Window
 
 
@@ -40,20 +40,11 @@ class MaskOfGroup(Attention):
         return np.asarray(np.take(mask, np.arange(H) // G * G, axis=-3))
 
 
-@mistake("blind-window-ignored-with-mask", "window")
-class WindowIgnoredWithMask(Attention):
-    """The window is not applied if there is a mask."""
-
-    def sides(self, c: Inputs) -> Window:
-        return super().sides(c if c.mask is None else c._replace(window=None))
-
-
-@mistake("blind-causal-offset-clamped", "causal")
-class CausalOffsetClamped(Attention):
-    """The causal offset S − T is clamped at 0: with T > S the first query sees a key."""
-
-    def diagonal(self, T: int, S: int) -> Array:
-        return np.arange(T)[:, None] + max(S - T, 0)
+change("blind-window-ignored-with-mask", "window", "The window is not applied if there is a mask.",
+       sides=lambda up, c: up(c if c.mask is None else c._replace(window=None)))  # fmt: skip
+change("blind-causal-offset-clamped", "causal",
+       "The causal offset S − T is clamped at 0: with T > S the first query sees a key.",
+       diagonal=lambda up, T, S: np.arange(T)[:, None] + max(S - T, 0))  # fmt: skip
 
 
 @mistake("blind-window-half-open-ignored", "window")

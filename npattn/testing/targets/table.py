@@ -71,22 +71,13 @@ def _on_cuda(pip: str = "", **sizes: tuple[int, ...]) -> dict[str, Any]:
 
 
 _NPATTN = (
-    _row(
-        "numpy.flash",
-        ".numpy:flash",
-        "online softmax in float32 with backward, shipped with npattn",
-        like="npattn",
-        backward="flash_backward",
-        needs=(),
-    ),
-    _row(
-        "numpy.naive",
-        ".numpy:naive",
-        "the textbook ten lines, shipped with npattn: what everybody writes first",
-        like="npattn",
-        needs=(),
-    ),
-)
+    _row("numpy.flash", ".numpy:flash",
+         "online softmax in float32 with backward, shipped with npattn", like="npattn",
+         backward="flash_backward", needs=()),
+    _row("numpy.naive", ".numpy:naive",
+         "the textbook ten lines, shipped with npattn: what everybody writes first", like="npattn",
+         needs=()),
+)  # fmt: skip
 _SDPA = "torch.nn.functional.scaled_dot_product_attention, as a user calls it"
 _TORCH = (
     _row("torch.sdpa", ".torch:sdpa", _SDPA),
@@ -112,21 +103,13 @@ _TORCH = (
         sizes={"B": (2,), "H": (2,), "K": (2,), "T": (16,), "S": (16, 64), "D": (16,), "E": (16,)},
         timeout=120.0,
     ),
-    _row(
-        "npattn.torch",
-        ".torch:npattn_torch",
-        "npattn.torch.forward: the oracle on tensors, judged as anything else",
-        like="npattn",
-        needs=("torch",),
-    ),
-    _row(
-        "npattn.torch-fused",
-        ".torch:npattn_fused",
-        "npattn.torch with engine=\"fused\": PyTorch's kernels in npattn's terms",
-        like="npattn",
-        needs=("torch",),
-    ),
-)
+    _row("npattn.torch", ".torch:npattn_torch",
+         "npattn.torch.forward: the oracle on tensors, judged as anything else", like="npattn",
+         needs=("torch",)),
+    _row("npattn.torch-fused", ".torch:npattn_fused",
+         "npattn.torch with engine=\"fused\": PyTorch's kernels in npattn's terms", like="npattn",
+         needs=("torch",)),
+)  # fmt: skip
 _LENGTHS_OF_JAX = {"B": (2,), "H": (2, 4), "K": (2,), "T": (5, 1), "S": (7, 5), "D": (8,)}
 _JAX = (
     _drop_in("jax.nn", ".jax:attention"),
@@ -141,12 +124,9 @@ _OPERATOR = "operator Attention of ONNX"
 _BY_ONNX = "by its reference evaluator; forward only"
 _ONNX = (
     _row("onnx.reference", ".onnx:attention", f"{_OPERATOR}, opset 25, {_BY_ONNX}", like="onnx"),
-    _row(
-        "onnxruntime",
-        ".onnxruntime:attention",
-        "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
-    ),
-)
+    _row("onnxruntime", ".onnxruntime:attention",
+         "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only"),
+)  # fmt: skip
 _BACKENDS = (("numpy", "NumPy", ()), ("jax", "JAX", ("jax",)), ("torch", "PyTorch", ("torch",)))
 _KERAS = (
     _drop_in("keras.numpy", ".keras:on_numpy", like="keras"),
@@ -163,7 +143,7 @@ _KERAS = (
         for name in ("attention", "mha")
         for backend, label, also in _BACKENDS
     ),
-)
+)  # fmt: skip
 _RELEASES = (
     ("1.18", "1.18.0", "1.18"),
     ("1.19", "1.19.0", "1.19"),
@@ -173,12 +153,9 @@ _RELEASES = (
 )
 """Minor version of onnx, the release of it that is a target, and that of its profile."""
 _RUNTIMES = (
-    _row(
-        "onnx.body",
-        ".onnx:body",
-        "the function body of operator Attention of ONNX, opset 23, by its evaluator",
-        like="onnx",
-    ),
+    _row("onnx.body", ".onnx:body",
+         "the function body of operator Attention of ONNX, opset 23, by its evaluator",
+         like="onnx"),
     *(
         _row(
             f"onnx.reference@{version}",
@@ -193,27 +170,13 @@ _RUNTIMES = (
     _drop_in("onnxruntime.mha", ".onnxruntime:mha", pip=("onnx", "onnxruntime")),
     _row("onnxruntime.gqa", ".onnxruntime:gqa", pip=("onnx", "onnxruntime")),
     _drop_in("openvino", ".openvino:attention", pip=("openvino",)),
-    _drop_in(
-        "keras.openvino",
-        ".keras_others:attention",
-        needs=("keras", "openvino"),
-        pip=("keras", "openvino", "scipy"),
-        environment={"KERAS_BACKEND": "openvino"},
-    ),
-    _drop_in(
-        "keras.tensorflow",
-        ".keras_others:attention",
-        backward="tensorflow_backward",
-        needs=("keras", "tensorflow"),
-        pip=("tensorflow-cpu",),
-        environment={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
-    ),
-    _drop_in(
-        "paddle",
-        ".paddle:attention",
-        backward="attention_backward",
-        pip=("paddlepaddle", "setuptools"),
-    ),
+    _drop_in("keras.openvino", ".keras_others:attention", needs=("keras", "openvino"),
+             pip=("keras", "openvino", "scipy"), environment={"KERAS_BACKEND": "openvino"}),
+    _drop_in("keras.tensorflow", ".keras_others:attention", backward="tensorflow_backward",
+             needs=("keras", "tensorflow"), pip=("tensorflow-cpu",),
+             environment={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}),
+    _drop_in("paddle", ".paddle:attention", backward="attention_backward",
+             pip=("paddlepaddle", "setuptools")),
     _drop_in(
         "tinygrad",
         ".tinygrad:attention",
@@ -224,16 +187,10 @@ _RUNTIMES = (
         sizes={"B": (2,), "H": (2,), "D": (2,), "E": (2,), "T": (3, 1), "S": (4, 3)},
         timeout=60.0,
     ),
-    _drop_in(
-        "ggml.flash",
-        ".ggml:flash",
-        like="ggml",
-        needs=("xllamacpp",),
-        pip=("xllamacpp",),
-        **_FLOAT32,
-    ),
+    _drop_in("ggml.flash", ".ggml:flash", like="ggml", needs=("xllamacpp",), pip=("xllamacpp",),
+             **_FLOAT32),
     _drop_in("ncnn", ".ncnn:attention", pip=("ncnn",), **_FLOAT32),
-)
+)  # fmt: skip
 
 
 def _of_numpy(name: str, pip: tuple[str, ...], **more: Any) -> Target:
@@ -250,13 +207,9 @@ _PUBLIC = (
         ("neuralnetworknumpy", "regex"),
         needs=("neuralnetworknumpy", "regex"),  # it imports regex, and does not ask for it
     ),
-    _drop_in(
-        "picogpt",
-        ".numpy_public:picogpt",
-        needs=("gpt2",),
-        install="clone the repository jaymody/picoGPT and put it on PYTHONPATH",
-    ),
-)
+    _drop_in("picogpt", ".numpy_public:picogpt", needs=("gpt2",),
+             install="clone the repository jaymody/picoGPT and put it on PYTHONPATH"),
+)  # fmt: skip
 
 
 def _pallas(name: str, about: str, make: Callable[..., Target] = _row, **more: Any) -> Target:
@@ -267,18 +220,12 @@ def _pallas(name: str, about: str, make: Callable[..., Target] = _row, **more: A
 
 _GPUS, _TPUS = (f"JAX's Pallas kernels for {device}, interpreted" for device in ("GPUs", "TPUs"))
 _INTERPRETED = (
-    _row(
-        "fla.parallel",
-        ".fla:parallel",
-        "fla.ops.attn.parallel_attn, a Triton kernel, in Triton's interpreter",
-        **_in_triton(T=_FEW, S=_FEW),
-    ),
-    _row(
-        "fla.decoding",
-        ".fla:decoding",
-        "one step of decoding by fla, a Triton kernel, in Triton's interpreter; forward only",
-        **_in_triton(T=(1,), S=_LENGTHS),
-    ),
+    _row("fla.parallel", ".fla:parallel",
+         "fla.ops.attn.parallel_attn, a Triton kernel, in Triton's interpreter",
+         **_in_triton(T=_FEW, S=_FEW)),
+    _row("fla.decoding", ".fla:decoding",
+         "one step of decoding by fla, a Triton kernel, in Triton's interpreter; forward only",
+         **_in_triton(T=(1,), S=_LENGTHS)),
     _drop_in(
         "sageattention",
         ".sageattention:sageattn",
@@ -292,30 +239,16 @@ _INTERPRETED = (
         # Its backward takes as many blocks of keys as of queries, of 64: one.
         sizes={"B": (1, 2), "H": (2, 1), "T": (16, 64, 5), "S": (64, 16, 33), "D": (16, 64)},
     ),
-    _pallas(
-        "gpu-decode",
-        "gqa of JAX's Pallas kernels for GPUs, one step of decoding, interpreted; forward only",
-        sizes={"T": (1,), "S": (32, 64, 512)},
-    ),
-    _pallas(
-        "gpu-paged",
-        f"paged_attention of {_GPUS}; forward only",
-        _drop_in,
-        sizes=_ONE_STEP | {"D": (16,)},
-        timeout=120.0,
-    ),
-    _pallas(
-        "tpu-flash",
-        f"flash_attention of {_TPUS}",
-        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,)},
-        timeout=120.0,
-    ),
-    _pallas(
-        "tpu-splash",
-        f"splash attention of {_TPUS}",
-        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,), "E": (16,)},
-        timeout=120.0,
-    ),
+    _pallas("gpu-decode",
+            "gqa of JAX's Pallas kernels for GPUs, one step of decoding, interpreted; forward only",
+            sizes={"T": (1,), "S": (32, 64, 512)}),
+    _pallas("gpu-paged", f"paged_attention of {_GPUS}; forward only", _drop_in,
+            sizes=_ONE_STEP | {"D": (16,)}, timeout=120.0),
+    _pallas("tpu-flash", f"flash_attention of {_TPUS}",
+            sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,)}, timeout=120.0),
+    _pallas("tpu-splash", f"splash attention of {_TPUS}",
+            sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,), "E": (16,)},
+            timeout=120.0),
     _pallas(
         "tpu-paged",
         f"paged_attention of {_TPUS}: k and v in bfloat16",
@@ -324,7 +257,7 @@ _INTERPRETED = (
         sizes=_ONE_STEP | {"D": (128,)},
         timeout=120.0,
     ),
-)
+)  # fmt: skip
 _FLASH = {
     "flash_attn": "flash_attn",
     "flash_attn.varlen": "flash_attn_varlen",
@@ -338,60 +271,28 @@ _CUDA = (
         _drop_in(name, f"flash_attn:{function}_func", like=function, **_on_cuda("flash-attn"))
         for name, function in _FLASH.items()
     ),
-    _drop_in(
-        "flash_attn.kvcache",
-        "flash_attn:flash_attn_with_kvcache",
-        like="flash_attn_with_kvcache",
-        **_on_cuda("flash-attn", P=(256,)),
-    ),
-    _drop_in(
-        "vllm.paged", "vllm.vllm_flash_attn:flash_attn_varlen_func", **_on_cuda("vllm", P=(16,))
-    ),
-    _drop_in(
-        "flash_attn_3",
-        "flash_attn_interface:flash_attn_func",
-        like="flash_attn@3",
-        needs=("flash_attn_interface",),
-        install="build hopper/ of the repository flash-attention",
-        **_on_cuda(),
-    ),
-    _drop_in(
-        "flash_attn_4",
-        "flash_attn.cute:flash_attn_func",
-        like="flash_attn@4",
-        needs=("flash_attn.cute",),
-        **_on_cuda("flash-attn-4"),
-    ),
+    _drop_in("flash_attn.kvcache", "flash_attn:flash_attn_with_kvcache",
+             like="flash_attn_with_kvcache", **_on_cuda("flash-attn", P=(256,))),
+    _drop_in("vllm.paged", "vllm.vllm_flash_attn:flash_attn_varlen_func",
+             **_on_cuda("vllm", P=(16,))),
+    _drop_in("flash_attn_3", "flash_attn_interface:flash_attn_func", like="flash_attn@3",
+             needs=("flash_attn_interface",),
+             install="build hopper/ of the repository flash-attention", **_on_cuda()),
+    _drop_in("flash_attn_4", "flash_attn.cute:flash_attn_func", like="flash_attn@4",
+             needs=("flash_attn.cute",), **_on_cuda("flash-attn-4")),
     _drop_in("xformers", "xformers.ops:memory_efficient_attention", **_on_cuda("xformers")),
-    _row(
-        "torch.sdpa-cudnn",
-        ".torch:sdpa_cudnn",
-        "torch.sdpa, held to its CUDNN_ATTENTION backend",
-        like="torch.sdpa",
-        **_on_cuda() | {"sizes": {}},
-    ),
-    _row(
-        "flashinfer",
-        ".cuda:flashinfer",
-        "flashinfer.single_prefill_with_kv_cache; forward only",
-        **_on_cuda("flashinfer-python"),
-    ),
-    _drop_in(
-        "flashinfer.paged", ".cuda:flashinfer_paged", **_on_cuda("flashinfer-python", P=(16,))
-    ),
-    _row(
-        "transformer_engine",
-        ".cuda:transformer_engine",
-        **_on_cuda("transformer-engine[pytorch]") | {"sizes": {}},
-    ),
-    _row(
-        "thunderkittens",
-        ".cuda:thunderkittens",
-        needs=("_C",),
-        install="build kernels/attention/mha_h100 of the repository ThunderKittens",
-        **_on_cuda(T=(64, 128, 256), S=(64, 128, 256), D=(64, 128), E=(64, 128)),
-    ),
-)
+    _row("torch.sdpa-cudnn", ".torch:sdpa_cudnn", "torch.sdpa, held to its CUDNN_ATTENTION backend",
+         like="torch.sdpa", **_on_cuda() | {"sizes": {}}),
+    _row("flashinfer", ".cuda:flashinfer", "flashinfer.single_prefill_with_kv_cache; forward only",
+         **_on_cuda("flashinfer-python")),
+    _drop_in("flashinfer.paged", ".cuda:flashinfer_paged",
+             **_on_cuda("flashinfer-python", P=(16,))),
+    _row("transformer_engine", ".cuda:transformer_engine",
+         **_on_cuda("transformer-engine[pytorch]") | {"sizes": {}}),
+    _row("thunderkittens", ".cuda:thunderkittens", needs=("_C",),
+         install="build kernels/attention/mha_h100 of the repository ThunderKittens",
+         **_on_cuda(T=(64, 128, 256), S=(64, 128, 256), D=(64, 128), E=(64, 128))),
+)  # fmt: skip
 _TRANSFORMERS = (
     *(
         _drop_in(
