@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import after, change, mistake
 
 change("dropped-weights-in-jacobian", "dropout",
        "The Jacobian of the softmax uses the weights after dropout.", "aws-neuron/nki-samples#81",
@@ -19,24 +19,10 @@ change("dp-not-dropped", "dropout",
        "aws-neuron/nki-samples#81", undrop=lambda up, dp, c: dp)  # fmt: skip
 change("weights-after-dropout", "dropout", "The returned weights are those after dropout.",
        "pytorch/pytorch#42929", returned_weights=lambda up, p, c: p * c.keep)  # fmt: skip
-
-
-@mistake("dropout-not-rescaled", "dropout")
-class _DropoutNotRescaled(Attention):
-    """Kept weights are not divided by 1 − rate."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(keep=np.sign(c.keep))
-
-
-@mistake("dropout-rescaled-twice", "dropout")
-class _DropoutRescaledTwice(Attention):
-    """Kept weights are divided by 1 − rate twice."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(keep=c.keep * c.keep)
+change("dropout-not-rescaled", "dropout", "Kept weights are not divided by 1 − rate.",
+       inputs=after(lambda c: c._replace(keep=np.sign(c.keep))))  # fmt: skip
+change("dropout-rescaled-twice", "dropout", "Kept weights are divided by 1 − rate twice.",
+       inputs=after(lambda c: c._replace(keep=c.keep * c.keep)))  # fmt: skip
 
 
 @mistake("dropout-mask-inverted", "dropout")

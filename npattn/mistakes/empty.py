@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import after, change, mistake
 
 
 @mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")
@@ -56,12 +56,11 @@ class _NaNOfQueryZeroed(Attention):
         return np.nan_to_num(p), p_sink, lse
 
 
-@mistake("nan-leaks-through-additive-mask", "NaN", "deepbeepmeep/Wan2GP#1628")
-class _NaNLeaksThroughAdditiveMask(Attention):
-    """−inf is added to hidden scores, so that a NaN key stays NaN behind the mask."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return np.where(np.isnan(s), s, np.where(visible, s, -np.inf))
+change("nan-leaks-through-additive-mask", "NaN",
+       "−inf is added to hidden scores, so that a NaN key stays NaN behind the mask.",
+       "deepbeepmeep/Wan2GP#1628",
+       hide=lambda up, s, visible:
+           np.where(np.isnan(s), s, np.where(visible, s, -np.inf)))  # fmt: skip
 
 
 @mistake("nan-leaks-through-zero-weight", "NaN")
@@ -133,12 +132,11 @@ class _EmptyRowPassesNoDsinks(Attention):
         return *grads, np.where(_empty(self, c), 0, ds_sink)
 
 
-@mistake("empty-row-lse-zero", "empty row", equivalent=True)
-class _EmptyRowLseZero(Attention):
-    """lse of a fully masked row is 0: the logarithm of a sum that was replaced by 1."""
-
-    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
-        return super().lse(pivot, np.where(total == 0, 1, total), e_sink)
+change("empty-row-lse-zero", "empty row",
+       "lse of a fully masked row is 0: the logarithm of a sum that was replaced by 1.",
+       equivalent=True,
+       lse=lambda up, pivot, total, e_sink:
+           up(pivot, np.where(total == 0, 1, total), e_sink))  # fmt: skip
 
 
 @mistake(
@@ -175,13 +173,9 @@ class _NaNScoreHidden(Attention):
         return np.where(np.isnan(s), -np.inf, s), live & ~np.isnan(s)
 
 
-@mistake("nan-of-value-zeroed", "NaN")
-class _NaNOfValueZeroed(Attention):
-    """NaN in v is replaced by 0 before the product, at visible keys too."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(v=np.nan_to_num(c.v))
+change("nan-of-value-zeroed", "NaN",
+       "NaN in v is replaced by 0 before the product, at visible keys too.",
+       inputs=after(lambda c: c._replace(v=np.nan_to_num(c.v))))  # fmt: skip
 
 
 @mistake("size-0-gives-0", "sizes of 0", "pytorch/pytorch#184914")

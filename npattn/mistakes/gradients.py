@@ -97,14 +97,9 @@ class _DkUnscaled(Attention):
 change("dk-of-scaled-query", "gradient",
        "dk is scaled twice: it uses the scaled query and multiplies by the scale again.",
        dk=lambda up, dx, c, seen: c.scale * up(dx, c, seen))  # fmt: skip
-
-
-@mistake("dk-of-next-query-head", "gradient")
-class _DkOfNextQueryHead(Attention):
-    """dk of a head uses the queries of the next head."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return super().dk(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen)
+change("dk-of-next-query-head", "gradient", "dk of a head uses the queries of the next head.",
+       dk=lambda up, dx, c, seen:
+           up(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen))  # fmt: skip
 
 
 @mistake("dv-of-unnormalised-weights", "gradient")
@@ -122,14 +117,10 @@ class _DvOfUnnormalisedWeights(Attention):
 change("dout-taken-as-ones", "gradient",
        "dout is ignored: the gradients are those of the sum of out.",
        gradients=lambda up, c, do, dlse, dw: up(c, np.ones_like(do), dlse, dw))  # fmt: skip
-
-
-@mistake("dk-mean-over-samples", "gradient")
-class _DkMeanOverSamples(Attention):
-    """dk and dv of keys shared by the batch are averaged over it instead of summed."""
-
-    def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
-        return super().reduce(dx, shape) * (math.prod(shape) / max(dx.size, 1))
+change("dk-mean-over-samples", "gradient",
+       "dk and dv of keys shared by the batch are averaged over it instead of summed.",
+       reduce=lambda up, dx, shape:
+           up(dx, shape) * (math.prod(shape) / max(dx.size, 1)))  # fmt: skip
 
 
 @mistake("dk-and-dv-exchanged", "gradient")

@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import after, change, mistake
 
 # --- which key/value head a query head uses ---
 
@@ -111,22 +111,13 @@ class _HeadsTiledInBackward(Attention):
 # --- arrays and axes taken for others ---
 
 
-@mistake("keys-and-values-exchanged", "layout", "tenstorrent/tt-mlir#8958")
-class _KeysAndValuesExchanged(Attention):
-    """k and v are swapped if their shapes are equal."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c
-
-
-@mistake("values-ignored", "layout", "ruvnet/agentic-flow#191")
-class _ValuesIgnored(Attention):
-    """out is computed from k instead of v if their shapes are equal."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(v=c.k) if c.k.shape == c.v.shape else c
+change("keys-and-values-exchanged", "layout", "k and v are swapped if their shapes are equal.",
+       "tenstorrent/tt-mlir#8958",
+       inputs=after(lambda c:
+           c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
+change("values-ignored", "layout", "out is computed from k instead of v if their shapes are equal.",
+       "ruvnet/agentic-flow#191",
+       inputs=after(lambda c: c._replace(v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
 
 
 @mistake("key-axes-exchanged", "layout", "pytorch/pytorch#195320")

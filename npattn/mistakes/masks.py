@@ -32,14 +32,10 @@ class _CausalStrict(Attention):
 change("causal-offset-unsigned", "causal",
        "With more queries than keys, the causal offset S − T is taken as 0.",
        diagonal=lambda up, T, S: up(T, max(T, S)))  # fmt: skip
-
-
-@mistake("causal-of-padded-lengths", "causal")
-class _CausalOfPaddedLengths(Attention):
-    """The causal offset S − T uses T and S rounded up to whole tiles."""
-
-    def diagonal(self, T: int, S: int) -> Array:
-        return np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE))
+change("causal-of-padded-lengths", "causal",
+       "The causal offset S − T uses T and S rounded up to whole tiles.",
+       diagonal=lambda up, T, S:
+           np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE)))  # fmt: skip
 
 
 @mistake("causal-only-when-square", "causal", "mlx-node/mlx-node#24")

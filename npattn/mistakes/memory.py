@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, same_signature
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import after, change, mistake
 
 change("out-widened", "dtype",
        "out has the wrong dtype: float64 for float32 inputs, float32 for all others.",
@@ -88,15 +88,10 @@ class _LseNarrowed(Attention):
 change("dbias-not-summed", "dtype",
        "dbias has the shape of the scores instead of that of the bias.",
        reduce_bias=lambda up, ds, shape: ds)  # fmt: skip
-
-
-@mistake("value-has-scale-of-key", "dtype", "sgl-project/sglang#34765")
-class _ValueHasScaleOfKey(Attention):
-    """k and v are stored with a power of 2 as scale; v is restored with the scale of k."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(v=c.v * _power(c.k) / _power(c.v))
+change("value-has-scale-of-key", "dtype",
+       "k and v are stored with a power of 2 as scale; v is restored with the scale of k.",
+       "sgl-project/sglang#34765",
+       inputs=after(lambda c: c._replace(v=c.v * _power(c.k) / _power(c.v))))  # fmt: skip
 
 
 @mistake("mask-changed", "memory")

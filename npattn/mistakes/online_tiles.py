@@ -49,20 +49,14 @@ class _SoftcapRevivesPadding(Online):
         return tile._replace(bias=tile.bias - np.float32(c.softcap or 0) * padding)
 
 
-@mistake("tiles-overlap", "tiles")
-class _TilesOverlap(Online):
-    """A tile starts at the last key of the one before, which is counted twice."""
-
-    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
-        return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))]
-
-
-@mistake("key-between-tiles-lost", "tiles")
-class _KeyBetweenTilesLost(Online):
-    """A tile starts one key too late: the key between two tiles is lost."""
-
-    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
-        return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))]
+change("tiles-overlap", "tiles",
+       "A tile starts at the last key of the one before, which is counted twice.", of=Online,
+       key_tiles=lambda up, c, rows:
+           [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))])  # fmt: skip
+change("key-between-tiles-lost", "tiles",
+       "A tile starts one key too late: the key between two tiles is lost.", of=Online,
+       key_tiles=lambda up, c, rows:
+           [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))])  # fmt: skip
 
 
 @mistake("tail-values-shifted", "tiles")
@@ -112,12 +106,10 @@ class _WindowTileSkipped(Online):
         return super().tile_range(c, last)[0], super().tile_range(c, rows)[1]
 
 
-@mistake("dropout-of-first-tile", "tiles")
-class _DropoutOfFirstTile(Online):
-    """The dropout mask of the first tile of keys is used for every tile."""
-
-    def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
-        return super().cut_tile(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE)))
+change("dropout-of-first-tile", "tiles",
+       "The dropout mask of the first tile of keys is used for every tile.", of=Online,
+       cut_tile=lambda up, c, rows, keys:
+           up(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE))))  # fmt: skip
 
 
 # --- partial results

@@ -111,14 +111,10 @@ change("scores-in-bfloat16", "precision",
        "The final scores are rounded to bfloat16 in a kernel declared as fused.",
        dtypes=("bfloat16",), rounding="fused",
        final=lambda up, x, visible, c: round_to(up(x, visible, c), c.dtype))  # fmt: skip
-
-
-@mistake("scale-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
-class _ScaleInBfloat16(Attention):
-    """The scale is rounded to the dtype of q."""
-
-    def product(self, c: Inputs) -> Array:
-        return super().product(c._replace(scale=float(round_to(np.array(c.scale), c.dtype))))
+change("scale-in-bfloat16", "precision", "The scale is rounded to the dtype of q.",
+       dtypes=("bfloat16",), rounding="fused",
+       product=lambda up, c:
+           up(c._replace(scale=float(round_to(np.array(c.scale), c.dtype)))))  # fmt: skip
 
 
 @mistake("exp-of-second-order", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -131,14 +127,11 @@ class _ExpOfSecondOrder(Online):
         return np.where(x == -np.inf, 0, np.ldexp(1 + f + f * f / 2, np.nan_to_num(n).astype(int)))
 
 
-@mistake("weights-in-float8", "precision", dtypes=("bfloat16",), rounding="fused")
-class _WeightsInFloat8(Online):
-    """The weights are rounded to float8 for the product with v in a kernel declared as fused."""
-
-    def drop(self, p: Array, tile: Inputs) -> Array:
-        return round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
-
-
+change("weights-in-float8", "precision",
+       "The weights are rounded to float8 for the product with v in a kernel declared as fused.",
+       of=Online, dtypes=("bfloat16",), rounding="fused",
+       drop=lambda up, p, tile:
+           round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep)  # fmt: skip
 change("weights-truncated", "precision",
        "The weights are truncated to bfloat16 instead of rounded to nearest.", of=Online,
        dtypes=("bfloat16",), rounding="fused",
@@ -209,9 +202,8 @@ class _MaskOverflowsFloat16(Attention):
         return np.where((added == -np.inf).all(-1, keepdims=True), np.nan, added)
 
 
-@mistake("mask-is-least-float16", "precision", "pytorch/pytorch#110213", dtypes=("float16",))
-class _MaskIsLeastFloat16(Attention):
-    """−65504 is added to hidden scores: a fully masked row weighs all keys about equally."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16))
+change("mask-is-least-float16", "precision",
+       "−65504 is added to hidden scores: a fully masked row weighs all keys about equally.",
+       "pytorch/pytorch#110213", dtypes=("float16",),
+       hide=lambda up, s, visible:
+           round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16)))  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from npattn.mistakes.attention import Attention
 
-__all__ = ["REGISTER", "Mistake", "change", "mistake"]
+__all__ = ["REGISTER", "Mistake", "after", "change", "mistake"]
 
 Implementation = TypeVar("Implementation", bound=type)
 
@@ -98,12 +98,17 @@ def change(
     """
 
     def override(step: str, f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, *args: f(getattr(super(cls, self), step), *args)
+        return lambda self, *args, **options: f(getattr(super(cls, self), step), *args, **options)
 
     methods: dict[str, Any] = {step: override(step, f) for step, f in steps.items()}
     methods |= {"__doc__": sentence, "__reduce__": lambda self: (_instance_of, (name,))}
     cls: Any = type(name, (of,), methods)
     mistake(name, family, source, dtypes=dtypes, rounding=rounding, equivalent=equivalent)(cls)
+
+
+def after(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step that changes what the one that it replaces returns."""
+    return lambda up, *args, **options: f(up(*args, **options))
 
 
 def _instance_of(name: str) -> Any:

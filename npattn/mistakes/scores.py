@@ -133,14 +133,9 @@ class _SoftcapBeforeScale(Attention):
 change("softcap-not-multiplied", "softcap",
        "The softcap computes tanh(s/c) without multiplying by c.",
        cap=lambda up, x, c: x if c.softcap is None else up(x, c) / c.softcap)  # fmt: skip
-
-
-@mistake("softcap-clips", "softcap")
-class _SoftcapClips(Attention):
-    """The softcap clips scores at ±c instead of c·tanh(s/c)."""
-
-    def cap(self, x: Array, c: Inputs) -> Array:
-        return x if c.softcap is None else np.clip(x, -c.softcap, c.softcap)
+change("softcap-clips", "softcap", "The softcap clips scores at ±c instead of c·tanh(s/c).",
+       cap=lambda up, x, c:
+           x if c.softcap is None else np.clip(x, -c.softcap, c.softcap))  # fmt: skip
 
 
 @mistake("sink-capped", "sinks")

@@ -120,11 +120,7 @@ change("window-replaces-causal", "window", "Causal is ignored if a window is giv
        visible=lambda up, c: up(c if c.window is None else c._replace(causal=False)))  # fmt: skip
 change("window-ignored-in-backward", "window", "Backward rebuilds the weights without the window.",
        "meta-pytorch/MSLK#263", recompute=lambda up, c: c._replace(window=None))  # fmt: skip
-
-
-@mistake("window-mirrored-in-backward", "window")
-class _WindowMirroredInBackward(Attention):
-    """Backward swaps the left and right sides of the window."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c if c.window is None else c._replace(window=c.window[::-1])
+change("window-mirrored-in-backward", "window",
+       "Backward swaps the left and right sides of the window.",
+       recompute=lambda up, c:
+           c if c.window is None else c._replace(window=c.window[::-1]))  # fmt: skip

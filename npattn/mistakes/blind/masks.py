@@ -45,14 +45,9 @@ change("blind-window-ignored-with-mask", "window", "The window is not applied if
 change("blind-causal-offset-clamped", "causal",
        "The causal offset S − T is clamped at 0: with T > S the first query sees a key.",
        diagonal=lambda up, T, S: np.arange(T)[:, None] + max(S - T, 0))  # fmt: skip
-
-
-@mistake("blind-window-half-open-ignored", "window")
-class WindowHalfOpenIgnored(Attention):
-    """A window with None on one side is ignored."""
-
-    def sides(self, c: Inputs) -> Window:
-        return super().sides(c._replace(window=None) if None in (c.window or ()) else c)
+change("blind-window-half-open-ignored", "window", "A window with None on one side is ignored.",
+       sides=lambda up, c:
+           up(c._replace(window=None) if None in (c.window or ()) else c))  # fmt: skip
 
 
 @mistake("blind-window-before-causal", "window")

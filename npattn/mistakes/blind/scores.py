@@ -128,9 +128,7 @@ class DbiasAfterCap(Attention):
         return dq, dk, dv, ds * self.cap_slope(c), ds_sink
 
 
-@mistake("blind-dbias-of-row-constant", "bias")
-class DbiasOfRowConstant(Attention):
-    """A bias that is constant along the keys gets no gradient, though lse depends on it."""
-
-    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        return np.zeros(shape) if shape[-1] == 1 else super().reduce_bias(ds, shape)
+change("blind-dbias-of-row-constant", "bias",
+       "A bias that is constant along the keys gets no gradient, though lse depends on it.",
+       reduce_bias=lambda up, ds, shape:
+           np.zeros(shape) if shape[-1] == 1 else up(ds, shape))  # fmt: skip

@@ -23,12 +23,10 @@ class SinksByGroup(Attention):
         return c._replace(sinks=c.sinks[order])
 
 
-@mistake("blind-sink-not-in-maximum", "sinks")
-class SinkNotInMaximum(PivotedFloat32):
-    """The maximum leaves out the sink, and a large sink overflows."""
-
-    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
-        return np.asarray(s.max(-1, keepdims=True, initial=-np.inf))
+change("blind-sink-not-in-maximum", "sinks",
+       "The maximum leaves out the sink, and a large sink overflows.", of=PivotedFloat32,
+       pivot=lambda up, s, c, live:
+           np.asarray(s.max(-1, keepdims=True, initial=-np.inf)))  # fmt: skip
 
 
 @mistake("blind-sink-minus-inf", "sinks")
