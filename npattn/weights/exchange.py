@@ -184,32 +184,24 @@ def check_fits(
     """
     H, K, D, E = mha.num_heads, mha.num_kv_heads, mha.head_size, mha.value_size
     some = len({getattr(mha, name) is None for name in BIASES}) > 1
-    for wrong, message in (
+    checks = (
         (mha.wo is None, "wo is None; the heads are always projected there"),
         (mha.bias_k is not None, "got bias_k and bias_v; no keys are appended there"),
         (bool(mha.add_zero_attn), "add_zero_attn is True; no keys are appended there"),
         (mha.merge != "concat", f'merge is {mha.merge!r}, must be "concat"'),
         (mha.wg is not None, "got wg, must be None: there is no gate there"),
-        (
-            K != H and not shares_heads,
-            f"num_kv_heads is {K}, must be {H} as num_heads: none are shared there "
-            "(mha.unshared())",
-        ),
-        (
-            E != D and not value_size,
-            f"heads of values have size {E}, must be {D} as those of queries",
-        ),
-        (
-            some and not separate_biases,
-            "got some of bq, bk, bv, bo; all or none are there (a missing one can be zeros)",
-        ),
-        (
-            mha.qk_norm is not None and not norms,
-            f"qk_norm is {mha.qk_norm!r}, must be None: heads are not normalised there",
-        ),
+        (K != H and not shares_heads,
+         f"num_kv_heads is {K}, must be {H} as num_heads: none are shared there (mha.unshared())"),
+        (E != D and not value_size,
+         f"heads of values have size {E}, must be {D} as those of queries"),
+        (some and not separate_biases,
+         "got some of bq, bk, bv, bo; all or none are there (a missing one can be zeros)"),
+        (mha.qk_norm is not None and not norms,
+         f"qk_norm is {mha.qk_norm!r}, must be None: heads are not normalised there"),
         (0 in (D, E), f"heads have sizes {D} and {E}, must be 1 or more"),
         *own,
-    ):
+    )  # fmt: skip
+    for wrong, message in checks:
         if wrong:
             raise OptionError(f"{message} [{function} of {mha!r}]")
 
