@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import after, change, mistake
+from npattn.mistakes.register import after, change, mistake, one_result
 
 
 @mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")
@@ -47,15 +47,10 @@ class _EmptyRowTakesDlse(Attention):
         return dq + np.where(empty, dlse, 0), dk, dv, ds, ds_sink
 
 
-@mistake("nan-of-query-zeroed", "NaN", "pytorch/pytorch#141128")
-class _NaNOfQueryZeroed(Attention):
-    """The guard for fully masked rows also turns the NaN of a NaN query into 0."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = super().softmax(s, c, live)
-        return np.nan_to_num(p), p_sink, lse
-
-
+change("nan-of-query-zeroed", "NaN",
+       "The guard for fully masked rows also turns the NaN of a NaN query into 0.",
+       "pytorch/pytorch#141128",
+       softmax=one_result(0, lambda p, s, c, live: np.nan_to_num(p)))  # fmt: skip
 change("nan-leaks-through-additive-mask", "NaN",
        "−inf is added to hidden scores, so that a NaN key stays NaN behind the mask.",
        "deepbeepmeep/Wan2GP#1628",
@@ -137,17 +132,11 @@ change("empty-row-lse-zero", "empty row",
        equivalent=True,
        lse=lambda up, pivot, total, e_sink:
            up(pivot, np.where(total == 0, 1, total), e_sink))  # fmt: skip
-
-
-@mistake(
-    "empty-row-lse-without-sink", "empty row", "Dao-AILab/flash-attention#2706", equivalent=True
-)
-class _EmptyRowLseWithoutSink(Attention):
-    """lse of a fully masked row is −inf even with a sink."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = super().softmax(s, c, live)
-        return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
+change("empty-row-lse-without-sink", "empty row",
+       "lse of a fully masked row is −inf even with a sink.", "Dao-AILab/flash-attention#2706",
+       equivalent=True,
+       softmax=one_result(2, lambda lse, s, c, live:
+           np.where(live.any(-1, keepdims=True), lse, -np.inf)))  # fmt: skip
 
 
 @mistake("maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517")
@@ -176,15 +165,10 @@ class _NaNScoreHidden(Attention):
 change("nan-of-value-zeroed", "NaN",
        "NaN in v is replaced by 0 before the product, at visible keys too.",
        inputs=after(lambda c: c._replace(v=np.nan_to_num(c.v))))  # fmt: skip
-
-
-@mistake("size-0-gives-0", "sizes of 0", "pytorch/pytorch#184914")
-class _Size0Gives0(Attention):
-    """out is 0 if q has no elements; with D = 0 it should be the mean of the values."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        return (o if c.q.size else np.zeros_like(o)), lse, p
+change("size-0-gives-0", "sizes of 0",
+       "out is 0 if q has no elements; with D = 0 it should be the mean of the values.",
+       "pytorch/pytorch#184914",
+       results=one_result(0, lambda o, c: o if c.q.size else np.zeros_like(o)))  # fmt: skip
 
 
 @mistake("no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179")

@@ -6,7 +6,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 from npattn.options import Window
 
 __all__ = ["visible_by_any"]
@@ -18,17 +18,8 @@ change("causal-top-left", "causal",
        "Causal is aligned top-left: query t sees keys up to t, not t + S − T.",
        "Dao-AILab/flash-attention#282",
        diagonal=lambda up, T, S: np.arange(T)[:, None])  # fmt: skip
-
-
-@mistake("causal-strict", "causal")
-class _CausalStrict(Attention):
-    """Causal also hides the key on the diagonal."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return left, -1 if c.causal else right
-
-
+change("causal-strict", "causal", "Causal also hides the key on the diagonal.",
+       sides=one_result(1, lambda right, c: -1 if c.causal else right))  # fmt: skip
 change("causal-offset-unsigned", "causal",
        "With more queries than keys, the causal offset S − T is taken as 0.",
        diagonal=lambda up, T, S: up(T, max(T, S)))  # fmt: skip

@@ -17,20 +17,16 @@ from npattn.mistakes.online import (
     load_rows,
     tile_of,
 )
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 # --- which tiles, and what is in them
 
 
-@mistake("tail-keys-skipped", "tiles")
-class _TailKeysSkipped(Online):
-    """The number of key tiles is rounded down: keys after the last whole tile are lost."""
-
-    def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
-        first, end = super().tile_range(c, rows)
-        return first, min(end, max(c.k.shape[-2] // TILE, 1))
-
-
+change("tail-keys-skipped", "tiles",
+       "The number of key tiles is rounded down: keys after the last whole tile are lost.",
+       of=Online,
+       tile_range=one_result(1, lambda end, c, rows:
+           min(end, max(c.k.shape[-2] // TILE, 1))))  # fmt: skip
 change("tail-padding-attended", "tiles",
        "The zeros that pad the last tile of keys take part in the softmax.", of=Online,
        real_keys=lambda up, s, c: np.ones(s.shape, bool))  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 __all__: list[str] = []
 
@@ -140,24 +140,13 @@ change("dscores-truncated", "precision",
        "The gradient of the scores is truncated to bfloat16 instead of rounded to nearest.",
        dtypes=("bfloat16",), rounding="fused",
        jacobian=lambda up, p, dp, delta, c: truncate(up(p, dp, delta, c)))  # fmt: skip
-
-
-@mistake("out-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
-class _OutTruncated(Attention):
-    """out is truncated to bfloat16 instead of rounded to nearest."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        return truncate(o), lse, p
-
-
-@mistake("out-gained", "precision", dtypes=("bfloat16",), rounding="fused")
-class _OutGained(Attention):
-    """out is too large by a factor of 1 + 2⁻⁶, as with an approximate reciprocal."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        return o * (1 + 2.0**-6), lse, p
+change("out-truncated", "precision", "out is truncated to bfloat16 instead of rounded to nearest.",
+       dtypes=("bfloat16",), rounding="fused",
+       results=one_result(0, lambda o, c: truncate(o)))  # fmt: skip
+change("out-gained", "precision",
+       "out is too large by a factor of 1 + 2⁻⁶, as with an approximate reciprocal.",
+       dtypes=("bfloat16",), rounding="fused",
+       results=one_result(0, lambda o, c: o * (1 + 2.0**-6)))  # fmt: skip
 
 
 @mistake("softmax-in-float16", "precision", "pytorch/executorch#18407", dtypes=("float16",))

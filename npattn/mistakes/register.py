@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from npattn.mistakes.attention import Attention
 
-__all__ = ["REGISTER", "Mistake", "after", "change", "mistake"]
+__all__ = ["REGISTER", "Mistake", "after", "change", "mistake", "one_result"]
 
 Implementation = TypeVar("Implementation", bound=type)
 
@@ -109,6 +109,17 @@ def change(
 def after(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return a step that changes what the one that it replaces returns."""
     return lambda up, *args, **options: f(up(*args, **options))
+
+
+def one_result(i: int, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step that changes one of several results; f is called with it and the arguments."""
+
+    def step(up: Callable[..., Any], *args: Any) -> Any:
+        results = [*up(*args)]
+        results[i] = f(results[i], *args)
+        return tuple(results)
+
+    return step
 
 
 def _instance_of(name: str) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 # --- scale ---
 
@@ -218,15 +218,8 @@ class _BiasSamplesAsHeads(Attention):
 
 change("bias-ignored-in-backward", "bias", "Backward rebuilds the scores without the bias.",
        recompute=lambda up, c: c._replace(bias=0.0))  # fmt: skip
-
-
-@mistake("dbias-scaled", "bias")
-class _DbiasScaled(Attention):
-    """dbias is multiplied by the scale."""
-
-    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
-        return dq, dk, dv, c.scale * ds, ds_sink
+change("dbias-scaled", "bias", "dbias is multiplied by the scale.",
+       gradients=one_result(3, lambda ds, c, do, dlse, dw: c.scale * ds))  # fmt: skip
 
 
 @mistake("dbias-behind-softcap", "bias")

@@ -6,35 +6,17 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 from npattn.options import Window
 
-
-@mistake("window-one-wider", "window", "huggingface/transformers#39408")
-class _WindowOneWider(Attention):
-    """The window reaches one key too far to the left."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return None if left is None else left + 1, right
-
-
-@mistake("window-one-narrower", "window", "NVIDIA/TransformerEngine#1212")
-class _WindowOneNarrower(Attention):
-    """The window ends one key too early on the left."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return None if left is None else left - 1, right
-
-
-@mistake("window-right-ignored", "window")
-class _WindowRightIgnored(Attention):
-    """The right side of the window is ignored."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, _ = super().sides(c)
-        return left, 0 if c.causal else None
+change("window-one-wider", "window", "The window reaches one key too far to the left.",
+       "huggingface/transformers#39408",
+       sides=one_result(0, lambda left, c: None if left is None else left + 1))  # fmt: skip
+change("window-one-narrower", "window", "The window ends one key too early on the left.",
+       "NVIDIA/TransformerEngine#1212",
+       sides=one_result(0, lambda left, c: None if left is None else left - 1))  # fmt: skip
+change("window-right-ignored", "window", "The right side of the window is ignored.",
+       sides=one_result(1, lambda x, c: 0 if c.causal else None))  # fmt: skip
 
 
 @mistake("window-symmetric", "window")

@@ -6,7 +6,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 from npattn.options import Window
 
 
@@ -59,13 +59,8 @@ class WindowBeforeCausal(Attention):
         return left, 0 if c.causal and right is None else right
 
 
-@mistake("blind-window-left-falsy", "window")
-class WindowLeftFalsy(Attention):
-    """A left window side of 0 is treated as None."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return left or None, right
+change("blind-window-left-falsy", "window", "A left window side of 0 is treated as None.",
+       sides=one_result(0, lambda left, c: left or None))  # fmt: skip
 
 
 @mistake("blind-window-top-left", "window")

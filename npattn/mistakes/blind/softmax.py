@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.blind.float32 import PivotedFloat32
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 
 @mistake("blind-sinks-by-group", "sinks")
@@ -44,15 +44,10 @@ class SinkMinusInf(Attention):
         return np.where(broken, np.nan, p), p_sink, np.where(broken, np.nan, lse)
 
 
-@mistake("blind-empty-row-lse-without-sink", "sinks", equivalent=True)
-class EmptyRowLseWithoutSink(Attention):
-    """lse of a fully masked row is −inf instead of its sink."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = super().softmax(s, c, live)
-        return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
-
-
+change("blind-empty-row-lse-without-sink", "sinks",
+       "lse of a fully masked row is −inf instead of its sink.", equivalent=True,
+       softmax=one_result(2, lambda lse, s, c, live:
+           np.where(live.any(-1, keepdims=True), lse, -np.inf)))  # fmt: skip
 change("blind-empty-row-dsinks", "sinks",
        "Backward skips fully masked rows, so that their dlse does not reach dsinks.",
        use_dlse=lambda up, dlse, live: np.where(live.any(-1, keepdims=True), dlse, 0))  # fmt: skip
