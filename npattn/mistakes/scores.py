@@ -119,17 +119,9 @@ class _SoftcapOverBias(Attention):
         return self.hide(self.cap(x + c.bias, c), visible)
 
 
-@mistake("softcap-before-scale", "softcap")
-class _SoftcapBeforeScale(Attention):
-    """The softcap is applied to q kᵀ before the scale."""
-
-    def product(self, c: Inputs) -> Array:
-        return super().product(c if c.softcap is None else c._replace(scale=1.0))
-
-    def cap(self, x: Array, c: Inputs) -> Array:
-        return x if c.softcap is None else c.scale * super().cap(x, c)
-
-
+change("softcap-before-scale", "softcap", "The softcap is applied to q kᵀ before the scale.",
+       product=lambda up, c: up(c if c.softcap is None else c._replace(scale=1.0)),
+       cap=lambda up, x, c: x if c.softcap is None else c.scale * up(x, c))  # fmt: skip
 change("softcap-not-multiplied", "softcap",
        "The softcap computes tanh(s/c) without multiplying by c.",
        cap=lambda up, x, c: x if c.softcap is None else up(x, c) / c.softcap)  # fmt: skip

@@ -50,17 +50,11 @@ FLASH_ATTN_3 = replace(
 # side, learnable_sink is one logit a head, and the backward takes a cotangent of lse. Its score_mod
 # is compiled from another language than Python's. Read, not run.
 FLASH_ATTN_4 = replace(
-    FLASH_ATTN_3,
-    name="flash_attn@4",
-    version="4.0",
+    FLASH_ATTN_3, name="flash_attn@4", version="4.0",
     about="flash_attn_func of the package flash-attn-4, flash_attn.cute",
     signature={
-        "softmax_scale": "scale",
-        "causal": "causal",
-        "window_size": "window",
-        "softcap": "softcap",
-        "learnable_sink": "sinks",
-        "return_lse": "return_lse",
+        "softmax_scale": "scale", "causal": "causal", "window_size": "window",
+        "softcap": "softcap", "learnable_sink": "sinks", "return_lse": "return_lse",
         "gather_kv_indices": "",  # of its kernels for latent attention alone
     },
     quantized={},
@@ -69,7 +63,7 @@ FLASH_ATTN_4 = replace(
         "dtypes other than float16 and bfloat16",
         "mask and bias: they are functions",
     ),
-)
+)  # fmt: skip
 
 # flash_attn/flash_attn_interface.py, flash_attn_varlen_func: q (total_q, nheads, headdim), lse
 # (nheads, total_q), and causal aligned to the bottom right of each sequence. Read, not run.
@@ -154,14 +148,6 @@ MEMORY_EFFICIENT = Profile(
 )  # fmt: skip
 
 FLASH_ATTENTION = (
-    FLASH_ATTN,
-    FLASH_ATTN_3,
-    FLASH_ATTN_4,
-    VARLEN,
-    KVCACHE,
-    QKVPACKED,
-    KVPACKED,
-    VARLEN_QKVPACKED,
-    VLLM_PAGED,
-    MEMORY_EFFICIENT,
-)
+    FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_4, VARLEN, KVCACHE, QKVPACKED, KVPACKED,
+    VARLEN_QKVPACKED, VLLM_PAGED, MEMORY_EFFICIENT,
+)  # fmt: skip

@@ -12,20 +12,17 @@ __all__ = ["TORCH"]
 # CPU and CUDA implementations give 0 (aten/src/ATen/native/transformers/attention.cpp,
 # _safe_softmax), forward and backward, as run on 2.13.
 SDPA = Profile(
-    name="torch.sdpa",
-    version="2.13",
+    name="torch.sdpa", version="2.13",
     about="torch.nn.functional.scaled_dot_product_attention",
     conventions=Conventions(causal="top_left", empty_row="zero"),
     signature={
-        "attn_mask": "mask or bias",
-        "is_causal": "causal",
-        "scale": "scale",
+        "attn_mask": "mask or bias", "is_causal": "causal", "scale": "scale",
         "enable_gqa": "shared heads",
     },
     # The same page: "An error is thrown if both attn_mask and is_causal are set." The kernel chosen
     # for some shapes on the CPU takes both, the others raise.
     refuses=('mask+causal, bias+causal: "An error is thrown if both attn_mask and is_causal"',),
-)
+)  # fmt: skip
 
 # docs.pytorch.org, torch.nn.MultiheadAttention: True in attn_mask and key_padding_mask hides. Run
 # on 2.13 with need_weights=True, its default: a query that sees nothing gives NaN, the weights
@@ -87,10 +84,5 @@ FLEX = Profile(
 )  # fmt: skip
 
 TORCH = (
-    SDPA,
-    MULTIHEAD,
-    MULTIHEAD_SDPA,
-    MULTIHEAD_FAST,
-    NESTED,
-    FLEX,
-)
+    SDPA, MULTIHEAD, MULTIHEAD_SDPA, MULTIHEAD_FAST, NESTED, FLEX,
+)  # fmt: skip

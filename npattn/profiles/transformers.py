@@ -79,8 +79,5 @@ FALCON = replace(
 )  # fmt: skip
 
 MODELS = (
-    GPT_OSS,
-    SDPA,
-    BLOOM,
-    FALCON,
-)
+    GPT_OSS, SDPA, BLOOM, FALCON,
+)  # fmt: skip

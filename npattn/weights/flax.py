@@ -223,16 +223,9 @@ def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
     wrong = mha.qk_norm is not None and (
         mha.qk_norm != "layer" or norms != {"norm_q", "norm_k"} or mha.norm_eps != 1e-6
     )
-    check_fits(
-        "to_flax",
-        mha,
-        (
-            wrong,
-            f"qk_norm is {mha.qk_norm!r} with {join_names(norms) or 'no factors'} and norm_eps "
-            f'{mha.norm_eps}, must be "layer" with norm_k, norm_q (which can be ones) and 1e-06',
-        ),
-        norms=True,
-    )
+    words = f"qk_norm is {mha.qk_norm!r} with {join_names(norms) or 'no factors'} and norm_eps "
+    words += f'{mha.norm_eps}, must be "layer" with norm_k, norm_q (which can be ones) and 1e-06'
+    check_fits("to_flax", mha, (wrong, words), norms=True)
     arrays = heads_apart(mha, read_parameters("to_flax", mha, dtype))
     params: dict[str, Any] = {name: {} for name in NAMES.values()}
     for name, array in arrays.items():
@@ -247,17 +240,10 @@ def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
     with needed_by("to_flax", "flax"):
         from flax import nnx
     biased = mha.norm_q_bias is not None or mha.norm_k_bias is not None
-    check_fits(
-        "to_flax",
-        mha,
-        (len(mha.wk) != len(mha.wv), f"wk has {len(mha.wk)} rows, wv {len(mha.wv)}, must be equal"),
-        (
-            mha.qk_norm == "rms" and biased,
-            'got a bias beside qk_norm="rms", must be "layer": nnx.RMSNorm has none',
-        ),
-        shares_heads=True,
-        norms=True,
-    )
+    rows = f"wk has {len(mha.wk)} rows, wv {len(mha.wv)}, must be equal"
+    bias = 'got a bias beside qk_norm="rms", must be "layer": nnx.RMSNorm has none'
+    wrong = ((len(mha.wk) != len(mha.wv), rows), (mha.qk_norm == "rms" and biased, bias))
+    check_fits("to_flax", mha, *wrong, shares_heads=True, norms=True)
     p = read_parameters("to_flax", mha, dtype)
     check_held("to_flax", _jax_array(p["wq"]), p["wq"])
     module = nnx.MultiHeadAttention(
