@@ -132,10 +132,6 @@ class _DkAndDvExchanged(Attention):
         return (dq, dv, dk, *rest) if dk.shape == dv.shape else (dq, dk, dv, *rest)
 
 
-@mistake("dbias-transposed", "gradient")
-class _DbiasTransposed(Attention):
-    """dbias is transposed if there are as many queries as keys."""
-
-    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        square = ds.shape[-1] == ds.shape[-2]
-        return super().reduce_bias(ds.swapaxes(-1, -2) if square else ds, shape)
+change("dbias-transposed", "gradient", "dbias is transposed if there are as many queries as keys.",
+       reduce_bias=lambda up, ds, shape:
+           up(ds.swapaxes(-1, -2) if ds.shape[-1] == ds.shape[-2] else ds, shape))  # fmt: skip

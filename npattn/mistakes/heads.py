@@ -13,13 +13,10 @@ from npattn.mistakes.register import after, change, mistake
 # --- which key/value head a query head uses ---
 
 
-@mistake("heads-tiled", "heads", "onnx/onnx#7274")
-class _HeadsTiled(Attention):
-    """Query head h uses key/value head h % K instead of h // G."""
-
-    def share(self, x: Array, H: int) -> Array:
-        K = x.shape[-3]
-        return np.asarray(np.take(x, np.arange(H) % max(K, 1), axis=-3))
+change("heads-tiled", "heads", "Query head h uses key/value head h % K instead of h // G.",
+       "onnx/onnx#7274",
+       share=lambda up, x, H:
+           np.asarray(np.take(x, np.arange(H) % max(x.shape[-3], 1), axis=-3)))  # fmt: skip
 
 
 @mistake("heads-of-padded-group", "heads", "ggml-org/llama.cpp#19115")
@@ -80,22 +77,14 @@ class _SinkOfKeyHead(Attention):
 # --- gradients of shared heads ---
 
 
-@mistake("dk-of-first-head", "heads")
-class _DkOfFirstHead(Attention):
-    """dk and dv take only the first query head of each group instead of their sum."""
-
-    def share_back(self, dx: Array, x: Array) -> Array:
-        K = x.shape[-3]
-        return dx[..., :: dx.shape[-3] // max(K, 1) or 1, :, :]
-
-
-@mistake("dk-mean-over-group", "heads")
-class _DkMeanOverGroup(Attention):
-    """dk and dv are averaged over the query heads of a group instead of summed."""
-
-    def share_back(self, dx: Array, x: Array) -> Array:
-        group = dx.shape[-3] // max(x.shape[-3], 1)
-        return np.asarray(super().share_back(dx, x) / max(group, 1))
+change("dk-of-first-head", "heads",
+       "dk and dv take only the first query head of each group instead of their sum.",
+       share_back=lambda up, dx, x:
+           dx[..., :: dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])  # fmt: skip
+change("dk-mean-over-group", "heads",
+       "dk and dv are averaged over the query heads of a group instead of summed.",
+       share_back=lambda up, dx, x:
+           np.asarray(up(dx, x) / max(dx.shape[-3] // max(x.shape[-3], 1), 1)))  # fmt: skip
 
 
 @mistake("heads-tiled-in-backward", "heads", "XunhaoLai/native-sparse-attention-triton#27")

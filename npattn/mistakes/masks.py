@@ -27,17 +27,10 @@ change("causal-of-padded-lengths", "causal",
        "The causal offset S − T uses T and S rounded up to whole tiles.",
        diagonal=lambda up, T, S:
            np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE)))  # fmt: skip
-
-
-@mistake("causal-only-when-square", "causal", "mlx-node/mlx-node#24")
-class _CausalOnlyWhenSquare(Attention):
-    """Causal is ignored unless there are as many queries as keys."""
-
-    def visible(self, c: Inputs) -> Array:
-        square = c.q.shape[-2] == c.k.shape[-2]
-        return super().visible(c._replace(causal=c.causal and square))
-
-
+change("causal-only-when-square", "causal",
+       "Causal is ignored unless there are as many queries as keys.", "mlx-node/mlx-node#24",
+       visible=lambda up, c:
+           up(c._replace(causal=c.causal and c.q.shape[-2] == c.k.shape[-2])))  # fmt: skip
 change("causal-ignored-with-dropout", "causal", "Causal is ignored if there is a dropout mask.",
        "keras-team/keras#23038",
        visible=lambda up, c: up(c._replace(causal=c.causal and np.ndim(c.keep) == 0)))  # fmt: skip
@@ -194,15 +187,9 @@ change("mask-of-first-head", "mask", "The mask of the first head is used for all
 change("mask-of-last-query", "mask",
        "The mask of the last query is used for all queries, like a padding mask.",
        mask=lambda up, mask, c: mask[..., -1:, :])  # fmt: skip
-
-
-@mistake("mask-transposed", "mask")
-class _MaskTransposed(Attention):
-    """A square mask is read with its query and key axes swapped."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        square = mask.shape[-2] == mask.shape[-1]
-        return mask.swapaxes(-1, -2) if square else mask
+change("mask-transposed", "mask", "A square mask is read with its query and key axes swapped.",
+       mask=lambda up, mask, c:
+           mask.swapaxes(-1, -2) if mask.shape[-2] == mask.shape[-1] else mask)  # fmt: skip
 
 
 @mistake("mask-tiled-over-heads", "mask", "line/lighthouse#77")

@@ -65,13 +65,10 @@ class _TailValuesShifted(Online):
         return super().cut_tile(c, rows, keys)._replace(v=v)
 
 
-@mistake("causal-tile-taken-as-whole", "tiles")
-class _CausalTileTakenAsWhole(Online):
-    """A diagonal tile is not masked if its last query sees all of it."""
-
-    def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
-        last = slice(rows.stop - 1, rows.stop)
-        return super().fully_visible(c, last if c.causal else rows, keys)
+change("causal-tile-taken-as-whole", "tiles",
+       "A diagonal tile is not masked if its last query sees all of it.", of=Online,
+       fully_visible=lambda up, c, rows, keys:
+           up(c, slice(rows.stop - 1, rows.stop) if c.causal else rows, keys))  # fmt: skip
 
 
 @mistake("causal-tile-skipped", "tiles")
@@ -84,24 +81,15 @@ class _CausalTileSkipped(Online):
         return begin, ends if c.causal else end
 
 
-@mistake("window-tile-taken-as-whole", "tiles")
-class _WindowTileTakenAsWhole(Online):
-    """A tile at the left end of a window is not masked if its first query sees all of it."""
-
-    def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
-        first = slice(rows.start, rows.start + 1)
-        return super().fully_visible(c, first if c.window else rows, keys)
-
-
-@mistake("window-tile-skipped", "tiles")
-class _WindowTileSkipped(Online):
-    """A tile of queries starts at the first key tile in the window of its last query."""
-
-    def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
-        last = slice(rows.stop - 1, rows.stop)
-        return super().tile_range(c, last)[0], super().tile_range(c, rows)[1]
-
-
+change("window-tile-taken-as-whole", "tiles",
+       "A tile at the left end of a window is not masked if its first query sees all of it.",
+       of=Online,
+       fully_visible=lambda up, c, rows, keys:
+           up(c, slice(rows.start, rows.start + 1) if c.window else rows, keys))  # fmt: skip
+change("window-tile-skipped", "tiles",
+       "A tile of queries starts at the first key tile in the window of its last query.", of=Online,
+       tile_range=lambda up, c, rows:
+           (up(c, slice(rows.stop - 1, rows.stop))[0], up(c, rows)[1]))  # fmt: skip
 change("dropout-of-first-tile", "tiles",
        "The dropout mask of the first tile of keys is used for every tile.", of=Online,
        cut_tile=lambda up, c, rows, keys:
