@@ -88,8 +88,8 @@ def to_equinox(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     ------
     OptionError
         If equinox cannot represent the module: shared key/value heads, no output projection,
-        appended keys, ``merge="reshape"``, qk_norm; if parameters have several dtypes, overflow in
-        `dtype`, or are float64 where JAX is not in 64-bit mode.
+        appended keys, ``merge="reshape"``, qk_norm, a gate; if parameters have several dtypes,
+        overflow in `dtype`, or are float64 where JAX is not in 64-bit mode.
     DtypeError
         If `dtype` is another one.
     MissingExtraError

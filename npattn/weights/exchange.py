@@ -189,7 +189,7 @@ def check_fits(
         (mha.bias_k is not None, "got bias_k and bias_v; no keys are appended there"),
         (bool(mha.add_zero_attn), "add_zero_attn is True; no keys are appended there"),
         (mha.merge != "concat", f'merge is {mha.merge!r}, must be "concat"'),
-        (mha.wg is not None, "got wg, must be None: there is no gate there"),
+        (mha.wg is not None, "got wg, must be None: no gate is written there"),
         (K != H and not shares_heads,
          f"num_kv_heads is {K}, must be {H} as num_heads: none are shared there (mha.unshared())"),
         (E != D and not value_size,

@@ -196,11 +196,11 @@ def to_flax(
     ------
     OptionError
         If flax cannot represent the module: no output projection, some biases without the others,
-        heads of values of another size, appended keys, ``merge="reshape"``, or a bias beside an RMS
-        norm; in linen also shared key/value heads, and any qk_norm but "layer" with norm_q and
-        norm_k, no biases and norm_eps 1e-6; in nnx keys and values of different width. If api is
-        another word; if parameters have several dtypes, overflow in `dtype`, or are float64 where
-        JAX is not in 64-bit mode.
+        heads of values of another size, appended keys, a gate, ``merge="reshape"``, or a bias
+        beside an RMS norm; in linen also shared key/value heads, and any qk_norm but "layer" with
+        norm_q and norm_k, no biases and norm_eps 1e-6; in nnx keys and values of different width.
+        If api is another word; if parameters have several dtypes, overflow in `dtype`, or are
+        float64 where JAX is not in 64-bit mode.
     DtypeError
         If `dtype` is another one.
     MissingExtraError

@@ -105,9 +105,9 @@ def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     ------
     OptionError
         If keras cannot represent the module: no output projection, some biases without the others,
-        appended keys, ``merge="reshape"``, qk_norm; with shared heads also values or an output of
-        another size; if parameters have several dtypes, overflow in `dtype`, or are float64 where
-        the backend has none.
+        appended keys, ``merge="reshape"``, qk_norm, a gate; with shared heads also values or an
+        output of another size; if parameters have several dtypes, overflow in `dtype`, or are
+        float64 where the backend has none.
     DtypeError
         If `dtype` is another one.
     MissingExtraError

@@ -181,7 +181,7 @@ COMMON = [
     ({"bias_k": np.ones(G * D), "bias_v": np.ones(G * D)}, "got bias_k and bias_v; no keys are ap"),
     ({"add_zero_attn": True}, "add_zero_attn is True; no keys are appended there"),
     ({"merge": "reshape"}, "merge is 'reshape', must be \"concat\""),
-    ({"wg": np.ones((WIDTH, G * D))}, "got wg, must be None: there is no gate there"),
+    ({"wg": np.ones((WIDTH, G * D))}, "got wg, must be None: no gate is written there"),
 ]
 SOME = ({"bk": None}, "got some of bq, bk, bv, bo; all or none are there")
 UNSHARED = (
