@@ -4,6 +4,9 @@ Every message names the argument, its value and the way out, so that nobody need
 ``<name> is/has <value>, must be <legal values> [<shapes>]``.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "DtypeError",
     "InternalError",
@@ -12,6 +15,7 @@ __all__ = [
     "OptionError",
     "ShapeError",
     "UnknownOptionError",
+    "optional_import",
 ]
 
 
@@ -41,3 +45,30 @@ class InternalError(NpattnError):
 
 class MissingExtraError(NpattnError, ImportError):
     """Optional packages that a part of npattn needs are not installed."""
+
+
+@contextmanager
+def optional_import(subject: str, package: str, extra: str = "") -> Iterator[None]:
+    """Say how to install a package if it cannot be imported in the block.
+
+    Parameters
+    ----------
+    subject : str
+        Beginning of the message, as "npattn.plot needs".
+    package : str
+        Its name for pip, or several in words.
+    extra : str, optional
+        Extra of npattn that installs it; default: pip installs the package itself.
+
+    Raises
+    ------
+    MissingExtraError
+        If the block raises ImportError.
+    """
+    try:
+        yield
+    except ImportError as err:
+        line = f"'npattn[{extra}]'" if extra else package
+        raise MissingExtraError(
+            f"{subject} {package}; npattn itself does not: pip install {line}"
+        ) from err

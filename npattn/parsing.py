@@ -9,14 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from npattn.errors import MissingExtraError, OptionError
+from npattn.errors import OptionError, optional_import
 
-try:
+with optional_import("the npattn command needs", "hypothesis, rich and click", "check"):
     import click
-except ImportError as err:
-    raise MissingExtraError(
-        "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
-    ) from err
 
 __all__ = ["INTERRUPTED", "interruptible", "parse_memory", "parse_processes", "parse_seconds"]
 __all__ += ["parse_seed", "parse_sizes", "path_to_write"]

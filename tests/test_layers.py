@@ -65,7 +65,6 @@ CONFINED = {
         "testing/targets/cuda.py",
         "testing/targets/fla.py",
         "testing/targets/sageattention.py",
-        "testing/targets/torch_modules.py",
         "testing/targets/transformers.py",
         "testing/device/",
         "weights/torch.py",

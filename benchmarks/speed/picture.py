@@ -7,15 +7,11 @@ from typing import Any
 
 from benchmarks.speed.contestants import CONTESTANTS
 from benchmarks.speed.report import PASSES, Cell, Report
-from npattn.errors import MissingExtraError, OptionError
+from npattn.errors import OptionError, optional_import
 
-try:
+with optional_import("a picture needs", "matplotlib", "plot"):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-except ImportError as err:
-    raise MissingExtraError(
-        "a picture needs matplotlib; npattn itself does not: pip install 'npattn[plot]'"
-    ) from err
 
 __all__ = ["check_path", "draw"]
 

@@ -1,7 +1,7 @@
 """Wrong implementations of attention: each changes one step of an implementation that is right.
 
-`Attention` is the right one, in replaceable steps; a mistake overrides one of them, and its
-docstring is the sentence that explains it to a user.
+`Attention` is the right one, in replaceable steps; a mistake overrides one of them, and has a
+sentence that explains it to a user. One of one expression is a row (`change`), any other a class.
 """
 
 from npattn.mistakes import (  # noqa: F401  each module registers its own

@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 # --- a cached past: S − T keys before those of the queries ---
 
@@ -96,20 +96,12 @@ class _TailOfChannelsSkipped(Attention):
 # --- limits: sizes beyond those of the kernel ---
 
 
-@mistake("keys-beyond-128-ignored", "limits", "NVIDIA/TensorRT#2541")
-class _KeysBeyond128Ignored(Attention):
-    """Only the first 128 keys are read."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c) & (np.arange(c.k.shape[-2]) < 128)
-
-
-@mistake("channels-beyond-64-ignored", "limits", "triton-lang/triton#621")
-class _ChannelsBeyond64Ignored(Attention):
-    """q kᵀ takes only the first 64 channels."""
-
-    def product(self, c: Inputs) -> Array:
-        return super().product(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64)))
+change("keys-beyond-128-ignored", "limits", "Only the first 128 keys are read.",
+       "NVIDIA/TensorRT#2541",
+       visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) < 128))  # fmt: skip
+change("channels-beyond-64-ignored", "limits", "q kᵀ takes only the first 64 channels.",
+       "triton-lang/triton#621",
+       product=lambda up, c: up(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64))))  # fmt: skip
 
 
 @mistake("key-offset-wraps", "limits", "Dao-AILab/flash-attention#2260")

@@ -9,49 +9,20 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import after, change, mistake
 
-
-@mistake("dropped-weights-in-jacobian", "dropout", "aws-neuron/nki-samples#81")
-class _DroppedWeightsInJacobian(Attention):
-    """The Jacobian of the softmax uses the weights after dropout."""
-
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return np.asarray(p * c.keep * (dp - delta))
-
-
-@mistake("dp-not-dropped", "dropout", "aws-neuron/nki-samples#81")
-class _DpNotDropped(Attention):
-    """Dropout is not applied to the gradient of the weights; only dv is right."""
-
-    def undrop(self, dp: Array, c: Inputs) -> Array:
-        return dp
-
-
-@mistake("weights-after-dropout", "dropout", "pytorch/pytorch#42929")
-class _WeightsAfterDropout(Attention):
-    """The returned weights are those after dropout."""
-
-    def returned_weights(self, p: Array, c: Inputs) -> Array:
-        return p * c.keep
-
-
-@mistake("dropout-not-rescaled", "dropout")
-class _DropoutNotRescaled(Attention):
-    """Kept weights are not divided by 1 − rate."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(keep=np.sign(c.keep))
-
-
-@mistake("dropout-rescaled-twice", "dropout")
-class _DropoutRescaledTwice(Attention):
-    """Kept weights are divided by 1 − rate twice."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(keep=c.keep * c.keep)
+change("dropped-weights-in-jacobian", "dropout",
+       "The Jacobian of the softmax uses the weights after dropout.", "aws-neuron/nki-samples#81",
+       jacobian=lambda up, p, dp, delta, c: np.asarray(p * c.keep * (dp - delta)))  # fmt: skip
+change("dp-not-dropped", "dropout",
+       "Dropout is not applied to the gradient of the weights; only dv is right.",
+       "aws-neuron/nki-samples#81", undrop=lambda up, dp, c: dp)  # fmt: skip
+change("weights-after-dropout", "dropout", "The returned weights are those after dropout.",
+       "pytorch/pytorch#42929", returned_weights=lambda up, p, c: p * c.keep)  # fmt: skip
+change("dropout-not-rescaled", "dropout", "Kept weights are not divided by 1 − rate.",
+       inputs=after(lambda c: c._replace(keep=np.sign(c.keep))))  # fmt: skip
+change("dropout-rescaled-twice", "dropout", "Kept weights are divided by 1 − rate twice.",
+       inputs=after(lambda c: c._replace(keep=c.keep * c.keep)))  # fmt: skip
 
 
 @mistake("dropout-mask-inverted", "dropout")
@@ -85,12 +56,9 @@ class _DropoutOfFirstHead(Attention):
         return super().inputs(*arrays, **options)
 
 
-@mistake("dropout-before-softmax", "dropout")
-class _DropoutBeforeSoftmax(Attention):
-    """Dropped positions are removed before the softmax, as if they were masked."""
-
-    def visible(self, c: Inputs) -> Array:
-        return np.asarray(super().visible(c) & (np.asarray(c.keep) > 0))
+change("dropout-before-softmax", "dropout",
+       "Dropped positions are removed before the softmax, as if they were masked.",
+       visible=lambda up, c: np.asarray(up(c) & (np.asarray(c.keep) > 0)))  # fmt: skip
 
 
 @mistake("dropped-weights-normalised", "dropout")

@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import after, change, mistake, one_result
 
 
 @mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")
@@ -30,12 +30,10 @@ class _EmptyRowMean(Attention):
         return np.where(lse == -np.inf, 1 / max(s.shape[-1], 1), p), p_sink, lse
 
 
-@mistake("hidden-score-finite", "empty row", "microsoft/onnxruntime#8549")
-class _HiddenScoreFinite(Attention):
-    """Hidden scores are set to −1e4, which still has weight beside other very low scores."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return np.where(visible, s, -1e4)
+change("hidden-score-finite", "empty row",
+       "Hidden scores are set to −1e4, which still has weight beside other very low scores.",
+       "microsoft/onnxruntime#8549",
+       hide=lambda up, s, visible: np.where(visible, s, -1e4))  # fmt: skip
 
 
 @mistake("empty-row-takes-dlse", "empty row")
@@ -49,21 +47,15 @@ class _EmptyRowTakesDlse(Attention):
         return dq + np.where(empty, dlse, 0), dk, dv, ds, ds_sink
 
 
-@mistake("nan-of-query-zeroed", "NaN", "pytorch/pytorch#141128")
-class _NaNOfQueryZeroed(Attention):
-    """The guard for fully masked rows also turns the NaN of a NaN query into 0."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = super().softmax(s, c, live)
-        return np.nan_to_num(p), p_sink, lse
-
-
-@mistake("nan-leaks-through-additive-mask", "NaN", "deepbeepmeep/Wan2GP#1628")
-class _NaNLeaksThroughAdditiveMask(Attention):
-    """−inf is added to hidden scores, so that a NaN key stays NaN behind the mask."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return np.where(np.isnan(s), s, np.where(visible, s, -np.inf))
+change("nan-of-query-zeroed", "NaN",
+       "The guard for fully masked rows also turns the NaN of a NaN query into 0.",
+       "pytorch/pytorch#141128",
+       softmax=one_result(0, lambda p, s, c, live: np.nan_to_num(p)))  # fmt: skip
+change("nan-leaks-through-additive-mask", "NaN",
+       "−inf is added to hidden scores, so that a NaN key stays NaN behind the mask.",
+       "deepbeepmeep/Wan2GP#1628",
+       hide=lambda up, s, visible:
+           np.where(np.isnan(s), s, np.where(visible, s, -np.inf)))  # fmt: skip
 
 
 @mistake("nan-leaks-through-zero-weight", "NaN")
@@ -135,23 +127,16 @@ class _EmptyRowPassesNoDsinks(Attention):
         return *grads, np.where(_empty(self, c), 0, ds_sink)
 
 
-@mistake("empty-row-lse-zero", "empty row", equivalent=True)
-class _EmptyRowLseZero(Attention):
-    """lse of a fully masked row is 0: the logarithm of a sum that was replaced by 1."""
-
-    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
-        return super().lse(pivot, np.where(total == 0, 1, total), e_sink)
-
-
-@mistake(
-    "empty-row-lse-without-sink", "empty row", "Dao-AILab/flash-attention#2706", equivalent=True
-)
-class _EmptyRowLseWithoutSink(Attention):
-    """lse of a fully masked row is −inf even with a sink."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = super().softmax(s, c, live)
-        return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
+change("empty-row-lse-zero", "empty row",
+       "lse of a fully masked row is 0: the logarithm of a sum that was replaced by 1.",
+       equivalent=True,
+       lse=lambda up, pivot, total, e_sink:
+           up(pivot, np.where(total == 0, 1, total), e_sink))  # fmt: skip
+change("empty-row-lse-without-sink", "empty row",
+       "lse of a fully masked row is −inf even with a sink.", "Dao-AILab/flash-attention#2706",
+       equivalent=True,
+       softmax=one_result(2, lambda lse, s, c, live:
+           np.where(live.any(-1, keepdims=True), lse, -np.inf)))  # fmt: skip
 
 
 @mistake("maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517")
@@ -177,22 +162,13 @@ class _NaNScoreHidden(Attention):
         return np.where(np.isnan(s), -np.inf, s), live & ~np.isnan(s)
 
 
-@mistake("nan-of-value-zeroed", "NaN")
-class _NaNOfValueZeroed(Attention):
-    """NaN in v is replaced by 0 before the product, at visible keys too."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(v=np.nan_to_num(c.v))
-
-
-@mistake("size-0-gives-0", "sizes of 0", "pytorch/pytorch#184914")
-class _Size0Gives0(Attention):
-    """out is 0 if q has no elements; with D = 0 it should be the mean of the values."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        return (o if c.q.size else np.zeros_like(o)), lse, p
+change("nan-of-value-zeroed", "NaN",
+       "NaN in v is replaced by 0 before the product, at visible keys too.",
+       inputs=after(lambda c: c._replace(v=np.nan_to_num(c.v))))  # fmt: skip
+change("size-0-gives-0", "sizes of 0",
+       "out is 0 if q has no elements; with D = 0 it should be the mean of the values.",
+       "pytorch/pytorch#184914",
+       results=one_result(0, lambda o, c: o if c.q.size else np.zeros_like(o)))  # fmt: skip
 
 
 @mistake("no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179")

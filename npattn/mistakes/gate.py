@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Inputs
 from npattn.mistakes.gated import Gated
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import after, change, mistake
 
 
 def _one_for_all(gate: Array | float, axis: int) -> Array | float:
@@ -42,22 +42,10 @@ class _GateThroughSigmoid(Gated):
         return sum_to(dout * self.inner_out(c) * slope, shape)
 
 
-@mistake("gate-applied-twice", "gate")
-class _GateAppliedTwice(Gated):
-    """The gate multiplies the output twice."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(gate=c.gate * c.gate)
-
-
-@mistake("gate-added", "gate")
-class _GateAdded(Gated):
-    """The output is multiplied by 1 + gate, as by a residual."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(gate=1.0 + c.gate) if np.ndim(c.gate) else c
+change("gate-applied-twice", "gate", "The gate multiplies the output twice.", of=Gated,
+       inputs=after(lambda c: c._replace(gate=c.gate * c.gate)))  # fmt: skip
+change("gate-added", "gate", "The output is multiplied by 1 + gate, as by a residual.", of=Gated,
+       inputs=after(lambda c: c._replace(gate=1.0 + c.gate) if np.ndim(c.gate) else c))  # fmt: skip
 
 
 @mistake("gate-lost-in-softmax", "gate")
@@ -71,31 +59,13 @@ class _GateOnScores(Gated):
         return self.gate(dout, c)
 
 
-@mistake("gate-of-first-query", "gate")
-class _GateOfFirstQuery(Gated):
-    """The gate of the first query is used for all queries."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(gate=_one_for_all(c.gate, -2))
-
-
-@mistake("gate-of-first-sample", "gate")
-class _GateOfFirstSample(Gated):
-    """The gate of the first sample is used for all samples."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(gate=_one_for_all(c.gate, -4))
-
-
-@mistake("gate-of-first-column", "gate")
-class _GateOfFirstColumn(Gated):
-    """The gate of the first column is used for all columns of the output."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(gate=_one_for_all(c.gate, -1))
+change("gate-of-first-query", "gate", "The gate of the first query is used for all queries.",
+       of=Gated, inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -2))))  # fmt: skip
+change("gate-of-first-sample", "gate", "The gate of the first sample is used for all samples.",
+       of=Gated, inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -4))))  # fmt: skip
+change("gate-of-first-column", "gate",
+       "The gate of the first column is used for all columns of the output.", of=Gated,
+       inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -1))))  # fmt: skip
 
 
 @mistake("head-mask-reversed", "gate")
@@ -179,44 +149,21 @@ class _DgateOfLastQuery(Gated):
         return sum_to(each, shape)
 
 
-@mistake("dgate-zero", "gate")
-class _DgateZero(Gated):
-    """dgate is 0."""
-
-    def dgate(self, dout: Array, c: Inputs, shape: tuple[int, ...]) -> Array:
-        return np.zeros(shape)
+change("dgate-zero", "gate", "dgate is 0.", of=Gated,
+       dgate=lambda up, dout, c, shape: np.zeros(shape))  # fmt: skip
 
 
 # --- the largest scores ---
 
 
-@mistake("max-score-with-sink", "max score", equivalent=True)
-class _MaxScoreWithSink(Gated):
-    """The sink counts in the largest score."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return np.maximum(super().max_score(c), c.sinks[..., 0])
-
-
-@mistake("max-score-of-hidden", "max score", equivalent=True)
-class _MaxScoreOfHidden(Gated):
-    """The largest score is taken before the mask."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return super().max_score(c._replace(mask=None, causal=False, window=None))
-
-
-@mistake("max-score-before-bias", "max score", equivalent=True)
-class _MaxScoreBeforeBias(Gated):
-    """The largest score is that of scale · q k, without softcap and bias."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return super().max_score(c._replace(bias=0.0, softcap=None))
-
-
-@mistake("max-score-from-zero", "max score", equivalent=True)
-class _MaxScoreFromZero(Gated):
-    """The largest score is 0 where all are below, since the maximum begins with 0."""
-
-    def max_score(self, c: Inputs) -> Array:
-        return np.maximum(super().max_score(c), 0)
+change("max-score-with-sink", "max score", "The sink counts in the largest score.", of=Gated,
+       equivalent=True, max_score=lambda up, c: np.maximum(up(c), c.sinks[..., 0]))  # fmt: skip
+change("max-score-of-hidden", "max score", "The largest score is taken before the mask.", of=Gated,
+       equivalent=True,
+       max_score=lambda up, c: up(c._replace(mask=None, causal=False, window=None)))  # fmt: skip
+change("max-score-before-bias", "max score",
+       "The largest score is that of scale · q k, without softcap and bias.", of=Gated,
+       equivalent=True, max_score=lambda up, c: up(c._replace(bias=0.0, softcap=None)))  # fmt: skip
+change("max-score-from-zero", "max score",
+       "The largest score is 0 where all are below, since the maximum begins with 0.", of=Gated,
+       equivalent=True, max_score=lambda up, c: np.maximum(up(c), 0))  # fmt: skip

@@ -10,39 +10,19 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
-
-@mistake("jacobian-without-rank-1-term", "gradient", "Dao-AILab/flash-attention#2481")
-class _JacobianWithoutRank1Term(Attention):
-    """The Jacobian of the softmax lacks the term −p pᵀ; only dv is right."""
-
-    def delta(self, p: Array, dp: Array) -> Array:
-        return np.zeros((*p.shape[:-1], 1))
-
-
-@mistake("dlse-ignored", "gradient")
-class _DlseIgnored(Attention):
-    """The gradient of lse is ignored in dq and dk."""
-
-    def use_dlse(self, dlse: Any, live: Array) -> Any:
-        return 0.0
-
-
-@mistake("dq-unscaled", "gradient")
-class _DqUnscaled(Attention):
-    """dq is not multiplied by the scale."""
-
-    def dq_scale(self, c: Inputs) -> float:
-        return 1.0
-
-
-@mistake("dk-of-base-2-query", "gradient")
-class _DkOfBase2Query(Attention):
-    """dk uses the query that was multiplied by log₂ e for exp2."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return super().dk(dx, c, seen) / math.log(2)
+change("jacobian-without-rank-1-term", "gradient",
+       "The Jacobian of the softmax lacks the term −p pᵀ; only dv is right.",
+       "Dao-AILab/flash-attention#2481",
+       delta=lambda up, p, dp: np.zeros((*p.shape[:-1], 1)))  # fmt: skip
+change("dlse-ignored", "gradient", "The gradient of lse is ignored in dq and dk.",
+       use_dlse=lambda up, dlse, live: 0.0)  # fmt: skip
+change("dq-unscaled", "gradient", "dq is not multiplied by the scale.",
+       dq_scale=lambda up, c: 1.0)  # fmt: skip
+change("dk-of-base-2-query", "gradient",
+       "dk uses the query that was multiplied by log₂ e for exp2.",
+       dk=lambda up, dx, c, seen: up(dx, c, seen) / math.log(2))  # fmt: skip
 
 
 @mistake("dbias-last-writer-wins", "gradient", "HKUSTDial/flash-sparse-attention#194")
@@ -58,12 +38,8 @@ class _DbiasLastWriterWins(Attention):
         return dbias
 
 
-@mistake("dbias-zero", "gradient", "jax-ml/jax#27184")
-class _DbiasZero(Attention):
-    """dbias is 0."""
-
-    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        return np.zeros(shape)
+change("dbias-zero", "gradient", "dbias is 0.", "jax-ml/jax#27184",
+       reduce_bias=lambda up, ds, shape: np.zeros(shape))  # fmt: skip
 
 
 @mistake("weights-from-rounded-lse", "gradient")
@@ -85,44 +61,20 @@ class _WeightsFromRoundedLse(Attention):
         return super().delta(self.weights, dp)  # as Σ dout · out, which is right
 
 
-@mistake("dlse-subtracted", "gradient")
-class _DlseSubtracted(Attention):
-    """The gradient of lse is applied with the wrong sign."""
-
-    def use_dlse(self, dlse: Any, live: Array) -> Any:
-        return -dlse
-
-
-@mistake("dlse-of-base-2", "gradient")
-class _DlseOfBase2(Attention):
-    """The gradient of the natural lse is treated as that of a base-2 lse."""
-
-    def use_dlse(self, dlse: Any, live: Array) -> Any:
-        return dlse / math.log(2)
-
-
-@mistake("delta-without-weight", "gradient")
-class _DeltaWithoutWeight(Attention):
-    """dS = p dP − D instead of p (dP − D), where D = Σ p dP."""
-
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return np.asarray(p * dp - delta)
-
-
-@mistake("jacobian-without-weights", "gradient")
-class _JacobianWithoutWeights(Attention):
-    """dS = dP − D instead of p (dP − D): the weights are missing."""
-
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return np.asarray(dp - delta)
-
-
-@mistake("jacobian-diagonal", "gradient", "ooples/AiDotNet.Tensors#49")
-class _JacobianDiagonal(Attention):
-    """The Jacobian of the softmax is only its diagonal p (1 − p), as for a sigmoid."""
-
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return np.asarray(p * (1 - p) * dp)
+change("dlse-subtracted", "gradient", "The gradient of lse is applied with the wrong sign.",
+       use_dlse=lambda up, dlse, live: -dlse)  # fmt: skip
+change("dlse-of-base-2", "gradient",
+       "The gradient of the natural lse is treated as that of a base-2 lse.",
+       use_dlse=lambda up, dlse, live: dlse / math.log(2))  # fmt: skip
+change("delta-without-weight", "gradient", "dS = p dP − D instead of p (dP − D), where D = Σ p dP.",
+       jacobian=lambda up, p, dp, delta, c: np.asarray(p * dp - delta))  # fmt: skip
+change("jacobian-without-weights", "gradient",
+       "dS = dP − D instead of p (dP − D): the weights are missing.",
+       jacobian=lambda up, p, dp, delta, c: np.asarray(dp - delta))  # fmt: skip
+change("jacobian-diagonal", "gradient",
+       "The Jacobian of the softmax is only its diagonal p (1 − p), as for a sigmoid.",
+       "ooples/AiDotNet.Tensors#49",
+       jacobian=lambda up, p, dp, delta, c: np.asarray(p * (1 - p) * dp))  # fmt: skip
 
 
 @mistake("delta-without-sink", "gradient")
@@ -142,20 +94,12 @@ class _DkUnscaled(Attention):
         return self.masked_matmul(dx.swapaxes(-1, -2), c.q, seen)
 
 
-@mistake("dk-of-scaled-query", "gradient")
-class _DkOfScaledQuery(Attention):
-    """dk is scaled twice: it uses the scaled query and multiplies by the scale again."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return c.scale * super().dk(dx, c, seen)
-
-
-@mistake("dk-of-next-query-head", "gradient")
-class _DkOfNextQueryHead(Attention):
-    """dk of a head uses the queries of the next head."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return super().dk(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen)
+change("dk-of-scaled-query", "gradient",
+       "dk is scaled twice: it uses the scaled query and multiplies by the scale again.",
+       dk=lambda up, dx, c, seen: c.scale * up(dx, c, seen))  # fmt: skip
+change("dk-of-next-query-head", "gradient", "dk of a head uses the queries of the next head.",
+       dk=lambda up, dx, c, seen:
+           up(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen))  # fmt: skip
 
 
 @mistake("dv-of-unnormalised-weights", "gradient")
@@ -170,20 +114,13 @@ class _DvOfUnnormalisedWeights(Attention):
         return dq, dk, super().gradients(c, do * total, dlse, dw)[2], *rest
 
 
-@mistake("dout-taken-as-ones", "gradient")
-class _DoutTakenAsOnes(Attention):
-    """dout is ignored: the gradients are those of the sum of out."""
-
-    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        return super().gradients(c, np.ones_like(do), dlse, dw)
-
-
-@mistake("dk-mean-over-samples", "gradient")
-class _DkMeanOverSamples(Attention):
-    """dk and dv of keys shared by the batch are averaged over it instead of summed."""
-
-    def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
-        return super().reduce(dx, shape) * (math.prod(shape) / max(dx.size, 1))
+change("dout-taken-as-ones", "gradient",
+       "dout is ignored: the gradients are those of the sum of out.",
+       gradients=lambda up, c, do, dlse, dw: up(c, np.ones_like(do), dlse, dw))  # fmt: skip
+change("dk-mean-over-samples", "gradient",
+       "dk and dv of keys shared by the batch are averaged over it instead of summed.",
+       reduce=lambda up, dx, shape:
+           up(dx, shape) * (math.prod(shape) / max(dx.size, 1)))  # fmt: skip
 
 
 @mistake("dk-and-dv-exchanged", "gradient")
@@ -195,10 +132,6 @@ class _DkAndDvExchanged(Attention):
         return (dq, dv, dk, *rest) if dk.shape == dv.shape else (dq, dk, dv, *rest)
 
 
-@mistake("dbias-transposed", "gradient")
-class _DbiasTransposed(Attention):
-    """dbias is transposed if there are as many queries as keys."""
-
-    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        square = ds.shape[-1] == ds.shape[-2]
-        return super().reduce_bias(ds.swapaxes(-1, -2) if square else ds, shape)
+change("dbias-transposed", "gradient", "dbias is transposed if there are as many queries as keys.",
+       reduce_bias=lambda up, ds, shape:
+           up(ds.swapaxes(-1, -2) if ds.shape[-1] == ds.shape[-2] else ds, shape))  # fmt: skip

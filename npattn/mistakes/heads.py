@@ -8,18 +8,15 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import after, change, mistake
 
 # --- which key/value head a query head uses ---
 
 
-@mistake("heads-tiled", "heads", "onnx/onnx#7274")
-class _HeadsTiled(Attention):
-    """Query head h uses key/value head h % K instead of h // G."""
-
-    def share(self, x: Array, H: int) -> Array:
-        K = x.shape[-3]
-        return np.asarray(np.take(x, np.arange(H) % max(K, 1), axis=-3))
+change("heads-tiled", "heads", "Query head h uses key/value head h % K instead of h // G.",
+       "onnx/onnx#7274",
+       share=lambda up, x, H:
+           np.asarray(np.take(x, np.arange(H) % max(x.shape[-3], 1), axis=-3)))  # fmt: skip
 
 
 @mistake("heads-of-padded-group", "heads", "ggml-org/llama.cpp#19115")
@@ -42,12 +39,9 @@ class _HeadsByNumberOfKeys(Attention):
         return np.asarray(np.take(x, np.arange(H) // K % K, axis=-3))
 
 
-@mistake("heads-all-of-first", "heads")
-class _HeadsAllOfFirst(Attention):
-    """If heads are shared, all query heads use the first key/value head."""
-
-    def share(self, x: Array, H: int) -> Array:
-        return super().share(x if x.shape[-3] == H else x[..., :1, :, :], H)
+change("heads-all-of-first", "heads",
+       "If heads are shared, all query heads use the first key/value head.",
+       share=lambda up, x, H: up(x if x.shape[-3] == H else x[..., :1, :, :], H))  # fmt: skip
 
 
 @mistake("heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681")
@@ -83,22 +77,14 @@ class _SinkOfKeyHead(Attention):
 # --- gradients of shared heads ---
 
 
-@mistake("dk-of-first-head", "heads")
-class _DkOfFirstHead(Attention):
-    """dk and dv take only the first query head of each group instead of their sum."""
-
-    def share_back(self, dx: Array, x: Array) -> Array:
-        K = x.shape[-3]
-        return dx[..., :: dx.shape[-3] // max(K, 1) or 1, :, :]
-
-
-@mistake("dk-mean-over-group", "heads")
-class _DkMeanOverGroup(Attention):
-    """dk and dv are averaged over the query heads of a group instead of summed."""
-
-    def share_back(self, dx: Array, x: Array) -> Array:
-        group = dx.shape[-3] // max(x.shape[-3], 1)
-        return np.asarray(super().share_back(dx, x) / max(group, 1))
+change("dk-of-first-head", "heads",
+       "dk and dv take only the first query head of each group instead of their sum.",
+       share_back=lambda up, dx, x:
+           dx[..., :: dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])  # fmt: skip
+change("dk-mean-over-group", "heads",
+       "dk and dv are averaged over the query heads of a group instead of summed.",
+       share_back=lambda up, dx, x:
+           np.asarray(up(dx, x) / max(dx.shape[-3] // max(x.shape[-3], 1), 1)))  # fmt: skip
 
 
 @mistake("heads-tiled-in-backward", "heads", "XunhaoLai/native-sparse-attention-triton#27")
@@ -114,22 +100,13 @@ class _HeadsTiledInBackward(Attention):
 # --- arrays and axes taken for others ---
 
 
-@mistake("keys-and-values-exchanged", "layout", "tenstorrent/tt-mlir#8958")
-class _KeysAndValuesExchanged(Attention):
-    """k and v are swapped if their shapes are equal."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c
-
-
-@mistake("values-ignored", "layout", "ruvnet/agentic-flow#191")
-class _ValuesIgnored(Attention):
-    """out is computed from k instead of v if their shapes are equal."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(v=c.k) if c.k.shape == c.v.shape else c
+change("keys-and-values-exchanged", "layout", "k and v are swapped if their shapes are equal.",
+       "tenstorrent/tt-mlir#8958",
+       inputs=after(lambda c:
+           c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
+change("values-ignored", "layout", "out is computed from k instead of v if their shapes are equal.",
+       "ruvnet/agentic-flow#191",
+       inputs=after(lambda c: c._replace(v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
 
 
 @mistake("key-axes-exchanged", "layout", "pytorch/pytorch#195320")
@@ -141,12 +118,10 @@ class _KeyAxesExchanged(Attention):
         return c._replace(k=c.k.swapaxes(-2, -3)) if c.k.shape[-2] == c.k.shape[-3] else c
 
 
-@mistake("heads-split-by-reshape", "layout", "reczoo/FuxiCTR#30")
-class _HeadsSplitByReshape(Attention):
-    """q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis."""
-
-    def read(self, x: Array) -> Array:
-        return super().read(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x)
+change("heads-split-by-reshape", "layout",
+       "q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis.",
+       "reczoo/FuxiCTR#30",
+       read=lambda up, x: up(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x))  # fmt: skip
 
 
 @mistake("heads-merged-by-reshape", "layout", "jsbaan/transformer-from-scratch#6")

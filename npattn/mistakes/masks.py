@@ -6,7 +6,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 from npattn.options import Window
 
 __all__ = ["visible_by_any"]
@@ -14,62 +14,29 @@ __all__ = ["visible_by_any"]
 # --- causal ---
 
 
-@mistake("causal-top-left", "causal", "Dao-AILab/flash-attention#282")
-class _CausalTopLeft(Attention):
-    """Causal is aligned top-left: query t sees keys up to t, not t + S − T."""
-
-    def diagonal(self, T: int, S: int) -> Array:
-        return np.arange(T)[:, None]
-
-
-@mistake("causal-strict", "causal")
-class _CausalStrict(Attention):
-    """Causal also hides the key on the diagonal."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return left, -1 if c.causal else right
-
-
-@mistake("causal-offset-unsigned", "causal")
-class _CausalOffsetUnsigned(Attention):
-    """With more queries than keys, the causal offset S − T is taken as 0."""
-
-    def diagonal(self, T: int, S: int) -> Array:
-        return super().diagonal(T, max(T, S))
-
-
-@mistake("causal-of-padded-lengths", "causal")
-class _CausalOfPaddedLengths(Attention):
-    """The causal offset S − T uses T and S rounded up to whole tiles."""
-
-    def diagonal(self, T: int, S: int) -> Array:
-        return np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE))
-
-
-@mistake("causal-only-when-square", "causal", "mlx-node/mlx-node#24")
-class _CausalOnlyWhenSquare(Attention):
-    """Causal is ignored unless there are as many queries as keys."""
-
-    def visible(self, c: Inputs) -> Array:
-        square = c.q.shape[-2] == c.k.shape[-2]
-        return super().visible(c._replace(causal=c.causal and square))
-
-
-@mistake("causal-ignored-with-dropout", "causal", "keras-team/keras#23038")
-class _CausalIgnoredWithDropout(Attention):
-    """Causal is ignored if there is a dropout mask."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c._replace(causal=c.causal and np.ndim(c.keep) == 0))
-
-
-@mistake("causal-ignored-with-weights", "causal", "keras-team/keras#23038")
-class _CausalIgnoredWithWeights(Attention):
-    """Causal is ignored if the weights are requested."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c._replace(causal=c.causal and not c.returns_weights))
+change("causal-top-left", "causal",
+       "Causal is aligned top-left: query t sees keys up to t, not t + S − T.",
+       "Dao-AILab/flash-attention#282",
+       diagonal=lambda up, T, S: np.arange(T)[:, None])  # fmt: skip
+change("causal-strict", "causal", "Causal also hides the key on the diagonal.",
+       sides=one_result(1, lambda right, c: -1 if c.causal else right))  # fmt: skip
+change("causal-offset-unsigned", "causal",
+       "With more queries than keys, the causal offset S − T is taken as 0.",
+       diagonal=lambda up, T, S: up(T, max(T, S)))  # fmt: skip
+change("causal-of-padded-lengths", "causal",
+       "The causal offset S − T uses T and S rounded up to whole tiles.",
+       diagonal=lambda up, T, S:
+           np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE)))  # fmt: skip
+change("causal-only-when-square", "causal",
+       "Causal is ignored unless there are as many queries as keys.", "mlx-node/mlx-node#24",
+       visible=lambda up, c:
+           up(c._replace(causal=c.causal and c.q.shape[-2] == c.k.shape[-2])))  # fmt: skip
+change("causal-ignored-with-dropout", "causal", "Causal is ignored if there is a dropout mask.",
+       "keras-team/keras#23038",
+       visible=lambda up, c: up(c._replace(causal=c.causal and np.ndim(c.keep) == 0)))  # fmt: skip
+change("causal-ignored-with-weights", "causal", "Causal is ignored if the weights are requested.",
+       "keras-team/keras#23038",
+       visible=lambda up, c: up(c._replace(causal=c.causal and not c.returns_weights)))  # fmt: skip
 
 
 @mistake("causal-ignored-with-wide-window", "causal", "tlc-pack/libflash_attn#11")
@@ -132,63 +99,28 @@ class _CausalBackwardTopLeft(Attention):
         return c._replace(causal=False, mask=mask) if c.causal else c
 
 
-@mistake("causal-ignored-in-backward", "causal", "triton-lang/triton#4541")
-class _CausalIgnoredInBackward(Attention):
-    """Backward ignores causal."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(causal=False)
-
-
-@mistake("causal-always-in-backward", "causal", "triton-lang/triton#4541")
-class _CausalAlwaysInBackward(Attention):
-    """Backward is always causal."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(causal=True)
+change("causal-ignored-in-backward", "causal", "Backward ignores causal.",
+       "triton-lang/triton#4541", recompute=lambda up, c: c._replace(causal=False))  # fmt: skip
+change("causal-always-in-backward", "causal", "Backward is always causal.",
+       "triton-lang/triton#4541", recompute=lambda up, c: c._replace(causal=True))  # fmt: skip
 
 
 # --- mask ---
 
 
-@mistake("mask-inverted", "mask", "lucidrains/x-transformers#160")
-class _MaskInverted(Attention):
-    """True in the mask hides a key instead of showing it."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        return ~mask
-
-
-@mistake("mask-without-effect", "mask", "lucidrains/flamingo-pytorch#10")
-class _MaskWithoutEffect(Attention):
-    """The mask is ignored."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c._replace(mask=None))
-
-
-@mistake("mask-ignored-when-causal", "mask", "AI-Hypercomputer/maxtext#878")
-class _MaskIgnoredWhenCausal(Attention):
-    """The mask is ignored if causal is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c._replace(mask=None) if c.causal else c)
-
-
-@mistake("mask-ignored-with-bias", "mask")
-class _MaskIgnoredWithBias(Attention):
-    """The mask is ignored if a bias is given, as when both share an argument."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if np.ndim(c.bias) == 0 else c._replace(mask=None))
-
-
-@mistake("causal-ignored-with-mask", "mask", "keras-team/keras#23040")
-class _CausalIgnoredWithMask(Attention):
-    """Causal is ignored if a mask is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.mask is None else c._replace(causal=False))
+change("mask-inverted", "mask", "True in the mask hides a key instead of showing it.",
+       "lucidrains/x-transformers#160", mask=lambda up, mask, c: ~mask)  # fmt: skip
+change("mask-without-effect", "mask", "The mask is ignored.", "lucidrains/flamingo-pytorch#10",
+       visible=lambda up, c: up(c._replace(mask=None)))  # fmt: skip
+change("mask-ignored-when-causal", "mask", "The mask is ignored if causal is given.",
+       "AI-Hypercomputer/maxtext#878",
+       visible=lambda up, c: up(c._replace(mask=None) if c.causal else c))  # fmt: skip
+change("mask-ignored-with-bias", "mask",
+       "The mask is ignored if a bias is given, as when both share an argument.",
+       visible=lambda up, c: up(c if np.ndim(c.bias) == 0 else c._replace(mask=None)))  # fmt: skip
+change("causal-ignored-with-mask", "mask", "Causal is ignored if a mask is given.",
+       "keras-team/keras#23040",
+       visible=lambda up, c: up(c if c.mask is None else c._replace(causal=False)))  # fmt: skip
 
 
 def visible_by_any(self: Attention, c: Inputs) -> Array:
@@ -219,20 +151,12 @@ class _MaskAfterSoftmax(Attention):
         return np.where(live, p, 0), p_sink, lse
 
 
-@mistake("mask-added-as-number", "mask", "HKUSTDial/flash-sparse-attention#146")
-class _MaskAddedAsNumber(Attention):
-    """The boolean mask is added to the scores as 1 and 0, instead of 0 and −inf."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return s + visible
-
-
-@mistake("mask-multiplies-scores", "mask")
-class _MaskMultipliesScores(Attention):
-    """The mask multiplies the scores: a hidden score becomes 0 and keeps its weight."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return np.where(visible, s, 0)
+change("mask-added-as-number", "mask",
+       "The boolean mask is added to the scores as 1 and 0, instead of 0 and −inf.",
+       "HKUSTDial/flash-sparse-attention#146", hide=lambda up, s, visible: s + visible)  # fmt: skip
+change("mask-multiplies-scores", "mask",
+       "The mask multiplies the scores: a hidden score becomes 0 and keeps its weight.",
+       hide=lambda up, s, visible: np.where(visible, s, 0))  # fmt: skip
 
 
 @mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885")
@@ -256,37 +180,16 @@ class _MaskOfWholeTiles(Attention):
         return np.repeat(tiles, TILE, axis=-1)[..., :S]
 
 
-@mistake("mask-of-first-sample", "mask")
-class _MaskOfFirstSample(Attention):
-    """The mask of the first batch entry is used for all."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        return mask[..., :1, :, :, :] if mask.ndim > 3 else mask
-
-
-@mistake("mask-of-first-head", "mask")
-class _MaskOfFirstHead(Attention):
-    """The mask of the first head is used for all heads."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        return mask[..., :1, :, :] if mask.ndim > 2 else mask
-
-
-@mistake("mask-of-last-query", "mask")
-class _MaskOfLastQuery(Attention):
-    """The mask of the last query is used for all queries, like a padding mask."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        return mask[..., -1:, :]
-
-
-@mistake("mask-transposed", "mask")
-class _MaskTransposed(Attention):
-    """A square mask is read with its query and key axes swapped."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        square = mask.shape[-2] == mask.shape[-1]
-        return mask.swapaxes(-1, -2) if square else mask
+change("mask-of-first-sample", "mask", "The mask of the first batch entry is used for all.",
+       mask=lambda up, mask, c: mask[..., :1, :, :, :] if mask.ndim > 3 else mask)  # fmt: skip
+change("mask-of-first-head", "mask", "The mask of the first head is used for all heads.",
+       mask=lambda up, mask, c: mask[..., :1, :, :] if mask.ndim > 2 else mask)  # fmt: skip
+change("mask-of-last-query", "mask",
+       "The mask of the last query is used for all queries, like a padding mask.",
+       mask=lambda up, mask, c: mask[..., -1:, :])  # fmt: skip
+change("mask-transposed", "mask", "A square mask is read with its query and key axes swapped.",
+       mask=lambda up, mask, c:
+           mask.swapaxes(-1, -2) if mask.shape[-2] == mask.shape[-1] else mask)  # fmt: skip
 
 
 @mistake("mask-tiled-over-heads", "mask", "line/lighthouse#77")
@@ -310,9 +213,5 @@ class _MaskSamplesAsHeads(Attention):
         return mask.swapaxes(-3, -4) if fits else mask
 
 
-@mistake("mask-ignored-in-backward", "mask", "Dao-AILab/flash-attention#1947")
-class _MaskIgnoredInBackward(Attention):
-    """Backward rebuilds the weights without the mask."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(mask=None)
+change("mask-ignored-in-backward", "mask", "Backward rebuilds the weights without the mask.",
+       "Dao-AILab/flash-attention#1947", recompute=lambda up, c: c._replace(mask=None))  # fmt: skip

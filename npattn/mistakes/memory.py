@@ -9,15 +9,11 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, same_signature
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import after, change, mistake
 
-
-@mistake("out-widened", "dtype")
-class _OutWidened(Attention):
-    """out has the wrong dtype: float64 for float32 inputs, float32 for all others."""
-
-    def out_dtype(self, dtype: np.dtype[Any]) -> Any:
-        return np.float64 if dtype == np.float32 else np.float32
+change("out-widened", "dtype",
+       "out has the wrong dtype: float64 for float32 inputs, float32 for all others.",
+       out_dtype=lambda up, dtype: np.float64 if dtype == np.float32 else np.float32)  # fmt: skip
 
 
 @mistake("input-changed", "memory")
@@ -89,21 +85,13 @@ class _LseNarrowed(Attention):
         return results[0], results[1].astype(np.float16), *results[2:]
 
 
-@mistake("dbias-not-summed", "dtype")
-class _DbiasNotSummed(Attention):
-    """dbias has the shape of the scores instead of that of the bias."""
-
-    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        return ds
-
-
-@mistake("value-has-scale-of-key", "dtype", "sgl-project/sglang#34765")
-class _ValueHasScaleOfKey(Attention):
-    """k and v are stored with a power of 2 as scale; v is restored with the scale of k."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(v=c.v * _power(c.k) / _power(c.v))
+change("dbias-not-summed", "dtype",
+       "dbias has the shape of the scores instead of that of the bias.",
+       reduce_bias=lambda up, ds, shape: ds)  # fmt: skip
+change("value-has-scale-of-key", "dtype",
+       "k and v are stored with a power of 2 as scale; v is restored with the scale of k.",
+       "sgl-project/sglang#34765",
+       inputs=after(lambda c: c._replace(v=c.v * _power(c.k) / _power(c.v))))  # fmt: skip
 
 
 @mistake("mask-changed", "memory")

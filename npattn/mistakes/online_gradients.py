@@ -7,7 +7,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax, TileGradients
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 
 @mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557")
@@ -57,12 +57,9 @@ class _DeltaOfLastQueryZero(Online):
         return delta
 
 
-@mistake("delta-of-query-before", "tiled backward")
-class _DeltaOfQueryBefore(Online):
-    """Each query uses Σ do·out of the query before it."""
-
-    def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
-        return np.roll(super().row_delta(do, out, c), 1, axis=-2)
+change("delta-of-query-before", "tiled backward",
+       "Each query uses Σ do·out of the query before it.", of=Online,
+       row_delta=lambda up, do, out, c: np.roll(up(do, out, c), 1, axis=-2))  # fmt: skip
 
 
 @mistake("padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461")

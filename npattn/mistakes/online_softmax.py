@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax, finite_pivot
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 
 @mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401")
@@ -22,36 +22,20 @@ class _MaximumStartsFinite(Online):
         return RunningSoftmax(m, np.exp(c.sinks - m), state.acc)
 
 
-@mistake("maximum-pinned-to-0", "online softmax", "Dao-AILab/flash-attention#2082")
-class _MaximumPinnedTo0(Online):
-    """If the first tile is hidden, the running maximum is stored as 0 and never falls below."""
-
-    def maximum(self, m: Array, s: Array) -> Array:
-        return finite_pivot(super().maximum(m, s))
-
-
-@mistake("row-sum-not-rescaled", "online softmax")
-class _RowSumNotRescaled(Online):
-    """The row sum is not rescaled when the running maximum rises."""
-
-    def rescale(self, state: RunningSoftmax, shrink: Array) -> RunningSoftmax:
-        return state._replace(acc=state.acc * shrink)
-
-
-@mistake("accumulator-not-rescaled", "online softmax")
-class _AccumulatorNotRescaled(Online):
-    """The accumulator is not rescaled when the running maximum rises."""
-
-    def rescale(self, state: RunningSoftmax, shrink: Array) -> RunningSoftmax:
-        return state._replace(total=state.total * shrink)
-
-
-@mistake("rescale-inverted", "online softmax", "Dao-AILab/flash-attention#991")
-class _RescaleInverted(Online):
-    """The state is rescaled by exp(new maximum − old) instead of its inverse."""
-
-    def shrink(self, m: Array, pivot: Array) -> Array:
-        return np.where(m == -np.inf, 0, np.exp(pivot - m))
+change("maximum-pinned-to-0", "online softmax",
+       "If the first tile is hidden, the running maximum is stored as 0 and never falls below.",
+       "Dao-AILab/flash-attention#2082", of=Online,
+       maximum=lambda up, m, s: finite_pivot(up(m, s)))  # fmt: skip
+change("row-sum-not-rescaled", "online softmax",
+       "The row sum is not rescaled when the running maximum rises.", of=Online,
+       rescale=lambda up, state, shrink: state._replace(acc=state.acc * shrink))  # fmt: skip
+change("accumulator-not-rescaled", "online softmax",
+       "The accumulator is not rescaled when the running maximum rises.", of=Online,
+       rescale=lambda up, state, shrink: state._replace(total=state.total * shrink))  # fmt: skip
+change("rescale-inverted", "online softmax",
+       "The state is rescaled by exp(new maximum − old) instead of its inverse.",
+       "Dao-AILab/flash-attention#991", of=Online,
+       shrink=lambda up, m, pivot: np.where(m == -np.inf, 0, np.exp(pivot - m)))  # fmt: skip
 
 
 @mistake("scale-compounded", "online softmax", "flagos-ai/FlagGems#424")

@@ -17,26 +17,19 @@ from npattn.mistakes.online import (
     load_rows,
     tile_of,
 )
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 # --- which tiles, and what is in them
 
 
-@mistake("tail-keys-skipped", "tiles")
-class _TailKeysSkipped(Online):
-    """The number of key tiles is rounded down: keys after the last whole tile are lost."""
-
-    def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
-        first, end = super().tile_range(c, rows)
-        return first, min(end, max(c.k.shape[-2] // TILE, 1))
-
-
-@mistake("tail-padding-attended", "tiles")
-class _TailPaddingAttended(Online):
-    """The zeros that pad the last tile of keys take part in the softmax."""
-
-    def real_keys(self, s: Array, c: Inputs) -> Array:
-        return np.ones(s.shape, bool)
+change("tail-keys-skipped", "tiles",
+       "The number of key tiles is rounded down: keys after the last whole tile are lost.",
+       of=Online,
+       tile_range=one_result(1, lambda end, c, rows:
+           min(end, max(c.k.shape[-2] // TILE, 1))))  # fmt: skip
+change("tail-padding-attended", "tiles",
+       "The zeros that pad the last tile of keys take part in the softmax.", of=Online,
+       real_keys=lambda up, s, c: np.ones(s.shape, bool))  # fmt: skip
 
 
 @mistake("softcap-revives-padding", "tiles", "ggml-org/llama.cpp#29034")
@@ -52,20 +45,14 @@ class _SoftcapRevivesPadding(Online):
         return tile._replace(bias=tile.bias - np.float32(c.softcap or 0) * padding)
 
 
-@mistake("tiles-overlap", "tiles")
-class _TilesOverlap(Online):
-    """A tile starts at the last key of the one before, which is counted twice."""
-
-    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
-        return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))]
-
-
-@mistake("key-between-tiles-lost", "tiles")
-class _KeyBetweenTilesLost(Online):
-    """A tile starts one key too late: the key between two tiles is lost."""
-
-    def key_tiles(self, c: Inputs, rows: slice) -> list[slice]:
-        return [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))]
+change("tiles-overlap", "tiles",
+       "A tile starts at the last key of the one before, which is counted twice.", of=Online,
+       key_tiles=lambda up, c, rows:
+           [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))])  # fmt: skip
+change("key-between-tiles-lost", "tiles",
+       "A tile starts one key too late: the key between two tiles is lost.", of=Online,
+       key_tiles=lambda up, c, rows:
+           [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))])  # fmt: skip
 
 
 @mistake("tail-values-shifted", "tiles")
@@ -78,13 +65,10 @@ class _TailValuesShifted(Online):
         return super().cut_tile(c, rows, keys)._replace(v=v)
 
 
-@mistake("causal-tile-taken-as-whole", "tiles")
-class _CausalTileTakenAsWhole(Online):
-    """A diagonal tile is not masked if its last query sees all of it."""
-
-    def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
-        last = slice(rows.stop - 1, rows.stop)
-        return super().fully_visible(c, last if c.causal else rows, keys)
+change("causal-tile-taken-as-whole", "tiles",
+       "A diagonal tile is not masked if its last query sees all of it.", of=Online,
+       fully_visible=lambda up, c, rows, keys:
+           up(c, slice(rows.stop - 1, rows.stop) if c.causal else rows, keys))  # fmt: skip
 
 
 @mistake("causal-tile-skipped", "tiles")
@@ -97,30 +81,19 @@ class _CausalTileSkipped(Online):
         return begin, ends if c.causal else end
 
 
-@mistake("window-tile-taken-as-whole", "tiles")
-class _WindowTileTakenAsWhole(Online):
-    """A tile at the left end of a window is not masked if its first query sees all of it."""
-
-    def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:
-        first = slice(rows.start, rows.start + 1)
-        return super().fully_visible(c, first if c.window else rows, keys)
-
-
-@mistake("window-tile-skipped", "tiles")
-class _WindowTileSkipped(Online):
-    """A tile of queries starts at the first key tile in the window of its last query."""
-
-    def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
-        last = slice(rows.stop - 1, rows.stop)
-        return super().tile_range(c, last)[0], super().tile_range(c, rows)[1]
-
-
-@mistake("dropout-of-first-tile", "tiles")
-class _DropoutOfFirstTile(Online):
-    """The dropout mask of the first tile of keys is used for every tile."""
-
-    def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
-        return super().cut_tile(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE)))
+change("window-tile-taken-as-whole", "tiles",
+       "A tile at the left end of a window is not masked if its first query sees all of it.",
+       of=Online,
+       fully_visible=lambda up, c, rows, keys:
+           up(c, slice(rows.start, rows.start + 1) if c.window else rows, keys))  # fmt: skip
+change("window-tile-skipped", "tiles",
+       "A tile of queries starts at the first key tile in the window of its last query.", of=Online,
+       tile_range=lambda up, c, rows:
+           (up(c, slice(rows.stop - 1, rows.stop))[0], up(c, rows)[1]))  # fmt: skip
+change("dropout-of-first-tile", "tiles",
+       "The dropout mask of the first tile of keys is used for every tile.", of=Online,
+       cut_tile=lambda up, c, rows, keys:
+           up(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE))))  # fmt: skip
 
 
 # --- partial results
@@ -136,20 +109,12 @@ class _MergeOfMixedBases(Split):
         return RunningSoftmax(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
 
 
-@mistake("merge-of-nothing-nan", "split keys", "vllm-project/vllm#39148")
-class _MergeOfNothingNaN(Split):
-    """Merging two fully masked partial results gives NaN: −inf − (−inf)."""
-
-    def merge_pivot(self, m: Array) -> Array:
-        return m
-
-
-@mistake("sink-in-every-split", "split keys")
-class _SinkInEverySplit(Split):
-    """The sink is counted in every split of the keys that is merged."""
-
-    def second_half(self, c: Inputs) -> Inputs:
-        return c
+change("merge-of-nothing-nan", "split keys",
+       "Merging two fully masked partial results gives NaN: −inf − (−inf).",
+       "vllm-project/vllm#39148", of=Split, merge_pivot=lambda up, m: m)  # fmt: skip
+change("sink-in-every-split", "split keys",
+       "The sink is counted in every split of the keys that is merged.", of=Split,
+       second_half=lambda up, c: c)  # fmt: skip
 
 
 @mistake("out-of-each-split-in-backward", "split keys", "tenstorrent/tt-metal#53205")

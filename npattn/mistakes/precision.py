@@ -14,7 +14,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 __all__: list[str] = []
 
@@ -107,20 +107,14 @@ class _ProductInFloat16(Attention):
         return np.asarray(c.scale * stored)
 
 
-@mistake("scores-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
-class _ScoresInBfloat16(Attention):
-    """The final scores are rounded to bfloat16 in a kernel declared as fused."""
-
-    def final(self, x: Array, visible: Array, c: Inputs) -> Array:
-        return round_to(super().final(x, visible, c), c.dtype)
-
-
-@mistake("scale-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
-class _ScaleInBfloat16(Attention):
-    """The scale is rounded to the dtype of q."""
-
-    def product(self, c: Inputs) -> Array:
-        return super().product(c._replace(scale=float(round_to(np.array(c.scale), c.dtype))))
+change("scores-in-bfloat16", "precision",
+       "The final scores are rounded to bfloat16 in a kernel declared as fused.",
+       dtypes=("bfloat16",), rounding="fused",
+       final=lambda up, x, visible, c: round_to(up(x, visible, c), c.dtype))  # fmt: skip
+change("scale-in-bfloat16", "precision", "The scale is rounded to the dtype of q.",
+       dtypes=("bfloat16",), rounding="fused",
+       product=lambda up, c:
+           up(c._replace(scale=float(round_to(np.array(c.scale), c.dtype)))))  # fmt: skip
 
 
 @mistake("exp-of-second-order", "precision", dtypes=("bfloat16",), rounding="fused")
@@ -133,46 +127,26 @@ class _ExpOfSecondOrder(Online):
         return np.where(x == -np.inf, 0, np.ldexp(1 + f + f * f / 2, np.nan_to_num(n).astype(int)))
 
 
-@mistake("weights-in-float8", "precision", dtypes=("bfloat16",), rounding="fused")
-class _WeightsInFloat8(Online):
-    """The weights are rounded to float8 for the product with v in a kernel declared as fused."""
-
-    def drop(self, p: Array, tile: Inputs) -> Array:
-        return round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep
-
-
-@mistake("weights-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
-class _WeightsTruncated(Online):
-    """The weights are truncated to bfloat16 instead of rounded to nearest."""
-
-    def drop(self, p: Array, tile: Inputs) -> Array:
-        return truncate(super().drop(p, tile))
-
-
-@mistake("dscores-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
-class _DscoresTruncated(Attention):
-    """The gradient of the scores is truncated to bfloat16 instead of rounded to nearest."""
-
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return truncate(super().jacobian(p, dp, delta, c))
-
-
-@mistake("out-truncated", "precision", dtypes=("bfloat16",), rounding="fused")
-class _OutTruncated(Attention):
-    """out is truncated to bfloat16 instead of rounded to nearest."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        return truncate(o), lse, p
-
-
-@mistake("out-gained", "precision", dtypes=("bfloat16",), rounding="fused")
-class _OutGained(Attention):
-    """out is too large by a factor of 1 + 2⁻⁶, as with an approximate reciprocal."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        return o * (1 + 2.0**-6), lse, p
+change("weights-in-float8", "precision",
+       "The weights are rounded to float8 for the product with v in a kernel declared as fused.",
+       of=Online, dtypes=("bfloat16",), rounding="fused",
+       drop=lambda up, p, tile:
+           round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep)  # fmt: skip
+change("weights-truncated", "precision",
+       "The weights are truncated to bfloat16 instead of rounded to nearest.", of=Online,
+       dtypes=("bfloat16",), rounding="fused",
+       drop=lambda up, p, tile: truncate(up(p, tile)))  # fmt: skip
+change("dscores-truncated", "precision",
+       "The gradient of the scores is truncated to bfloat16 instead of rounded to nearest.",
+       dtypes=("bfloat16",), rounding="fused",
+       jacobian=lambda up, p, dp, delta, c: truncate(up(p, dp, delta, c)))  # fmt: skip
+change("out-truncated", "precision", "out is truncated to bfloat16 instead of rounded to nearest.",
+       dtypes=("bfloat16",), rounding="fused",
+       results=one_result(0, lambda o, c: truncate(o)))  # fmt: skip
+change("out-gained", "precision",
+       "out is too large by a factor of 1 + 2⁻⁶, as with an approximate reciprocal.",
+       dtypes=("bfloat16",), rounding="fused",
+       results=one_result(0, lambda o, c: o * (1 + 2.0**-6)))  # fmt: skip
 
 
 @mistake("softmax-in-float16", "precision", "pytorch/executorch#18407", dtypes=("float16",))
@@ -217,9 +191,8 @@ class _MaskOverflowsFloat16(Attention):
         return np.where((added == -np.inf).all(-1, keepdims=True), np.nan, added)
 
 
-@mistake("mask-is-least-float16", "precision", "pytorch/pytorch#110213", dtypes=("float16",))
-class _MaskIsLeastFloat16(Attention):
-    """−65504 is added to hidden scores: a fully masked row weighs all keys about equally."""
-
-    def hide(self, s: Array, visible: Array) -> Array:
-        return round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16))
+change("mask-is-least-float16", "precision",
+       "−65504 is added to hidden scores: a fully masked row weighs all keys about equally.",
+       "pytorch/pytorch#110213", dtypes=("float16",),
+       hide=lambda up, s, visible:
+           round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16)))  # fmt: skip

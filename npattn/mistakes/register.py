@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["REGISTER", "Mistake", "mistake"]
+from npattn.mistakes.attention import Attention
+
+__all__ = ["REGISTER", "Mistake", "after", "change", "mistake", "one_result"]
 
 Implementation = TypeVar("Implementation", bound=type)
 
@@ -76,3 +78,50 @@ def mistake(
         return cls
 
     return register
+
+
+def change(
+    name: str,
+    family: str,
+    sentence: str,
+    source: str = "inferred",
+    *,
+    of: type[Attention] = Attention,
+    dtypes: tuple[str, ...] = ("float32",),
+    rounding: str | None = None,
+    equivalent: bool = False,
+    **steps: Callable[..., Any],
+) -> None:
+    """Register an implementation that is `of` but for some steps, in a line each.
+
+    A step is called with the one that it replaces, and the arguments of both.
+    """
+
+    def override(step: str, f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, *args, **options: f(getattr(super(cls, self), step), *args, **options)
+
+    methods: dict[str, Any] = {step: override(step, f) for step, f in steps.items()}
+    methods |= {"__doc__": sentence, "__reduce__": lambda self: (_instance_of, (name,))}
+    cls: Any = type(name, (of,), methods)
+    mistake(name, family, source, dtypes=dtypes, rounding=rounding, equivalent=equivalent)(cls)
+
+
+def after(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step that changes what the one that it replaces returns."""
+    return lambda up, *args, **options: f(up(*args, **options))
+
+
+def one_result(i: int, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step that changes one of several results; f is called with it and the arguments."""
+
+    def step(up: Callable[..., Any], *args: Any) -> Any:
+        results = [*up(*args)]
+        results[i] = f(results[i], *args)
+        return tuple(results)
+
+    return step
+
+
+def _instance_of(name: str) -> Any:
+    """Return the object that a mistake's forward and backward are methods of."""
+    return REGISTER[name].forward.__self__  # type: ignore[attr-defined]

@@ -9,33 +9,20 @@ import numpy as np
 
 from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 # --- scale ---
 
 
-@mistake("scale-of-all-heads", "scale", "karpathy/ng-video-lecture#6")
-class _ScaleOfAllHeads(Attention):
-    """The default scale is 1/√(H·D) instead of 1/√D."""
-
-    def default_scale(self, H: int, D: int) -> float:
-        return 1 / math.sqrt(H * D or 1)
-
-
-@mistake("scale-of-number-of-heads", "scale", "tenstorrent/tt-metal#56789")
-class _ScaleOfNumberOfHeads(Attention):
-    """The default scale is 1/√H instead of 1/√D."""
-
-    def default_scale(self, H: int, D: int) -> float:
-        return 1 / math.sqrt(H or 1)
-
-
-@mistake("scale-of-padded-size", "scale", "intel/ipex-llm#12619")
-class _ScaleOfPaddedSize(Attention):
-    """The default scale uses D rounded up to a multiple of 8."""
-
-    def default_scale(self, H: int, D: int) -> float:
-        return 1 / math.sqrt(-(-D // 8) * 8 or 1)
+change("scale-of-all-heads", "scale", "The default scale is 1/√(H·D) instead of 1/√D.",
+       "karpathy/ng-video-lecture#6",
+       default_scale=lambda up, H, D: 1 / math.sqrt(H * D or 1))  # fmt: skip
+change("scale-of-number-of-heads", "scale", "The default scale is 1/√H instead of 1/√D.",
+       "tenstorrent/tt-metal#56789",
+       default_scale=lambda up, H, D: 1 / math.sqrt(H or 1))  # fmt: skip
+change("scale-of-padded-size", "scale", "The default scale uses D rounded up to a multiple of 8.",
+       "intel/ipex-llm#12619",
+       default_scale=lambda up, H, D: 1 / math.sqrt(-(-D // 8) * 8 or 1))  # fmt: skip
 
 
 @mistake("scale-of-values", "scale")
@@ -48,20 +35,11 @@ class _ScaleOfValues(Attention):
         return super().inputs(q, k, v, *mask, **options)
 
 
-@mistake("scale-one", "scale")
-class _ScaleOne(Attention):
-    """The default scale is 1 instead of 1/√D."""
-
-    def default_scale(self, H: int, D: int) -> float:
-        return 1.0
-
-
-@mistake("scale-twice", "scale", "huggingface/transformers#38290")
-class _ScaleTwice(Attention):
-    """The scale is applied twice: to q and to the scores."""
-
-    def product(self, c: Inputs) -> Array:
-        return np.asarray(c.scale * super().product(c))
+change("scale-one", "scale", "The default scale is 1 instead of 1/√D.",
+       default_scale=lambda up, H, D: 1.0)  # fmt: skip
+change("scale-twice", "scale", "The scale is applied twice: to q and to the scores.",
+       "huggingface/transformers#38290",
+       product=lambda up, c: np.asarray(c.scale * up(c)))  # fmt: skip
 
 
 @mistake("scale-ignored", "scale", "pytorch/pytorch#174049")
@@ -141,31 +119,15 @@ class _SoftcapOverBias(Attention):
         return self.hide(self.cap(x + c.bias, c), visible)
 
 
-@mistake("softcap-before-scale", "softcap")
-class _SoftcapBeforeScale(Attention):
-    """The softcap is applied to q kᵀ before the scale."""
-
-    def product(self, c: Inputs) -> Array:
-        return super().product(c if c.softcap is None else c._replace(scale=1.0))
-
-    def cap(self, x: Array, c: Inputs) -> Array:
-        return x if c.softcap is None else c.scale * super().cap(x, c)
-
-
-@mistake("softcap-not-multiplied", "softcap")
-class _SoftcapNotMultiplied(Attention):
-    """The softcap computes tanh(s/c) without multiplying by c."""
-
-    def cap(self, x: Array, c: Inputs) -> Array:
-        return x if c.softcap is None else super().cap(x, c) / c.softcap
-
-
-@mistake("softcap-clips", "softcap")
-class _SoftcapClips(Attention):
-    """The softcap clips scores at ±c instead of c·tanh(s/c)."""
-
-    def cap(self, x: Array, c: Inputs) -> Array:
-        return x if c.softcap is None else np.clip(x, -c.softcap, c.softcap)
+change("softcap-before-scale", "softcap", "The softcap is applied to q kᵀ before the scale.",
+       product=lambda up, c: up(c if c.softcap is None else c._replace(scale=1.0)),
+       cap=lambda up, x, c: x if c.softcap is None else c.scale * up(x, c))  # fmt: skip
+change("softcap-not-multiplied", "softcap",
+       "The softcap computes tanh(s/c) without multiplying by c.",
+       cap=lambda up, x, c: x if c.softcap is None else up(x, c) / c.softcap)  # fmt: skip
+change("softcap-clips", "softcap", "The softcap clips scores at ±c instead of c·tanh(s/c).",
+       cap=lambda up, x, c:
+           x if c.softcap is None else np.clip(x, -c.softcap, c.softcap))  # fmt: skip
 
 
 @mistake("sink-capped", "sinks")
@@ -177,20 +139,11 @@ class _SinkCapped(Attention):
         return super().softmax(s, c._replace(sinks=sinks), live)
 
 
-@mistake("softcap-ignored-in-backward", "softcap")
-class _SoftcapIgnoredInBackward(Attention):
-    """Backward rebuilds the scores without the softcap."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(softcap=None)
-
-
-@mistake("softcap-slope-forgotten", "softcap")
-class _SoftcapSlopeForgotten(Attention):
-    """Backward ignores the derivative of the softcap."""
-
-    def cap_slope(self, c: Inputs) -> Any:
-        return 1.0
+change("softcap-ignored-in-backward", "softcap",
+       "Backward rebuilds the scores without the softcap.",
+       recompute=lambda up, c: c._replace(softcap=None))  # fmt: skip
+change("softcap-slope-forgotten", "softcap", "Backward ignores the derivative of the softcap.",
+       cap_slope=lambda up, c: 1.0)  # fmt: skip
 
 
 @mistake("softcap-slope-of-capped", "softcap")
@@ -223,36 +176,17 @@ class _SoftcapSlopeOfHidden(Attention):
 # --- bias ---
 
 
-@mistake("bias-scaled", "bias")
-class _BiasScaled(Attention):
-    """The bias is multiplied by the scale."""
-
-    def bias(self, c: Inputs) -> Array | float:
-        return c.scale * c.bias
-
-
-@mistake("bias-subtracted", "bias", "meta-pytorch/attention-gym#86")
-class _BiasSubtracted(Attention):
-    """The finite bias has the wrong sign, as with distances in the wrong direction."""
-
-    def bias(self, c: Inputs) -> Array | float:
-        return np.where(c.bias == -np.inf, c.bias, -np.asarray(c.bias))
-
-
-@mistake("bias-ignored-when-causal", "bias", "keras-team/keras#22097")
-class _BiasIgnoredWhenCausal(Attention):
-    """The bias is ignored if causal is given."""
-
-    def bias(self, c: Inputs) -> Array | float:
-        return 0.0 if c.causal else c.bias
-
-
-@mistake("bias-minus-inf-lost", "bias", "pytorch/pytorch#92554")
-class _BiasMinusInfLost(Attention):
-    """Entries of −inf in the bias are taken as 0."""
-
-    def bias(self, c: Inputs) -> Array | float:
-        return np.where(c.bias == -np.inf, 0, c.bias)
+change("bias-scaled", "bias", "The bias is multiplied by the scale.",
+       bias=lambda up, c: c.scale * c.bias)  # fmt: skip
+change("bias-subtracted", "bias",
+       "The finite bias has the wrong sign, as with distances in the wrong direction.",
+       "meta-pytorch/attention-gym#86",
+       bias=lambda up, c: np.where(c.bias == -np.inf, c.bias, -np.asarray(c.bias)))  # fmt: skip
+change("bias-ignored-when-causal", "bias", "The bias is ignored if causal is given.",
+       "keras-team/keras#22097", bias=lambda up, c: 0.0 if c.causal else c.bias)  # fmt: skip
+change("bias-minus-inf-lost", "bias", "Entries of −inf in the bias are taken as 0.",
+       "pytorch/pytorch#92554",
+       bias=lambda up, c: np.where(c.bias == -np.inf, 0, c.bias))  # fmt: skip
 
 
 @mistake("bias-of-last-query", "bias", "Dao-AILab/flash-attention#540")
@@ -274,21 +208,10 @@ class _BiasSamplesAsHeads(Attention):
         return bias.swapaxes(-3, -4) if fits else c.bias
 
 
-@mistake("bias-ignored-in-backward", "bias")
-class _BiasIgnoredInBackward(Attention):
-    """Backward rebuilds the scores without the bias."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(bias=0.0)
-
-
-@mistake("dbias-scaled", "bias")
-class _DbiasScaled(Attention):
-    """dbias is multiplied by the scale."""
-
-    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        dq, dk, dv, ds, ds_sink = super().gradients(c, do, dlse, dw)
-        return dq, dk, dv, c.scale * ds, ds_sink
+change("bias-ignored-in-backward", "bias", "Backward rebuilds the scores without the bias.",
+       recompute=lambda up, c: c._replace(bias=0.0))  # fmt: skip
+change("dbias-scaled", "bias", "dbias is multiplied by the scale.",
+       gradients=one_result(3, lambda ds, c, do, dlse, dw: c.scale * ds))  # fmt: skip
 
 
 @mistake("dbias-behind-softcap", "bias")

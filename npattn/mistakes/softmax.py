@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 
 @mistake(
@@ -37,28 +37,13 @@ class _NoMaxSubtracted(Attention):
         return e / safe, e_sink / safe, np.log(total)
 
 
-@mistake("lse-base-2", "lse", "deepseek-ai/FlashMLA#106")
-class _LseBase2(Attention):
-    """lse is a base-2 logarithm."""
-
-    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
-        return super().lse(pivot, total, e_sink) / math.log(2)
-
-
-@mistake("lse-without-maximum", "lse")
-class _LseWithoutMaximum(Attention):
-    """lse is the logarithm of Σ exp(s − maximum); the maximum is not added back."""
-
-    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
-        return np.log(total)
-
-
-@mistake("lse-without-sink", "sinks")
-class _LseWithoutSink(Attention):
-    """lse leaves out the sink, while the weights include it."""
-
-    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
-        return super().lse(pivot, total - e_sink, e_sink)
+change("lse-base-2", "lse", "lse is a base-2 logarithm.", "deepseek-ai/FlashMLA#106",
+       lse=lambda up, pivot, total, e_sink: up(pivot, total, e_sink) / math.log(2))  # fmt: skip
+change("lse-without-maximum", "lse",
+       "lse is the logarithm of Σ exp(s − maximum); the maximum is not added back.",
+       lse=lambda up, pivot, total, e_sink: np.log(total))  # fmt: skip
+change("lse-without-sink", "sinks", "lse leaves out the sink, while the weights include it.",
+       lse=lambda up, pivot, total, e_sink: up(pivot, total - e_sink, e_sink))  # fmt: skip
 
 
 @mistake("sink-scaled", "sinks")
@@ -70,20 +55,11 @@ class _SinkScaled(Attention):
         return super().softmax(s, c._replace(sinks=sinks), live)
 
 
-@mistake("dsinks-without-dlse", "sinks", "Dao-AILab/flash-attention#2706")
-class _DsinksWithoutDlse(Attention):
-    """dsinks leaves out the gradient of lse."""
-
-    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
-        return np.asarray(-p_sink * (delta + dlse))
-
-
-@mistake("dsinks-zero", "sinks", "Dao-AILab/flash-attention#1973")
-class _DsinksZero(Attention):
-    """dsinks is 0."""
-
-    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
-        return np.zeros_like(delta)
+change("dsinks-without-dlse", "sinks", "dsinks leaves out the gradient of lse.",
+       "Dao-AILab/flash-attention#2706",
+       ds_sink=lambda up, p_sink, delta, dlse: np.asarray(-p_sink * (delta + dlse)))  # fmt: skip
+change("dsinks-zero", "sinks", "dsinks is 0.", "Dao-AILab/flash-attention#1973",
+       ds_sink=lambda up, p_sink, delta, dlse: np.zeros_like(delta))  # fmt: skip
 
 
 @mistake("weights-base-2", "softmax")
@@ -108,12 +84,9 @@ class _MaximumOfAllQueries(Attention):
         return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
 
 
-@mistake("scores-clipped", "softmax")
-class _ScoresClipped(Attention):
-    """Scores are clipped to ±80 to avoid overflow instead of subtracting the maximum."""
-
-    def cap(self, x: Array, c: Inputs) -> Array:
-        return np.clip(super().cap(x, c), -80, 80)
+change("scores-clipped", "softmax",
+       "Scores are clipped to ±80 to avoid overflow instead of subtracting the maximum.",
+       cap=lambda up, x, c: np.clip(up(x, c), -80, 80))  # fmt: skip
 
 
 @mistake("zero-key-in-every-row", "softmax")
@@ -136,12 +109,8 @@ class _LseOfWeights(Attention):
         return p, p_sink, np.log(np.where(live, np.exp(p), 0).sum(-1, keepdims=True))
 
 
-@mistake("sink-of-first-head", "sinks")
-class _SinkOfFirstHead(Attention):
-    """The sink of the first head is used for all heads."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        return super().softmax(s, c._replace(sinks=c.sinks[:1]), live)
+change("sink-of-first-head", "sinks", "The sink of the first head is used for all heads.",
+       softmax=lambda up, s, c, live: up(s, c._replace(sinks=c.sinks[:1]), live))  # fmt: skip
 
 
 @mistake("sink-has-a-value", "sinks")

@@ -6,35 +6,17 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 from npattn.options import Window
 
-
-@mistake("window-one-wider", "window", "huggingface/transformers#39408")
-class _WindowOneWider(Attention):
-    """The window reaches one key too far to the left."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return None if left is None else left + 1, right
-
-
-@mistake("window-one-narrower", "window", "NVIDIA/TransformerEngine#1212")
-class _WindowOneNarrower(Attention):
-    """The window ends one key too early on the left."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return None if left is None else left - 1, right
-
-
-@mistake("window-right-ignored", "window")
-class _WindowRightIgnored(Attention):
-    """The right side of the window is ignored."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, _ = super().sides(c)
-        return left, 0 if c.causal else None
+change("window-one-wider", "window", "The window reaches one key too far to the left.",
+       "huggingface/transformers#39408",
+       sides=one_result(0, lambda left, c: None if left is None else left + 1))  # fmt: skip
+change("window-one-narrower", "window", "The window ends one key too early on the left.",
+       "NVIDIA/TransformerEngine#1212",
+       sides=one_result(0, lambda left, c: None if left is None else left - 1))  # fmt: skip
+change("window-right-ignored", "window", "The right side of the window is ignored.",
+       sides=one_result(1, lambda x, c: 0 if c.causal else None))  # fmt: skip
 
 
 @mistake("window-symmetric", "window")
@@ -106,57 +88,21 @@ class _WindowOfWholeTiles(Attention):
         return open_left & (left is None or np.arange(S) // TILE >= begin // TILE)
 
 
-@mistake("window-ignored-for-one-query", "window", "karpathy/nanochat#452")
-class _WindowIgnoredForOneQuery(Attention):
-    """The window is ignored for a single query (decoding)."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c._replace(window=None) if c.q.shape[-2] == 1 else c)
-
-
-@mistake("window-ignored-without-causal", "window")
-class _WindowIgnoredWithoutCausal(Attention):
-    """The window is ignored without causal."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.causal else c._replace(window=None))
-
-
-@mistake("window-ignored-with-mask", "window")
-class _WindowIgnoredWithMask(Attention):
-    """The window is ignored if a mask is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.mask is None else c._replace(window=None))
-
-
-@mistake("window-replaces-mask", "window", "huggingface/transformers#31670")
-class _WindowReplacesMask(Attention):
-    """The mask is ignored if a window is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.window is None else c._replace(mask=None))
-
-
-@mistake("window-replaces-causal", "window")
-class _WindowReplacesCausal(Attention):
-    """Causal is ignored if a window is given."""
-
-    def visible(self, c: Inputs) -> Array:
-        return super().visible(c if c.window is None else c._replace(causal=False))
-
-
-@mistake("window-ignored-in-backward", "window", "meta-pytorch/MSLK#263")
-class _WindowIgnoredInBackward(Attention):
-    """Backward rebuilds the weights without the window."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c._replace(window=None)
-
-
-@mistake("window-mirrored-in-backward", "window")
-class _WindowMirroredInBackward(Attention):
-    """Backward swaps the left and right sides of the window."""
-
-    def recompute(self, c: Inputs) -> Inputs:
-        return c if c.window is None else c._replace(window=c.window[::-1])
+change("window-ignored-for-one-query", "window",
+       "The window is ignored for a single query (decoding).", "karpathy/nanochat#452",
+       visible=lambda up, c: up(c._replace(window=None) if c.q.shape[-2] == 1 else c))  # fmt: skip
+change("window-ignored-without-causal", "window", "The window is ignored without causal.",
+       visible=lambda up, c: up(c if c.causal else c._replace(window=None)))  # fmt: skip
+change("window-ignored-with-mask", "window", "The window is ignored if a mask is given.",
+       visible=lambda up, c: up(c if c.mask is None else c._replace(window=None)))  # fmt: skip
+change("window-replaces-mask", "window", "The mask is ignored if a window is given.",
+       "huggingface/transformers#31670",
+       visible=lambda up, c: up(c if c.window is None else c._replace(mask=None)))  # fmt: skip
+change("window-replaces-causal", "window", "Causal is ignored if a window is given.",
+       visible=lambda up, c: up(c if c.window is None else c._replace(causal=False)))  # fmt: skip
+change("window-ignored-in-backward", "window", "Backward rebuilds the weights without the window.",
+       "meta-pytorch/MSLK#263", recompute=lambda up, c: c._replace(window=None))  # fmt: skip
+change("window-mirrored-in-backward", "window",
+       "Backward swaps the left and right sides of the window.",
+       recompute=lambda up, c:
+           c if c.window is None else c._replace(window=c.window[::-1]))  # fmt: skip

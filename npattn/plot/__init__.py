@@ -1,13 +1,9 @@
 """Heat maps of attention weights, masks and errors, as matplotlib figures."""
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
+with optional_import("npattn.plot needs", "matplotlib", "plot"):
     import matplotlib as _  # noqa: F401  the modules of this folder need it
-except ImportError as err:
-    raise MissingExtraError(
-        "npattn.plot needs matplotlib; npattn itself does not: pip install 'npattn[plot]'"
-    ) from err
 
 from npattn.plot.maps import error, head, heads, mask
 

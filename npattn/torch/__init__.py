@@ -6,14 +6,10 @@ Masks, biases and conventions are the same objects as in npattn.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
+with optional_import("npattn.torch needs", "torch", "torch"):
     import torch as _torch  # noqa: F401  checked once, here
-except ImportError as err:
-    raise MissingExtraError(
-        "npattn.torch needs torch; npattn itself does not: pip install 'npattn[torch]'"
-    ) from err
 
 from npattn import conventions, errors, masks
 from npattn.conventions import Conventions

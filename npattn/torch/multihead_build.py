@@ -11,7 +11,7 @@ from torch import nn
 from npattn import multihead
 from npattn.errors import OptionError
 from npattn.multihead_build import remaining_heads
-from npattn.weights.reading import check_kind, optional, read, transpose
+from npattn.weights.exchange import check_kind, optional, read, transpose
 from npattn.weights.torch import tensor_of
 
 __all__ = [

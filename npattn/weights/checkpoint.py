@@ -14,9 +14,9 @@ from npattn.arrays import Array
 from npattn.checks import check_integer
 from npattn.errors import NpattnError, OptionError
 from npattn.multihead import MultiHeadAttention
+from npattn.weights.exchange import join_names, transpose
 from npattn.weights.families import FAMILIES, Family, LayerNames, Setting
 from npattn.weights.files import list_arrays, read_arrays, read_json
-from npattn.weights.reading import join_names, transpose
 
 __all__ = ["Layer", "from_checkpoint"]
 

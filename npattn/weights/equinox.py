@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import (
+from npattn.weights.exchange import (
+    check_fits,
+    check_held,
     check_kind,
     dropout_error,
     loaded_package,
-    missing,
+    needed_by,
     optional,
     read,
+    read_parameters,
     transpose,
 )
-from npattn.weights.writing import check_fits, check_held, read_parameters
 
 __all__ = ["from_equinox", "to_equinox"]
 
@@ -86,8 +88,8 @@ def to_equinox(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     ------
     OptionError
         If equinox cannot represent the module: shared key/value heads, no output projection,
-        appended keys, ``merge="reshape"``, qk_norm; if parameters have several dtypes, overflow in
-        `dtype`, or are float64 where JAX is not in 64-bit mode.
+        appended keys, ``merge="reshape"``, qk_norm, a gate; if parameters have several dtypes,
+        overflow in `dtype`, or are float64 where JAX is not in 64-bit mode.
     DtypeError
         If `dtype` is another one.
     MissingExtraError
@@ -100,11 +102,9 @@ def to_equinox(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     >>> to_equinox(mha).value_proj.weight.shape
     (10, 6)
     """
-    try:
-        import equinox  # type: ignore[import-not-found, unused-ignore]
-        import jax  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as err:
-        raise missing("to_equinox", "equinox", "equinox") from err
+    with needed_by("to_equinox", "equinox"):
+        import equinox
+        import jax
     check_fits("to_equinox", mha, separate_biases=True, value_size=True)
     p = read_parameters("to_equinox", mha, dtype)
     held = {name: jax.numpy.asarray(array) for name, array in p.items()}

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
 from npattn.multihead_build import PARAMETERS
-from npattn.weights.reading import check_names, join_names, missing
+from npattn.weights.exchange import DTYPES, check_names, join_names, needed_by
 
 __all__ = ["list_arrays", "load", "read_arrays", "save"]
 
@@ -26,12 +25,6 @@ KIND, VERSION = "npattn.MultiHeadAttention", "1"
 OPTIONS = ("num_heads", "num_kv_heads", "add_zero_attn", "merge", "qk_norm", "norm_eps")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
 
 
 def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
@@ -286,8 +279,6 @@ def _plain(value: Any) -> Any:
 
 
 def _safetensors(function: str) -> Any:
-    try:
+    with needed_by(function, "safetensors", "weights"):
         import safetensors.numpy
-    except ImportError as err:
-        raise missing(function, "safetensors", "weights") from err
     return safetensors.numpy

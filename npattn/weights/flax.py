@@ -9,19 +9,22 @@ from typing import Any, Literal
 from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import (
+from npattn.weights.exchange import (
+    check_fits,
+    check_held,
     check_kind,
     check_names,
     dropout_error,
     from_kernels,
+    heads_apart,
     join_names,
     loaded_package,
-    missing,
+    needed_by,
     optional,
     read,
+    read_parameters,
     refuse,
 )
-from npattn.weights.writing import check_fits, check_held, heads_apart, read_parameters
 
 __all__ = ["from_flax", "to_flax"]
 
@@ -193,11 +196,11 @@ def to_flax(
     ------
     OptionError
         If flax cannot represent the module: no output projection, some biases without the others,
-        heads of values of another size, appended keys, ``merge="reshape"``, or a bias beside an RMS
-        norm; in linen also shared key/value heads, and any qk_norm but "layer" with norm_q and
-        norm_k, no biases and norm_eps 1e-6; in nnx keys and values of different width. If api is
-        another word; if parameters have several dtypes, overflow in `dtype`, or are float64 where
-        JAX is not in 64-bit mode.
+        heads of values of another size, appended keys, a gate, ``merge="reshape"``, or a bias
+        beside an RMS norm; in linen also shared key/value heads, and any qk_norm but "layer" with
+        norm_q and norm_k, no biases and norm_eps 1e-6; in nnx keys and values of different width.
+        If api is another word; if parameters have several dtypes, overflow in `dtype`, or are
+        float64 where JAX is not in 64-bit mode.
     DtypeError
         If `dtype` is another one.
     MissingExtraError
@@ -220,16 +223,9 @@ def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
     wrong = mha.qk_norm is not None and (
         mha.qk_norm != "layer" or norms != {"norm_q", "norm_k"} or mha.norm_eps != 1e-6
     )
-    check_fits(
-        "to_flax",
-        mha,
-        (
-            wrong,
-            f"qk_norm is {mha.qk_norm!r} with {join_names(norms) or 'no factors'} and norm_eps "
-            f'{mha.norm_eps}, must be "layer" with norm_k, norm_q (which can be ones) and 1e-06',
-        ),
-        norms=True,
-    )
+    words = f"qk_norm is {mha.qk_norm!r} with {join_names(norms) or 'no factors'} and norm_eps "
+    words += f'{mha.norm_eps}, must be "layer" with norm_k, norm_q (which can be ones) and 1e-06'
+    check_fits("to_flax", mha, (wrong, words), norms=True)
     arrays = heads_apart(mha, read_parameters("to_flax", mha, dtype))
     params: dict[str, Any] = {name: {} for name in NAMES.values()}
     for name, array in arrays.items():
@@ -241,22 +237,13 @@ def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
 
 
 def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
-    try:
-        from flax import nnx  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as err:
-        raise missing("to_flax", "flax", "flax") from err
+    with needed_by("to_flax", "flax"):
+        from flax import nnx
     biased = mha.norm_q_bias is not None or mha.norm_k_bias is not None
-    check_fits(
-        "to_flax",
-        mha,
-        (len(mha.wk) != len(mha.wv), f"wk has {len(mha.wk)} rows, wv {len(mha.wv)}, must be equal"),
-        (
-            mha.qk_norm == "rms" and biased,
-            'got a bias beside qk_norm="rms", must be "layer": nnx.RMSNorm has none',
-        ),
-        shares_heads=True,
-        norms=True,
-    )
+    rows = f"wk has {len(mha.wk)} rows, wv {len(mha.wv)}, must be equal"
+    bias = 'got a bias beside qk_norm="rms", must be "layer": nnx.RMSNorm has none'
+    wrong = ((len(mha.wk) != len(mha.wv), rows), (mha.qk_norm == "rms" and biased, bias))
+    check_fits("to_flax", mha, *wrong, shares_heads=True, norms=True)
     p = read_parameters("to_flax", mha, dtype)
     check_held("to_flax", _jax_array(p["wq"]), p["wq"])
     module = nnx.MultiHeadAttention(
@@ -300,6 +287,6 @@ def _nnx_norm(nnx: Any, mha: MultiHeadAttention, p: Mapping[str, Array], letter:
 
 
 def _jax_array(array: Array) -> Any:
-    import jax  # type: ignore[import-not-found, unused-ignore]
+    import jax
 
     return jax.numpy.asarray(array)

@@ -6,8 +6,17 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import check_kind, from_kernels, loaded_package, missing, refuse
-from npattn.weights.writing import check_fits, check_held, heads_apart, read_parameters
+from npattn.weights.exchange import (
+    check_fits,
+    check_held,
+    check_kind,
+    from_kernels,
+    heads_apart,
+    loaded_package,
+    needed_by,
+    read_parameters,
+    refuse,
+)
 
 __all__ = ["from_keras", "to_keras"]
 
@@ -96,9 +105,9 @@ def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     ------
     OptionError
         If keras cannot represent the module: no output projection, some biases without the others,
-        appended keys, ``merge="reshape"``, qk_norm; with shared heads also values or an output of
-        another size; if parameters have several dtypes, overflow in `dtype`, or are float64 where
-        the backend has none.
+        appended keys, ``merge="reshape"``, qk_norm, a gate; with shared heads also values or an
+        output of another size; if parameters have several dtypes, overflow in `dtype`, or are
+        float64 where the backend has none.
     DtypeError
         If `dtype` is another one.
     MissingExtraError
@@ -111,10 +120,8 @@ def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     >>> to_keras(mha).value_dense.kernel.shape
     (6, 2, 5)
     """
-    try:
-        import keras  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as err:
-        raise missing("to_keras", "keras", "keras") from err
+    with needed_by("to_keras", "keras"):
+        import keras
     H, K = mha.num_heads, mha.num_kv_heads
     out = None if mha.wo is None else mha.wo.shape[1]
     check_fits(

@@ -9,10 +9,10 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.reading import (
+from npattn.weights.exchange import (
     check_kind,
     dropout_error,
-    missing,
+    needed_by,
     optional,
     read,
     torch_bits,
@@ -177,10 +177,8 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
 
 
 def _torch(function: str) -> Any:
-    try:
+    with needed_by(function, "torch"):
         import torch
-    except ImportError as err:
-        raise missing(function, "torch", "torch") from err
     return torch
 
 

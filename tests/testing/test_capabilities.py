@@ -103,9 +103,12 @@ def sampled(found, n=80, **kwargs):
     return [pools.recipe(seed) for seed in range(n)]
 
 
-def with_options(refuse):
+def refusing(refuses, error):
+    """Return right attention that raises where `refuses(q, mask, ...)` is true."""
+
     def f(q, k, v, mask=None, *, causal=False, scale=None, window=None, softcap=None):
-        refuse(q, mask, causal, scale, window)
+        if refuses(q, mask, causal, scale, window):
+            raise error
         options = {"causal": "bottom_right" if causal else False, "window": window}
         return npattn.attention(
             q, k, v, mask, scale=scale, softcap=softcap, **options
@@ -114,115 +117,85 @@ def with_options(refuse):
     return f
 
 
-def test_refused_pair_of_options_is_learned_and_each_alone_is_sampled():
-    def refuse(q, mask, causal, scale, window):
-        if mask is not None and causal:
-            raise NotImplementedError("not both")
+def both(q, mask, causal, scale, window):
+    return mask is not None and causal
 
-    found = run_probe(with_options(refuse), framework="numpy")
+
+def other_masks(q, mask, causal, scale, window):
+    return mask is not None and (mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-2] != 1)
+
+
+# What it refuses and how, lines of the report, and what is sampled, which may also be a conflict.
+LEARNED = {
+    "a pair of options": (
+        both, NotImplementedError("not both"),
+        ['option combinations refused: mask+causal "NotImplementedError: not both"'],
+        lambda recipes, space: not any(r.mask and r.causal for r in recipes)
+        and any(r.mask for r in recipes) and any(r.causal for r in recipes),
+    ),
+    "values of a number": (
+        lambda q, mask, causal, scale, window: scale is not None and scale <= 0,
+        ValueError("scale must be positive"), ["option values refused"],
+        lambda recipes, space: {r.scale for r in recipes} == {None, 0.5, 1.0, 1.7},
+    ),
+    "values of a pair": (
+        lambda q, mask, causal, scale, window: window is not None and window[1] != 0,
+        NotImplementedError("left only"), ["option values refused"],
+        lambda recipes, space: {r.window for r in recipes} == {None, (0, 0), (1, 0), (7, 0)},
+    ),
+    "kinds of masks": (
+        other_masks, ValueError("key padding only"), [],
+        lambda recipes, space: {r.mask for r in recipes} == {None, "padding", "left padding"}
+        and all(len(r.lead or ()) == 1 for r in recipes if r.mask)
+        and Pools(space, force={"mask": ("first tile",)}).conflict == "refuses mask (B, H, T, S)",
+    ),
+    "anything that is not causal": (
+        lambda q, mask, causal, scale, window: not causal, NotImplementedError("always causal"),
+        ['always causal: refused without "NotImplementedError: always causal"'],
+        lambda recipes, space: all(r.causal for r in recipes)
+        and Pools(space, forbid=frozenset({"causal"})).conflict == "causal is always on",
+    ),
+    "a window without causal": (
+        lambda q, mask, causal, scale, window: window is not None and not causal,
+        ValueError("a window needs causal"), [],
+        lambda recipes, space: {r.causal for r in recipes if r.window} == {True},
+    ),
+    "a mask at a size of 0": (
+        lambda q, mask, causal, scale, window: mask is not None and not q.size,
+        ValueError("no samples"), ["B = 0 with mask"],
+        lambda recipes, space: not any(r.mask and r.lead and 0 in r.lead for r in recipes),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_refusal_is_learned(name):
+    refuses, error, lines, is_sampled = LEARNED[name]
+    found = run_probe(refusing(refuses, error), framework="numpy")
     assert found.findings == ()
-    assert (
-        'option combinations refused: mask+causal "NotImplementedError: not both"' in found.refused
-    )
-    recipes = sampled(found)
-    assert not any(r.mask and r.causal for r in recipes)
-    assert any(r.mask for r in recipes)
-    assert any(r.causal for r in recipes)
-
-
-def test_refused_values_are_learned():
-    def refuse(q, mask, causal, scale, window):
-        if scale is not None and scale <= 0:
-            raise ValueError("scale must be positive")
-        if window is not None and window[1] != 0:
-            raise NotImplementedError("left only")
-
-    found = run_probe(with_options(refuse), framework="numpy")
-    assert found.findings == ()
-    assert {r.scale for r in sampled(found)} == {None, 0.5, 1.0, 1.7}
-    assert {r.window for r in sampled(found)} == {None, (0, 0), (1, 0), (7, 0)}
-    assert sum("option values refused" in line for line in found.refused) == 2
-
-
-def test_refused_kinds_of_masks_are_learned():
-    def refuse(q, mask, causal, scale, window):
-        if mask is not None and (mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-2] != 1):
-            raise ValueError("key padding only")
-
-    found = run_probe(with_options(refuse), framework="numpy")
-    assert found.findings == ()
-    assert {r.mask for r in sampled(found)} == {None, "padding", "left padding"}
-    assert all(len(r.lead or ()) == 1 for r in sampled(found) if r.mask)
-    late = Pools(found.trial.space, force={"mask": ("first tile",)})
-    assert late.conflict == "refuses mask (B, H, T, S)"
-
-
-def test_function_that_is_always_causal_is_judged():
-    def refuse(q, mask, causal, scale, window):
-        if not causal:
-            raise NotImplementedError("always causal")
-
-    found = run_probe(with_options(refuse), framework="numpy")
-    assert found.findings == ()
-    assert 'always causal: refused without "NotImplementedError: always causal"' in found.refused
-    assert all(r.causal for r in sampled(found))
-    forbidden = Pools(found.trial.space, forbid=frozenset({"causal"}))
-    assert forbidden.conflict == "causal is always on"
-
-
-def test_window_that_needs_causal_is_sampled_with_it():
-    def refuse(q, mask, causal, scale, window):
-        if window is not None and not causal:
-            raise ValueError("a window needs causal")
-
-    found = run_probe(with_options(refuse), framework="numpy")
-    assert found.findings == ()
-    windows = [r for r in sampled(found) if r.window]
-    assert windows
-    assert all(r.causal for r in windows)
-
-
-def test_refusal_of_a_size_of_0_with_a_mask_is_learned():
-    def refuse(q, mask, causal, scale, window):
-        if mask is not None and not q.size:
-            raise ValueError("no samples")
-
-    found = run_probe(with_options(refuse), framework="numpy")
-    assert found.findings == ()
-    assert any("B = 0 with mask" in line for line in found.refused)
-    assert not any(r.mask and r.lead and 0 in r.lead for r in sampled(found, 200))
+    for line in lines:
+        assert sum(line in refused for refused in found.refused) == 1
+    assert is_sampled(sampled(found, 200), found.trial.space)
 
 
 @pytest.mark.parametrize("error", [IndexError, KeyError, AttributeError, ZeroDivisionError])
 def test_mistakes_are_never_refusals(error):
-    def refuse(q, mask, causal, scale, window):
-        if mask is not None and causal:
-            raise error("oops")
-
-    found = run_probe(with_options(refuse), framework="numpy")
+    found = run_probe(refusing(both, error("oops")), framework="numpy")
     (row,) = found.findings
     assert (row.rule, row.status) == ("option-mask+causal", "error")
     assert not any(r.mask and r.causal for r in sampled(found))
 
 
 def test_exception_at_one_size_only_is_no_refusal():
-    def refuse(q, mask, causal, scale, window):
-        if mask is not None and causal and q.shape[-2] == 16:
-            raise ValueError("not with 16 queries")
-
-    (row,) = run_probe(with_options(refuse), framework="numpy").findings
+    f = refusing(lambda q, *rest: both(q, *rest) and q.shape[-2] == 16, ValueError("not here"))
+    (row,) = run_probe(f, framework="numpy").findings
     assert (row.rule, row.status) == ("option-mask+causal", "error")
     assert "other problems of its kind do not raise it" in row.message
 
 
 def test_problem_that_a_rule_made_and_is_refused_shows_nothing():
     """window-as-mask states a window as a mask, which comes with causal."""
-
-    def refuse(q, mask, causal, scale, window):
-        if mask is not None and causal:
-            raise NotImplementedError("not both")
-
-    f = with_options(refuse)
+    f = refusing(both, NotImplementedError("not both"))
     report = check(f, examples=3, only=["window-as-mask"], shrink=False, diagnosis=False)
     assert {o.status for o in report.outcomes} <= {"passed", "not applicable"}
 

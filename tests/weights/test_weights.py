@@ -248,32 +248,18 @@ def torch_word(make):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: torch_module() and {},
-            OptionError,
-            "module is a builtins.dict, must be a torch.nn",
-        ),
-        (
-            torch_word(lambda torch: torch.nn.Linear(3, 5)),
-            OptionError,
-            r"is a torch\S*Linear, must",
-        ),
+        (lambda: torch_module() and {}, OptionError, "module is a builtins.dict, must be a torch"),
+        (torch_word(lambda torch: torch.nn.Linear(3, 5)), OptionError, r"is a torch\S*Linear, mus"),
         (own_forward, OptionError, "Own with its own forward, must be a torch.nn.Multihead"),
-        (
-            torch_word(lambda torch: torch.ao.nn.quantizable.MultiheadAttention(6, 2)),
-            OptionError,
-            "quantizable.* with its own forward",
-        ),
+        (torch_word(lambda torch: torch.ao.nn.quantizable.MultiheadAttention(6, 2)), OptionError,
+         "quantizable.* with its own forward"),
         (lambda: torch_module(dropout=0.25), OptionError, r"has dropout 0.25 and is in training m"),
-        (
-            torch_word(lambda torch: torch.nn.MultiheadAttention(6, 2, device="meta")),
-            OptionError,
-            "in_proj_weight is on the meta device, must be on one",
-        ),
+        (torch_word(lambda torch: torch.nn.MultiheadAttention(6, 2, device="meta")), OptionError,
+         "in_proj_weight is on the meta device, must be on one"),
         (integer_module, DtypeError, "out_proj.weight is torch.int8, must be a floating dtype"),
         (complex_module, DtypeError, "in_proj_weight is torch.complex128"),
     ],
-)
+)  # fmt: skip
 def test_unsupported_torch_module_is_refused(make, error, message):
     with pytest.raises(error, match=message):
         weights.from_torch(make())
@@ -373,37 +359,31 @@ SCORES = {"return_attention_scores": True}
 FUSED_AND_SCORES = [({}, 1e-5), (SCORES, 1e-12)]
 
 
+KERAS = {
+    "plain": {},
+    "value size": {"value_dim": E},
+    "value and output size": {"value_dim": E, "output_shape": OUT},
+    "no bias": {"use_bias": False},
+    "gate": {"use_gate": True, "value_dim": E},
+    "gate without bias": {"use_gate": True, "use_bias": False},
+}
+SHARED = [{"use_bias": bias, "use_gate": gate} for bias in (True, False) for gate in (False, True)]
+
+
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all seen", "mask"])
 @pytest.mark.parametrize("asked", FUSED_AND_SCORES, ids=["fused", "scores"])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"value_dim": E},
-        {"value_dim": E, "output_shape": OUT},
-        {"use_bias": False},
-        {"use_gate": True, "value_dim": E},
-        {"use_gate": True, "use_bias": False},
-    ],
-    ids=lambda options: "+".join(options) or "plain",
+    ("kind", "options"),
+    [("MultiHeadAttention", options) for options in KERAS.values()]
+    + [("GroupQueryAttention", options) for options in SHARED],
+    ids=lambda x: "+".join(f"{n}={v}" for n, v in x.items()) if isinstance(x, dict) else x,
 )
-def test_keras_agrees_forward_and_backward(keras, options, asked, mask):
-    layer = keras_layer(keras, **options)
-    inputs, dout = drawn(out=options.get("output_shape", IN_Q))
-    words, allowed = asked
-    out, gradients = run_keras(layer, inputs, dout, mask, **words)
-    assert_agrees(weights.from_keras(layer), inputs, dout, out, gradients, mask, allowed)
-
-
-@pytest.mark.parametrize("mask", [None, MASK], ids=["all seen", "mask"])
-@pytest.mark.parametrize("use_gate", [False, True])
-@pytest.mark.parametrize("use_bias", [True, False])
-@pytest.mark.parametrize("asked", FUSED_AND_SCORES, ids=["fused", "scores"])
-def test_keras_agrees_with_shared_heads(keras, asked, use_bias, use_gate, mask):
-    layer = keras_layer(keras, "GroupQueryAttention", use_bias=use_bias, use_gate=use_gate)
+def test_keras_agrees_forward_and_backward(keras, kind, options, asked, mask):
+    layer = keras_layer(keras, kind, **options)
     mha = weights.from_keras(layer)
-    assert (mha.num_heads, mha.num_kv_heads) == (K * G, K)
-    inputs, dout = drawn(out=IN_Q)
+    shares = kind == "GroupQueryAttention"
+    assert (mha.num_heads, mha.num_kv_heads) == ((K * G, K) if shares else (H, H))
+    inputs, dout = drawn(out=options.get("output_shape", IN_Q))
     words, allowed = asked
     out, gradients = run_keras(layer, inputs, dout, mask, **words)
     assert_agrees(mha, inputs, dout, out, gradients, mask, allowed)
@@ -455,6 +435,12 @@ def own_keras(keras, method):
     return layer
 
 
+def over_two_axes(keras):
+    layer = keras.layers.MultiHeadAttention(H, D)
+    layer.build((None, 3, 5, IN_Q), (None, 3, 5, IN_Q))
+    return layer
+
+
 def quantised(keras):
     layer = keras_layer(keras, dtype="float32")
     with warnings.catch_warnings():
@@ -466,28 +452,19 @@ def quantised(keras):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda keras: keras.layers.Dense(3),
-            r"layer is a keras\S+Dense, must be a keras.layers.Mu",
-        ),
+        (lambda keras: keras.layers.Dense(3), r"layer is a keras\S+Dense, must be a keras.lay"),
         (lambda keras: keras.layers.MultiHeadAttention(H, D), r"layer is not built, must be: lay"),
         (lambda keras: keras_layer(keras, sliding_window=3), "sliding_window is 3, which"),
         (lambda keras: own_keras(keras, "call"), "with its own call"),
         (lambda keras: own_keras(keras, "_compute_attention"), "with its own _compute_attention"),
         (quantised, "value.quantization_mode is 'int8'"),
+        (over_two_axes, r"attention_axes is \(1, 2\), which"),
         (lambda keras: keras_layer(keras, output_shape=(2, 3)), r"'out': \(3, 7, 2, 3\).*three"),
     ],
 )
 def test_unsupported_keras_layer_is_refused(keras, make, message):
     layer = make(keras)
     with pytest.raises((OptionError, ShapeError), match=message):
-        weights.from_keras(layer)
-
-
-def test_attention_over_two_axes_is_refused(keras):
-    layer = keras.layers.MultiHeadAttention(H, D)
-    layer.build((None, 3, 5, IN_Q), (None, 3, 5, IN_Q))
-    with pytest.raises(OptionError, match=r"attention_axes is \(1, 2\), which"):
         weights.from_keras(layer)
 
 

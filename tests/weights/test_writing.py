@@ -8,7 +8,7 @@ import pytest
 
 from npattn import MultiHeadAttention, weights
 from npattn.errors import DtypeError, OptionError
-from npattn.weights.writing import check_held
+from npattn.weights.exchange import check_held
 from tests.weights.running_error import U64, Layer
 from tests.weights.test_weights import assert_same_bits, bits
 
@@ -181,6 +181,7 @@ COMMON = [
     ({"bias_k": np.ones(G * D), "bias_v": np.ones(G * D)}, "got bias_k and bias_v; no keys are ap"),
     ({"add_zero_attn": True}, "add_zero_attn is True; no keys are appended there"),
     ({"merge": "reshape"}, "merge is 'reshape', must be \"concat\""),
+    ({"wg": np.ones((WIDTH, G * D))}, "got wg, must be None: no gate is written there"),
 ]
 SOME = ({"bk": None}, "got some of bq, bk, bv, bo; all or none are there")
 UNSHARED = (

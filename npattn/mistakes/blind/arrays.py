@@ -10,7 +10,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, same_signature
 from npattn.mistakes.blind.float32 import as_float32
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 # --- shapes and dtypes  [14, 15]
 
@@ -42,12 +42,8 @@ class Rank2Weights(Attention):
         return (*results[:-1], results[-1][None]) if return_weights and q.ndim == 2 else results
 
 
-@mistake("blind-float64-read-as-float32", "dtypes", dtypes=("float64",))
-class Float64ReadAsFloat32(Attention):
-    """float64 inputs are rounded to float32."""
-
-    def read(self, x: Array) -> Array:
-        return as_float32(np.asarray(x))
+change("blind-float64-read-as-float32", "dtypes", "float64 inputs are rounded to float32.",
+       dtypes=("float64",), read=lambda up, x: as_float32(np.asarray(x)))  # fmt: skip
 
 
 # --- state, and arrays of the caller

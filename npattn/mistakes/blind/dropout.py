@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 
 @mistake("blind-dropout-in-lse", "dropout", equivalent=True)
@@ -24,20 +24,12 @@ class DropoutInLse(Attention):
         return o, lse + lost, self.returned_weights(p, c)
 
 
-@mistake("blind-dweights-dropped", "dropout")
-class DweightsDropped(Attention):
-    """Dropout is applied to dweights, though the returned weights are those before dropout."""
-
-    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        return super().gradients(c, do, dlse, dw * c.keep)
-
-
-@mistake("blind-delta-dropped", "dropout")
-class DeltaDropped(Attention):
-    """D is multiplied by the dropped weights w: ds = p dp − w D."""
-
-    def jacobian(self, p: Array, dp: Array, delta: Array, c: Inputs) -> Array:
-        return np.asarray(p * dp - p * c.keep * delta)
+change("blind-dweights-dropped", "dropout",
+       "Dropout is applied to dweights, though the returned weights are those before dropout.",
+       gradients=lambda up, c, do, dlse, dw: up(c, do, dlse, dw * c.keep))  # fmt: skip
+change("blind-delta-dropped", "dropout",
+       "D is multiplied by the dropped weights w: ds = p dp − w D.",
+       jacobian=lambda up, p, dp, delta, c: np.asarray(p * dp - p * c.keep * delta))  # fmt: skip
 
 
 @mistake("blind-dropped-row-dlse", "dropout")
@@ -51,9 +43,6 @@ class DroppedRowDlse(Attention):
         return super().gradients(c, do, np.where(kept | empty, dlse, 0), dw)
 
 
-@mistake("blind-weights-path-without-dropout", "dropout")
-class WeightsPathWithoutDropout(Attention):
-    """out has no dropout if the weights are requested."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        return super().results(c._replace(keep=1.0) if c.returns_weights else c)
+change("blind-weights-path-without-dropout", "dropout",
+       "out has no dropout if the weights are requested.",
+       results=lambda up, c: up(c._replace(keep=1.0) if c.returns_weights else c))  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 # --- hidden positions  [10]
 
@@ -54,41 +54,24 @@ class DqOfHiddenKeys(Attention):
         return dq + (0 * self.share(c.k, c.q.shape[-3])).sum(-2, keepdims=True), *others
 
 
-@mistake("blind-dk-of-nan-query", "hidden")
-class DkOfNanQuery(Attention):
-    """dk = dsᵀ q includes hidden queries: a NaN query reaches keys that it does not see."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q))
-
-
-@mistake("blind-nan-spreads-over-columns", "hidden")
-class NanSpreadsOverColumns(Attention):
-    """A NaN in one column of a visible value makes every column of out NaN."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        return np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o), lse, p
+change("blind-dk-of-nan-query", "hidden",
+       "dk = dsᵀ q includes hidden queries: a NaN query reaches keys that it does not see.",
+       dk=lambda up, dx, c, seen: np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q)))  # fmt: skip
+change("blind-nan-spreads-over-columns", "hidden",
+       "A NaN in one column of a visible value makes every column of out NaN.",
+       results=one_result(0, lambda o, c:
+           np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o)))  # fmt: skip
 
 
 # --- sizes of 0  [12]
 
 
-@mistake("blind-no-size-scale", "sizes")
-class NoSizeScale(Attention):
-    """With D = 0 the default scale is 1/√0, and the scores are inf · 0."""
-
-    def default_scale(self, H: int, D: int) -> float:
-        return super().default_scale(H, D) if D else math.inf
-
-
-@mistake("blind-no-keys-sink", "sizes", equivalent=True)
-class NoKeysSink(Attention):
-    """With S = 0 lse is −inf even with a sink."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = super().softmax(s, c, live)
-        return p, p_sink, lse if s.shape[-1] else np.full_like(lse, -np.inf)
+change("blind-no-size-scale", "sizes",
+       "With D = 0 the default scale is 1/√0, and the scores are inf · 0.",
+       default_scale=lambda up, H, D: up(H, D) if D else math.inf)  # fmt: skip
+change("blind-no-keys-sink", "sizes", "With S = 0 lse is −inf even with a sink.", equivalent=True,
+       softmax=one_result(2, lambda lse, s, c, live:
+           lse if s.shape[-1] else np.full_like(lse, -np.inf)))  # fmt: skip
 
 
 @mistake("blind-no-values-lse", "sizes")

@@ -6,7 +6,7 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 from npattn.options import Window
 
 
@@ -40,28 +40,14 @@ class MaskOfGroup(Attention):
         return np.asarray(np.take(mask, np.arange(H) // G * G, axis=-3))
 
 
-@mistake("blind-window-ignored-with-mask", "window")
-class WindowIgnoredWithMask(Attention):
-    """The window is not applied if there is a mask."""
-
-    def sides(self, c: Inputs) -> Window:
-        return super().sides(c if c.mask is None else c._replace(window=None))
-
-
-@mistake("blind-causal-offset-clamped", "causal")
-class CausalOffsetClamped(Attention):
-    """The causal offset S − T is clamped at 0: with T > S the first query sees a key."""
-
-    def diagonal(self, T: int, S: int) -> Array:
-        return np.arange(T)[:, None] + max(S - T, 0)
-
-
-@mistake("blind-window-half-open-ignored", "window")
-class WindowHalfOpenIgnored(Attention):
-    """A window with None on one side is ignored."""
-
-    def sides(self, c: Inputs) -> Window:
-        return super().sides(c._replace(window=None) if None in (c.window or ()) else c)
+change("blind-window-ignored-with-mask", "window", "The window is not applied if there is a mask.",
+       sides=lambda up, c: up(c if c.mask is None else c._replace(window=None)))  # fmt: skip
+change("blind-causal-offset-clamped", "causal",
+       "The causal offset S − T is clamped at 0: with T > S the first query sees a key.",
+       diagonal=lambda up, T, S: np.arange(T)[:, None] + max(S - T, 0))  # fmt: skip
+change("blind-window-half-open-ignored", "window", "A window with None on one side is ignored.",
+       sides=lambda up, c:
+           up(c._replace(window=None) if None in (c.window or ()) else c))  # fmt: skip
 
 
 @mistake("blind-window-before-causal", "window")
@@ -73,13 +59,8 @@ class WindowBeforeCausal(Attention):
         return left, 0 if c.causal and right is None else right
 
 
-@mistake("blind-window-left-falsy", "window")
-class WindowLeftFalsy(Attention):
-    """A left window side of 0 is treated as None."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return left or None, right
+change("blind-window-left-falsy", "window", "A left window side of 0 is treated as None.",
+       sides=one_result(0, lambda left, c: left or None))  # fmt: skip
 
 
 @mistake("blind-window-top-left", "window")

@@ -10,19 +10,16 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, within
 from npattn.mistakes.blind.float32 import PivotedFloat32, as_float32
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake
 
 SMALLEST = float(np.finfo(np.float32).min)
 
 # --- scores  [1]
 
 
-@mistake("blind-scale-of-padded-size", "scale")
-class ScaleOfPaddedSize(Attention):
-    """The default scale is computed after D is padded to a multiple of 8."""
-
-    def default_scale(self, H: int, D: int) -> float:
-        return 1 / math.sqrt(-(-D // 8) * 8 or 1)
+change("blind-scale-of-padded-size", "scale",
+       "The default scale is computed after D is padded to a multiple of 8.",
+       default_scale=lambda up, H, D: 1 / math.sqrt(-(-D // 8) * 8 or 1))  # fmt: skip
 
 
 @mistake("blind-zero-scale-dq", "scale")
@@ -33,12 +30,9 @@ class ZeroScaleDq(Attention):
         return c.scale or self.default_scale(0, c.q.shape[-1])
 
 
-@mistake("blind-negative-scale-dk", "scale")
-class NegativeScaleDk(Attention):
-    """√|scale| multiplies both q and k, and dk lacks the sign of the scale."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return np.asarray(np.sign(c.scale) * super().dk(dx, c, seen))
+change("blind-negative-scale-dk", "scale",
+       "√|scale| multiplies both q and k, and dk lacks the sign of the scale.",
+       dk=lambda up, dx, c, seen: np.asarray(np.sign(c.scale) * up(dx, c, seen)))  # fmt: skip
 
 
 @mistake("blind-maximum-before-scale", "scale")
@@ -79,12 +73,9 @@ class CapSlopeWithBias(Attention):
         return 1 - ((self.cap(self.product(c), c) + self.bias(c)) / c.softcap) ** 2
 
 
-@mistake("blind-cap-slope-without-scale", "softcap")
-class CapSlopeWithoutScale(Attention):
-    """The derivative of the softcap is evaluated at q·k instead of scale · q·k."""
-
-    def cap_slope(self, c: Inputs) -> Any:
-        return super().cap_slope(c._replace(scale=1.0))
+change("blind-cap-slope-without-scale", "softcap",
+       "The derivative of the softcap is evaluated at q·k instead of scale · q·k.",
+       cap_slope=lambda up, c: up(c._replace(scale=1.0)))  # fmt: skip
 
 
 @mistake("blind-cap-slope-by-exp", "softcap")
@@ -123,12 +114,9 @@ class BiasFarBelowHides(Attention):
         return np.where(far, -np.inf, s), live & ~far
 
 
-@mistake("blind-bias-minus-inf-clamped", "bias")
-class BiasMinusInfClamped(Attention):
-    """A bias of −inf is clamped to the least float: rows of only −inf give the mean, not 0."""
-
-    def bias(self, c: Inputs) -> Array | float:
-        return np.maximum(c.bias, SMALLEST)
+change("blind-bias-minus-inf-clamped", "bias",
+       "A bias of −inf is clamped to the least float: rows of only −inf give the mean, not 0.",
+       bias=lambda up, c: np.maximum(c.bias, SMALLEST))  # fmt: skip
 
 
 @mistake("blind-dbias-after-cap", "bias")
@@ -140,9 +128,7 @@ class DbiasAfterCap(Attention):
         return dq, dk, dv, ds * self.cap_slope(c), ds_sink
 
 
-@mistake("blind-dbias-of-row-constant", "bias")
-class DbiasOfRowConstant(Attention):
-    """A bias that is constant along the keys gets no gradient, though lse depends on it."""
-
-    def reduce_bias(self, ds: Array, shape: tuple[int, ...]) -> Array:
-        return np.zeros(shape) if shape[-1] == 1 else super().reduce_bias(ds, shape)
+change("blind-dbias-of-row-constant", "bias",
+       "A bias that is constant along the keys gets no gradient, though lse depends on it.",
+       reduce_bias=lambda up, ds, shape:
+           np.zeros(shape) if shape[-1] == 1 else up(ds, shape))  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.blind.float32 import PivotedFloat32
-from npattn.mistakes.register import mistake
+from npattn.mistakes.register import change, mistake, one_result
 
 
 @mistake("blind-sinks-by-group", "sinks")
@@ -23,12 +23,10 @@ class SinksByGroup(Attention):
         return c._replace(sinks=c.sinks[order])
 
 
-@mistake("blind-sink-not-in-maximum", "sinks")
-class SinkNotInMaximum(PivotedFloat32):
-    """The maximum leaves out the sink, and a large sink overflows."""
-
-    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
-        return np.asarray(s.max(-1, keepdims=True, initial=-np.inf))
+change("blind-sink-not-in-maximum", "sinks",
+       "The maximum leaves out the sink, and a large sink overflows.", of=PivotedFloat32,
+       pivot=lambda up, s, c, live:
+           np.asarray(s.max(-1, keepdims=True, initial=-np.inf)))  # fmt: skip
 
 
 @mistake("blind-sink-minus-inf", "sinks")
@@ -46,21 +44,13 @@ class SinkMinusInf(Attention):
         return np.where(broken, np.nan, p), p_sink, np.where(broken, np.nan, lse)
 
 
-@mistake("blind-empty-row-lse-without-sink", "sinks", equivalent=True)
-class EmptyRowLseWithoutSink(Attention):
-    """lse of a fully masked row is −inf instead of its sink."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = super().softmax(s, c, live)
-        return p, p_sink, np.where(live.any(-1, keepdims=True), lse, -np.inf)
-
-
-@mistake("blind-empty-row-dsinks", "sinks")
-class EmptyRowDsinks(Attention):
-    """Backward skips fully masked rows, so that their dlse does not reach dsinks."""
-
-    def use_dlse(self, dlse: Any, live: Array) -> Any:
-        return np.where(live.any(-1, keepdims=True), dlse, 0)
+change("blind-empty-row-lse-without-sink", "sinks",
+       "lse of a fully masked row is −inf instead of its sink.", equivalent=True,
+       softmax=one_result(2, lambda lse, s, c, live:
+           np.where(live.any(-1, keepdims=True), lse, -np.inf)))  # fmt: skip
+change("blind-empty-row-dsinks", "sinks",
+       "Backward skips fully masked rows, so that their dlse does not reach dsinks.",
+       use_dlse=lambda up, dlse, live: np.where(live.any(-1, keepdims=True), dlse, 0))  # fmt: skip
 
 
 @mistake("blind-weights-without-sink", "sinks")
@@ -72,20 +62,11 @@ class WeightsWithoutSink(Attention):
         return np.asarray(p / np.where(total == 0, 1, total))
 
 
-@mistake("blind-dsinks-without-dlse", "sinks")
-class DsinksWithoutDlse(Attention):
-    """dsinks has only the gradient of out, not that of lse."""
-
-    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
-        return np.asarray(-p_sink * (delta + dlse))
-
-
-@mistake("blind-dsinks-of-first-tile", "sinks")
-class DsinksOfFirstTile(Attention):
-    """dsinks sums only the first 16 queries."""
-
-    def ds_sink(self, p_sink: Array, delta: Array, dlse: Any) -> Array:
-        return super().ds_sink(p_sink, delta, dlse)[..., :TILE, :]
+change("blind-dsinks-without-dlse", "sinks",
+       "dsinks has only the gradient of out, not that of lse.",
+       ds_sink=lambda up, p_sink, delta, dlse: np.asarray(-p_sink * (delta + dlse)))  # fmt: skip
+change("blind-dsinks-of-first-tile", "sinks", "dsinks sums only the first 16 queries.",
+       ds_sink=lambda up, p_sink, delta, dlse: up(p_sink, delta, dlse)[..., :TILE, :])  # fmt: skip
 
 
 @mistake("blind-maximum-of-padding", "softmax")
@@ -97,9 +78,6 @@ class MaximumOfPadding(PivotedFloat32):
         return np.maximum(m, 0) if s.shape[-1] % TILE else m
 
 
-@mistake("blind-lse-epsilon", "empty", equivalent=True)
-class LseEpsilon(Attention):
-    """lse is log(sum + 1e-30): finite instead of −inf in fully masked rows."""
-
-    def lse(self, pivot: Array, total: Array, e_sink: Array) -> Array:
-        return np.asarray(pivot + np.log(total + 1e-30))
+change("blind-lse-epsilon", "empty",
+       "lse is log(sum + 1e-30): finite instead of −inf in fully masked rows.", equivalent=True,
+       lse=lambda up, pivot, total, e_sink: np.asarray(pivot + np.log(total + 1e-30)))  # fmt: skip

@@ -15,17 +15,13 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError, OptionError
+from npattn.errors import OptionError, optional_import
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.adapters.numpy import READABLE
 
-try:
-    import jax  # type: ignore[import-not-found, unused-ignore]
-    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "JAX targets need jax; npattn itself does not: pip install 'npattn[jax]'"
-    ) from err
+with optional_import("JAX targets need", "jax", "jax"):
+    import jax
+    import jax.numpy as jnp
 
 __all__ = ["JAX"]
 

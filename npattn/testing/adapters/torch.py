@@ -10,16 +10,12 @@ import ml_dtypes
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError, OptionError
+from npattn.errors import OptionError, optional_import
 from npattn.testing.adapters.base import ImplementationError, ResultError, refuse
 from npattn.testing.adapters.numpy import READABLE
 
-try:
+with optional_import("torch targets need", "torch", "torch"):
     import torch
-except ImportError as err:
-    raise MissingExtraError(
-        "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
-    ) from err
 
 __all__ = ["Torch"]
 

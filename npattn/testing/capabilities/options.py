@@ -12,7 +12,8 @@ from itertools import combinations
 from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError, NotAsked
-from npattn.testing.capabilities.probing import Probing
+from npattn.testing.capabilities.probing import Probing, level_of
+from npattn.testing.capabilities.structure import variations
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 from npattn.testing.cases.space import RANKS, Space, with_rank
@@ -21,7 +22,6 @@ from npattn.testing.levels import Level
 
 __all__ = ["probe_elsewhere", "probe_options", "probe_pairs", "values_of"]
 
-EDGES = ("B = 0", "T = 0", "S = 0")
 OTHERS = 3
 """Further problems of a class that must raise the same, if there are as many."""
 PLAIN = Recipe()
@@ -225,7 +225,9 @@ def probe_elsewhere(probing: Probing) -> None:
     space = probing.trial.space
     base, structure = space.base(), space.structure
     plain = _plainest(probing, base)
-    for name, place in _places(base).items():
+    changes = variations(base, space.sizes)
+    zeros = {n: replace(base, **change) for n, change in changes.items() if n.endswith("= 0")}
+    for name, place in ({rank: with_rank(base, rank) for rank in RANKS} | zeros).items():
         if name in structure and plain and not _accepts_all(probing, place, plain):
             refused: dict[str, ImplementationError] = {}
             for field in plain:
@@ -254,19 +256,6 @@ def _probe_there(
         if err.is_refusal:
             refused[" with ".join(sorted(classes, key=lambda x: x != name))] = err
         else:
-            level: Level = "edges" if name in EDGES else "degenerate"
-            level = "values" if name.startswith("rank") else level
-            _report(probing, field, recipes[kind], err, classes, level)
+            _report(probing, field, recipes[kind], err, classes, level_of(name))
         probing.refuse([classes])
     return refused
-
-
-def _places(base: Recipe) -> dict[str, Recipe]:
-    """Return the plainest problem at each other rank and with each size of 0."""
-    places = {rank: with_rank(base, rank) for rank in RANKS}
-    if base.lead:
-        places["B = 0"] = replace(base, lead=(0, *base.lead[1:]))
-    if base.lead is not None:
-        places["H = 0"] = replace(base, H=0, K=0)
-    zeros: dict[str, Any] = {f"{letter} = 0": {letter: 0} for letter in "TSDE"}
-    return places | {name: replace(base, **change) for name, change in zeros.items()}

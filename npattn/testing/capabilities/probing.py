@@ -9,14 +9,23 @@ from typing import Any, Literal
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.classes import classes_of_recipe
-from npattn.testing.cases.recipe import Recipe, repeat_for_view
+from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view
 from npattn.testing.levels import Level
 from npattn.testing.trial import Refusal, Trial, Violation
 
-__all__ = ["Finding", "Probing"]
+__all__ = ["Finding", "Probing", "level_of"]
 
 FIRST_CALLS = 64
 """Calls, and refused calls, that are recorded, and made again by a rule."""
+
+
+def level_of(structure: str) -> Level:
+    """Return the level of the rules that structure belongs to, by its name."""
+    if structure in VIEWS:
+        return "conduct"
+    if not structure.endswith("= 0"):
+        return "values"
+    return "edges" if structure[0] in "BTS" else "degenerate"
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from npattn.testing.adapters.base import (
     ResultError,
     TimedOut,
 )
-from npattn.testing.capabilities.probing import Finding, Probing
-from npattn.testing.cases.recipe import VIEWS, Recipe
+from npattn.testing.capabilities.probing import Finding, Probing, level_of
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import RANKS, STRUCTURE, with_rank
-from npattn.testing.levels import LEVELS, Level
+from npattn.testing.levels import LEVELS
 from npattn.testing.trial import Violation
 
-__all__ = ["probe_plain", "probe_variations", "probe_zeros"]
+__all__ = ["probe_plain", "probe_variations", "probe_zeros", "variations"]
 
 ALWAYS: tuple[dict[str, Any], ...] = (
     {"causal": True},
@@ -158,7 +158,7 @@ def probe_variations(probing: Probing) -> None:
     violated = {n: found for n, found in ranks.items() if found and isinstance(found[1], Violation)}
     wrong = [(n, *found) for n, found in violated.items() if blames]
     accepted = {n for n, found in ranks.items() if not found or (n in violated and not blames)}
-    for name, change in _variations(base, space.sizes).items():
+    for name, change in variations(base, space.sizes).items():
         if name not in probing.offered:
             continue
         if name.endswith("= 0") or not blames or (space.always and name in ("T != S", "T > S")):
@@ -193,7 +193,7 @@ def probe_zeros(probing: Probing) -> None:
     """Judge accepted sizes of 0; if the same problem without any is wrong, ask none of them."""
     trial = probing.trial
     base = trial.space.base()
-    changes = _variations(base, trial.space.sizes)
+    changes = variations(base, trial.space.sizes)
     # With E = D a result as wide as q, and not as v, would go unnoticed.
     wide = changes.get("E != D", {}) if "E != D" in trial.space.structure else {}
     names = [n for n in changes if n.endswith("= 0") and n in trial.space.structure]
@@ -237,7 +237,7 @@ def _refuse(probing: Probing, name: str, recipe: Recipe, err: ImplementationErro
     probing.refused.append(f"{name}: refused ({err})")
     mistakes = (*(x for x in MISTAKES if x not in MISSING), SystemExit)
     if isinstance(err.__cause__, mistakes) or err.status != "error":
-        probing.error("structure", recipe, err, f"{name}: {err}", _level(name))
+        probing.error("structure", recipe, err, f"{name}: {err}", level_of(name))
 
 
 def _report_wrong(
@@ -250,7 +250,7 @@ def _report_wrong(
     probing.narrow(structure=probing.trial.space.structure - set(names))
     probing.refused.append(f"{', '.join(names)}: accepted and wrong, so not sampled again")
     for level in LEVELS:
-        rows = [row for row in wrong if _level(row[0]) == level]
+        rows = [row for row in wrong if level_of(row[0]) == level]
         if rows:
             _, recipe, err = rows[0]
             problem = err.problem or probing.trial.problem(recipe)
@@ -260,15 +260,7 @@ def _report_wrong(
             )
 
 
-def _level(name: str) -> Level:
-    if name in VIEWS:
-        return "conduct"
-    if not name.endswith("= 0"):
-        return "values"
-    return "edges" if name[0] in "BTS" else "degenerate"
-
-
-def _variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
+def variations(base: Recipe, sizes: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
     """Return the structure to probe, by name: changes of the plainest problem.
 
     Sizes that the user restricts stay.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.assemble import assemble
@@ -35,13 +35,8 @@ from npattn.testing.cases.recipe import (
 from npattn.testing.cases.shapes import few_shapes, program
 from npattn.testing.cases.space import Space
 
-try:
+with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
     from hypothesis import strategies as st
-except ImportError as err:
-    raise MissingExtraError(
-        "npattn.testing needs hypothesis, rich and click; npattn itself does not: "
-        "pip install 'npattn[check]'"
-    ) from err
 
 __all__ = ["FEW", "Pools", "problems", "recipes"]
 

@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 from npattn.testing.report.as_json import as_dict
 from npattn.testing.report.html import fragment, page
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines
 from npattn.testing.report.words import verdict
 
-try:
+with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
     from rich.console import Console
     from rich.text import Text
-except ImportError as err:
-    raise MissingExtraError(
-        "npattn.testing needs hypothesis, rich and click; npattn itself does not: "
-        "pip install 'npattn[check]'"
-    ) from err
 
 __all__ = ["Report"]
 

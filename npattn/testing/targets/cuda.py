@@ -10,19 +10,12 @@ import importlib
 import math
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
+with optional_import("targets on CUDA need", "torch", "torch"):
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-except ImportError as err:
-    raise MissingExtraError(
-        "targets on CUDA need torch; npattn itself does not: pip install 'npattn[torch]'"
-    ) from err
 
-from npattn.testing.targets.torch import sdpa
-
-__all__ = ["flashinfer", "flashinfer_paged", "sdpa_cudnn", "thunderkittens", "transformer_engine"]
+__all__ = ["flashinfer", "flashinfer_paged", "thunderkittens", "transformer_engine"]
 
 Window = tuple[int | None, int | None]
 
@@ -30,21 +23,6 @@ Window = tuple[int | None, int | None]
 def _triangle(T: int, S: int, device: Any) -> torch.Tensor:
     """Return the causal mask that is aligned to the bottom right."""
     return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
-
-
-def sdpa_cudnn(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    *,
-    causal: bool = False,
-    bias: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """Call PyTorch's ``scaled_dot_product_attention`` with cuDNN."""
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)
 
 
 def flashinfer(

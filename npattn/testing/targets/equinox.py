@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import jax  # type: ignore[import-not-found, unused-ignore]
-    from equinox.nn._attention import (  # type: ignore[import-not-found, unused-ignore]
-        dot_product_attention,
-    )
-except ImportError as err:
-    raise MissingExtraError(
-        "the target equinox needs equinox; npattn itself does not: pip install 'npattn[equinox]'"
-    ) from err
+with optional_import("the target equinox needs", "equinox", "equinox"):
+    import jax
+    from equinox.nn._attention import dot_product_attention
 
 __all__ = ["attention"]
 

@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
+with optional_import("the targets fla need", "fla-core", "fla"):
     import torch
-    from fla.ops.attn.decoding import (  # type: ignore[import-not-found, unused-ignore]
-        attn_decoding_one_step,
-        naive_attn_decoding_kernel,
-    )
-    from fla.ops.attn.parallel import (  # type: ignore[import-not-found, unused-ignore]
-        parallel_attn,
-    )
-except ImportError as err:
-    raise MissingExtraError(
-        "the targets fla need fla-core; npattn itself does not: pip install 'npattn[fla]'"
-    ) from err
+    from fla.ops.attn.decoding import attn_decoding_one_step, naive_attn_decoding_kernel
+    from fla.ops.attn.parallel import parallel_attn
 
 __all__ = ["decoding", "parallel"]
 

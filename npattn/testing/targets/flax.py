@@ -5,16 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import jax  # type: ignore[import-not-found, unused-ignore]
-    from flax import linen, nnx  # type: ignore[import-not-found, unused-ignore]
+with optional_import("Flax targets need", "flax", "flax"):
+    import jax
+    from flax import linen, nnx
     from jax import numpy as jnp
-except ImportError as err:
-    raise MissingExtraError(
-        "Flax targets need flax; npattn itself does not: pip install 'npattn[flax]'"
-    ) from err
 
 __all__ = ["linen_attention", "nnx_attention", "nnx_weights"]
 

@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    from xllamacpp import xllamacpp  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "the target ggml.flash needs xllamacpp; npattn itself does not: pip install xllamacpp"
-    ) from err
+with optional_import("the target ggml.flash needs", "xllamacpp"):
+    from xllamacpp import xllamacpp
 
 __all__ = ["flash"]
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import haiku as hk  # type: ignore[import-not-found, unused-ignore]
-    import jax  # type: ignore[import-not-found, unused-ignore]
+with optional_import("the target haiku needs", "dm-haiku", "haiku"):
+    import haiku as hk
+    import jax
     from jax import numpy as jnp
-except ImportError as err:
-    raise MissingExtraError(
-        "the target haiku needs dm-haiku; npattn itself does not: pip install 'npattn[haiku]'"
-    ) from err
 
 __all__ = ["attention"]
 

@@ -3,14 +3,10 @@
 Outside of it each call is traced anew, and each operation compiled for itself.
 """
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import jax  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "the target jax.nn needs jax; npattn itself does not: pip install 'npattn[jax]'"
-    ) from err
+with optional_import("the target jax.nn needs", "jax", "jax"):
+    import jax
 
 __all__ = ["attention"]
 

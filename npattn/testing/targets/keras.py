@@ -7,7 +7,8 @@ import math
 import os
 from typing import Any
 
-from npattn.errors import MissingExtraError, OptionError
+from npattn.errors import OptionError, optional_import
+from npattn.testing.targets.wrapping import rename
 
 __all__ = [
     *("attention_jax", "attention_numpy", "attention_torch"),
@@ -29,13 +30,10 @@ def _load(backend: str) -> Any:
     """
     before = os.environ.get("KERAS_BACKEND")
     os.environ["KERAS_BACKEND"] = backend  # read when Keras is loaded
+    extras = ",".join(dict.fromkeys(("keras", backend))).removesuffix(",numpy")
     try:
-        import keras  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as err:
-        raise MissingExtraError(
-            f"the target keras.{backend} needs keras and {backend}; npattn itself does not: "
-            f"pip install 'npattn[keras]' {backend}"
-        ) from err
+        with optional_import(f"the target keras.{backend} needs", f"keras and {backend}", extras):
+            import keras
     finally:
         os.environ.pop("KERAS_BACKEND")
         if before is not None:
@@ -50,17 +48,17 @@ def _load(backend: str) -> Any:
 
 
 def _name(function: Any, name: str, options: tuple[str, ...]) -> Any:
-    """Return a function under the name by which other processes import it.
+    """Return a function under its name; on JAX it is compiled, for each value of its options.
 
-    On JAX it is compiled, for each value of its options: else each call is traced anew.
+    Else each call is traced anew.
     """
-    function.__name__ = function.__qualname__ = name
+    rename(function, name)
     if not name.endswith("_jax"):
         return function
 
     @functools.cache
     def find_compiled() -> Any:
-        import jax  # type: ignore[import-not-found, unused-ignore]
+        import jax
 
         return jax.jit(function, static_argnames=options)
 

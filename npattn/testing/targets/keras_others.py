@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import keras  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "targets of Keras need keras; npattn itself does not: pip install 'npattn[keras]'"
-    ) from err
+with optional_import("targets of Keras need", "keras", "keras"):
+    import keras
 
 __all__ = ["attention", "tensorflow_backward"]
 
@@ -44,7 +40,7 @@ def tensorflow_backward(
     is_causal: bool = False,
 ) -> dict[str, Array]:
     """Gradients by TensorFlow's GradientTape."""
-    import tensorflow  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import tensorflow
 
     leaves = {"q": query, "k": key, "v": value, "bias": bias}
     tensors = {n: tensorflow.constant(x) for n, x in leaves.items() if x is not None}

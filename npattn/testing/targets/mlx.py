@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import mlx.core as mx  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "the target mlx needs mlx; npattn itself does not: pip install 'npattn[mlx]'"
-    ) from err
+with optional_import("the target mlx needs", "mlx", "mlx"):
+    import mlx.core as mx
 
 __all__ = ["attention"]
 

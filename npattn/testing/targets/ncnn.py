@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import ncnn  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "the target ncnn needs ncnn; npattn itself does not: pip install ncnn"
-    ) from err
+with optional_import("the target ncnn needs", "ncnn"):
+    import ncnn
 
 __all__ = ["attention"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
+from npattn.testing.targets.wrapping import merge_heads, split_heads
 
 __all__ = [
     *("neuralnetlib", "neuralnetlib_backward"),
@@ -34,9 +35,7 @@ def _dot_product_attention() -> Any:
     """Return a new DotProductAttention of numpy-ml."""
     # numpy-ml 0.1.2 imports this name from where Python 3.10 has it no more.
     vars(collections).setdefault("Hashable", collections.abc.Hashable)
-    from numpy_ml.neural_nets.layers import (  # type: ignore[import-not-found, unused-ignore]
-        DotProductAttention,
-    )
+    from numpy_ml.neural_nets.layers import DotProductAttention
 
     return DotProductAttention()
 
@@ -64,22 +63,9 @@ def numpy_ml_backward(dout: Array, q: Array, k: Array, v: Array) -> tuple[Array,
 # --- neuralnetlib ---------------------------------------------------------------------------------
 
 
-def _merge_heads(x: Array) -> Array:
-    """(B, H, T, D) → (B, T, H · D)."""
-    B, H, T, D = x.shape
-    return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(B, T, H * D)
-
-
-def _split_heads(x: Array, H: int) -> Array:
-    """(B, T, H · D) → (B, H, T, D)."""
-    return x.reshape(*x.shape[:-1], H, -1).swapaxes(1, 2)
-
-
 def _multi_head_attention(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Any, Array]:
     """Return neuralnetlib's MultiHeadAttention, its projections the identity, and its result."""
-    from neuralnetlib.layers import (  # type: ignore[import-not-found, unused-ignore]
-        MultiHeadAttention,
-    )
+    from neuralnetlib.layers import MultiHeadAttention
 
     _check(q, k, v)
     H, D, E = q.shape[1], q.shape[-1], v.shape[-1]
@@ -89,14 +75,14 @@ def _multi_head_attention(q: Array, k: Array, v: Array, mask: Array | None) -> t
     for name, n in projections.items():
         dense = getattr(layer, f"{name}_dense")
         dense.weights, dense.bias = np.eye(n, dtype=q.dtype), np.zeros((1, n), q.dtype)
-    out = layer.forward_pass(tuple(map(_merge_heads, (q, k, v))), mask, training=False)
+    out = layer.forward_pass(tuple(map(merge_heads, (q, k, v))), mask, training=False)
     return layer, out
 
 
 def neuralnetlib(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     """Call the layer."""
     _, out = _multi_head_attention(q, k, v, mask)
-    return _split_heads(out, q.shape[1])
+    return split_heads(out, q.shape[1])
 
 
 def neuralnetlib_backward(
@@ -104,7 +90,7 @@ def neuralnetlib_backward(
 ) -> tuple[Array, ...]:
     """Gradients of the layer, after a forward."""
     layer, _ = _multi_head_attention(q, k, v, mask)
-    return tuple(_split_heads(x, q.shape[1]) for x in layer.backward_pass(_merge_heads(dout)))
+    return tuple(split_heads(x, q.shape[1]) for x in layer.backward_pass(merge_heads(dout)))
 
 
 # --- neuralnetworknumpy ---------------------------------------------------------------------------
@@ -116,9 +102,7 @@ def _single_head_attention(q: Array, k: Array, v: Array, mask: Array | None) -> 
     q, k and v stand side by side in the features of its one input, and each projection takes one of
     them out.
     """
-    from neuralnetworknumpy.layers.SingleHeadAttention import (  # type: ignore[import-not-found, unused-ignore]
-        SingleHeadAttention,
-    )
+    from neuralnetworknumpy.layers.SingleHeadAttention import SingleHeadAttention
 
     _check(q, k, v)
     if q.shape[-2] != k.shape[-2]:
@@ -154,7 +138,7 @@ def neuralnetworknumpy_backward(
 
 def picogpt(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     """Call the function for every head, as its mha does; the mask is added."""
-    from gpt2 import attention  # type: ignore[import-not-found, unused-ignore]
+    from gpt2 import attention
 
     _check(q, k, v)
     added = np.zeros((), q.dtype) if mask is None else mask

@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import openvino  # type: ignore[import-not-found, unused-ignore]
-    from openvino import opset13  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "the target openvino needs openvino; npattn itself does not: pip install openvino"
-    ) from err
+with optional_import("the target openvino needs", "openvino"):
+    import openvino
+    from openvino import opset13
 
 __all__ = ["attention"]
 

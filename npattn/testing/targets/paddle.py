@@ -7,17 +7,11 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import paddle  # type: ignore[import-not-found, unused-ignore]
-    from paddle.nn.functional import (  # type: ignore[import-not-found, unused-ignore]
-        scaled_dot_product_attention,
-    )
-except ImportError as err:
-    raise MissingExtraError(
-        "the target paddle needs paddlepaddle; npattn itself does not: pip install paddlepaddle"
-    ) from err
+with optional_import("the target paddle needs", "paddlepaddle"):
+    import paddle
+    from paddle.nn.functional import scaled_dot_product_attention
 
 __all__ = ["attention", "attention_backward"]
 

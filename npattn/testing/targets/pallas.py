@@ -8,38 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    import jax  # type: ignore[import-not-found, unused-ignore]
-    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
-    from jax.experimental.pallas import (  # type: ignore[import-not-found, unused-ignore]
-        tpu as pltpu,
-    )
-    from jax.experimental.pallas.ops.gpu import (  # type: ignore[import-not-found, unused-ignore]
-        attention,
-        decode_attention,
-    )
-    from jax.experimental.pallas.ops.gpu import (  # type: ignore[import-not-found, unused-ignore]
-        paged_attention as gpu_pages,
-    )
-    from jax.experimental.pallas.ops.tpu import (  # type: ignore[import-not-found, unused-ignore]
-        flash_attention,
-    )
-    from jax.experimental.pallas.ops.tpu.paged_attention import (  # type: ignore[import-not-found, unused-ignore]
-        paged_attention,
-        quantization_utils,
-    )
-    from jax.experimental.pallas.ops.tpu.splash_attention import (  # type: ignore[import-not-found, unused-ignore]
-        splash_attention_kernel as splash,
-    )
-    from jax.experimental.pallas.ops.tpu.splash_attention import (  # type: ignore[import-not-found, unused-ignore]
-        splash_attention_mask as masks,
-    )
-except ImportError as err:
-    raise MissingExtraError(
-        "the targets pallas need jax; npattn itself does not: pip install 'npattn[jax]'"
-    ) from err
+with optional_import("the targets pallas need", "jax", "jax"):
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.pallas import tpu as pltpu
+    from jax.experimental.pallas.ops.gpu import attention, decode_attention
+    from jax.experimental.pallas.ops.gpu import paged_attention as gpu_pages
+    from jax.experimental.pallas.ops.tpu import flash_attention
+    from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention, quantization_utils
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 __all__ = ["gpu", "gpu_decode", "gpu_paged", "tpu_flash", "tpu_paged", "tpu_splash"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +32,8 @@ def _load() -> ModuleType:
     return module
 
 
-try:
+with optional_import("the target sageattention needs", "sageattention"):
     _core: Any = _load()
-except ImportError as err:
-    raise MissingExtraError(
-        "the target sageattention needs sageattention; npattn itself does not: "
-        "pip install sageattention"
-    ) from err
 
 
 def sageattn(

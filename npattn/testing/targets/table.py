@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from npattn.profiles import PROFILES
@@ -26,41 +27,25 @@ MODELS = (
 """Models of Hugging Face whose eager attention is a target."""
 
 
-def _row(name: str, home: str, profile: str, about: str | None = None, **more: Any) -> Target:
+def _row(name: str, home: str, about: str = "", *, like: str = "", **more: Any) -> Target:
     """Return a target; `home` is ``module:function``, the module one of this folder after a dot.
 
-    It needs the package that its name begins with, unless `needs` says otherwise.
+    Its profile, which describes it unless `about` does, is that of its name unless `like` names
+    another. It needs the package that its name begins with, unless `needs` says otherwise.
     """
     module, _, function = home.partition(":")
-    known = PROFILES[profile]
+    profile = PROFILES[like or name]
     if name.partition("@")[0] in _SINGLE:
         more["dtypes"] = ("float32",)
+    module = _HERE + module if module.startswith(".") else module
+    names = (module, function, more.pop("backward", None))
     needs = more.pop("needs", (name.partition(".")[0],))
-    return Target(
-        name,
-        _HERE + module if module.startswith(".") else module,
-        function,
-        more.pop("backward", None),
-        needs,
-        known,
-        known.about if about is None else about,
-        **more,
-    )
+    return Target(name, *names, needs, profile, about or profile.about, **more)
 
 
-def _drop_in(name: str, home: str, profile: str, about: str | None = None, **more: Any) -> Target:
+def _drop_in(name: str, home: str, about: str = "", **more: Any) -> Target:
     """Return the target of a library's own function, called as its profile says."""
-    return _row(name, home, profile, about, drop_in=True, **more)
-
-
-def _of_model(name: str) -> Target:
-    """Return the target of a model's eager attention."""
-    return _drop_in(
-        f"transformers.{name}",
-        f"transformers.models.{name}.modeling_{name}:eager_attention_forward",
-        "transformers",
-        f"eager_attention_forward of Hugging Face's {name}",
-    )
+    return _row(name, home, about, drop_in=True, **more)
 
 
 _SMALL = {"B": (1, 2), "H": (2, 1), "K": (1, 2), "D": (3, 8, 17), "E": (2, 8, 17)}
@@ -68,178 +53,133 @@ _LENGTHS = (5, 1, 3, 17, 33, 129)  # the last takes two tiles of queries
 _SHORT = (5, 1, 3, 17, 33, 65)
 _FEW = (5, 1, 17, 33)
 _BLOCKS = (64, 5, 130, 1)  # whole tiles of 64 keys, and others
-_IN_TRITON: dict[str, Any] = {
-    "environment": {"TRITON_INTERPRET": "1"},
-    "dtypes": ("float32",),
-    "sizes": {**_SMALL, "T": _LENGTHS, "S": _LENGTHS},
-    "timeout": 60.0,
-}
-"""Variables with which a Triton kernel runs without a GPU, and sizes that take minutes."""
-_ON_CUDA: dict[str, Any] = {
-    "dtypes": (),
-    "device": "cuda",
-    "sizes": {"D": (64, 32, 128), "E": (64, 32, 128)},
-}
+_ONE_STEP = {"B": (2,), "H": (4,), "K": (2,), "T": (1,), "S": (13, 32), "P": (16,)}
+_FLOAT32: dict[str, Any] = {"dtypes": ("float32",)}
 
-_ON_PAGES: dict[str, Any] = {**_ON_CUDA, "sizes": {**_ON_CUDA["sizes"], "P": (16,)}}
+
+def _in_triton(**sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Return variables with which a kernel runs without a GPU, and sizes that take minutes."""
+    variables = {"TRITON_INTERPRET": "1"}
+    return {"environment": variables, "sizes": _SMALL | sizes, "timeout": 60.0, **_FLOAT32}
+
+
+def _on_cuda(pip: str = "", **sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Return the words of a target that needs a GPU, with sizes of heads that kernels have."""
+    heads = {"D": (64, 32, 128), "E": (64, 32, 128)}
+    pips = {"pip": (pip,)} if pip else {}
+    return {"dtypes": (), "device": "cuda", "sizes": heads | sizes, **pips}
+
+
 _NPATTN = (
-    _row(
-        "numpy.flash",
-        ".numpy:flash",
-        "npattn",
-        "online softmax in float32 with backward, shipped with npattn",
-        backward="flash_backward",
-        needs=(),
-    ),
-    _row(
-        "numpy.naive",
-        ".numpy:naive",
-        "npattn",
-        "the textbook ten lines, shipped with npattn: what everybody writes first",
-        needs=(),
-    ),
-)
+    _row("numpy.flash", ".numpy:flash",
+         "online softmax in float32 with backward, shipped with npattn", like="npattn",
+         backward="flash_backward", needs=()),
+    _row("numpy.naive", ".numpy:naive",
+         "the textbook ten lines, shipped with npattn: what everybody writes first", like="npattn",
+         needs=()),
+)  # fmt: skip
+_SDPA = "torch.nn.functional.scaled_dot_product_attention, as a user calls it"
 _TORCH = (
-    _row(
-        "torch.sdpa",
-        ".torch:sdpa",
-        "torch.sdpa",
-        "torch.nn.functional.scaled_dot_product_attention, as a user calls it",
+    _row("torch.sdpa", ".torch:sdpa", _SDPA),
+    *(
+        _row(
+            f"torch.sdpa-{name}",
+            f".torch:sdpa_{name}",
+            f"the same, held to its {backend} backend",
+            like="torch.sdpa",
+        )
+        for name, backend in (("math", "MATH"), ("flash", "FLASH_ATTENTION"))
     ),
-    _row("torch.sdpa-math", ".torch:sdpa_math", "torch.sdpa", "the same, held to its MATH backend"),
-    _row(
-        "torch.sdpa-flash",
-        ".torch:sdpa_flash",
-        "torch.sdpa",
-        "the same, held to its FLASH_ATTENTION backend",
-    ),
-    _drop_in("torch.nested", ".torch_modules:nested_sdpa", "torch.nested"),
-    _drop_in("torch.mha", ".torch:mha", "torch.mha"),
-    _drop_in("torch.mha-sdpa", ".torch:mha_sdpa", "torch.mha-sdpa"),
-    _drop_in("torch.mha-fast", ".torch_modules:mha_fast", "torch.mha-fast"),
-    _drop_in("torch.flex", "torch.nn.attention.flex_attention:flex_attention", "flex"),
+    _drop_in("torch.nested", ".torch:nested_sdpa"),
+    _drop_in("torch.mha", ".torch:mha"),
+    _drop_in("torch.mha-sdpa", ".torch:mha_sdpa"),
+    _drop_in("torch.mha-fast", ".torch:mha_fast"),
+    _drop_in("torch.flex", "torch.nn.attention.flex_attention:flex_attention", like="flex"),
     _drop_in(
         "torch.flex-compiled",
-        ".torch_modules:flex_compiled",
-        "flex",
+        ".torch:flex_compiled",
         "the same by torch.compile, which compiles for every shape: few are asked",
+        like="flex",
         sizes={"B": (2,), "H": (2,), "K": (2,), "T": (16,), "S": (16, 64), "D": (16,), "E": (16,)},
         timeout=120.0,
     ),
-    _row(
-        "npattn.torch",
-        ".torch:npattn_torch",
-        "npattn",
-        "npattn.torch.forward: the oracle on tensors, judged as anything else",
-        needs=("torch",),
-    ),
-    _row(
-        "npattn.torch-fused",
-        ".torch:npattn_fused",
-        "npattn",
-        "npattn.torch with engine=\"fused\": PyTorch's kernels in npattn's terms",
-        needs=("torch",),
-    ),
-)
+    _row("npattn.torch", ".torch:npattn_torch",
+         "npattn.torch.forward: the oracle on tensors, judged as anything else", like="npattn",
+         needs=("torch",)),
+    _row("npattn.torch-fused", ".torch:npattn_fused",
+         "npattn.torch with engine=\"fused\": PyTorch's kernels in npattn's terms", like="npattn",
+         needs=("torch",)),
+)  # fmt: skip
+_LENGTHS_OF_JAX = {"B": (2,), "H": (2, 4), "K": (2,), "T": (5, 1), "S": (7, 5), "D": (8,)}
 _JAX = (
-    _drop_in("jax.nn", ".jax:attention", "jax.nn"),
-    _drop_in(
-        "jax.nn.lengths",
-        ".jax:attention",
-        "jax.nn.lengths",
-        sizes={"B": (2,), "H": (2, 4), "K": (2,), "T": (5, 1), "S": (7, 5), "D": (8,)},
-    ),
-    _drop_in("flax.linen", ".flax:linen_attention", "flax"),
-    _drop_in("flax.nnx", ".flax:nnx_attention", "flax.nnx"),
-    _drop_in("flax.nnx-weights", ".flax:nnx_weights", "flax.nnx-weights"),
-    _drop_in("haiku", ".haiku:attention", "haiku"),
-    _drop_in("equinox", ".equinox:attention", "equinox"),
+    _drop_in("jax.nn", ".jax:attention"),
+    _drop_in("jax.nn.lengths", ".jax:attention", sizes=_LENGTHS_OF_JAX),
+    _drop_in("flax.linen", ".flax:linen_attention", like="flax"),
+    _drop_in("flax.nnx", ".flax:nnx_attention"),
+    _drop_in("flax.nnx-weights", ".flax:nnx_weights"),
+    _drop_in("haiku", ".haiku:attention"),
+    _drop_in("equinox", ".equinox:attention"),
 )
+_OPERATOR = "operator Attention of ONNX"
+_BY_ONNX = "by its reference evaluator; forward only"
 _ONNX = (
-    _row(
-        "onnx.reference",
-        ".onnx:attention",
-        "onnx",
-        "operator Attention of ONNX, opset 25, by its reference evaluator; forward only",
+    _row("onnx.reference", ".onnx:attention", f"{_OPERATOR}, opset 25, {_BY_ONNX}", like="onnx"),
+    _row("onnxruntime", ".onnxruntime:attention",
+         "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only"),
+)  # fmt: skip
+_BACKENDS = (("numpy", "NumPy", ()), ("jax", "JAX", ("jax",)), ("torch", "PyTorch", ("torch",)))
+_KERAS = (
+    _drop_in("keras.numpy", ".keras:on_numpy", like="keras"),
+    _drop_in("keras.jax", ".keras:on_jax", needs=("keras", "jax")),
+    _drop_in("keras.torch", ".keras:on_torch", needs=("keras", "torch")),
+    *(
+        _drop_in(
+            f"keras.{name}-{backend}",
+            f".keras:{name}_{backend}",
+            f"{PROFILES[f'keras.{name}'].about}, on {label}",
+            like=f"keras.{name}",
+            needs=("keras", *also),
+        )
+        for name in ("attention", "mha")
+        for backend, label, also in _BACKENDS
     ),
-    _row(
-        "onnxruntime",
-        ".onnxruntime:attention",
-        "onnxruntime",
-        "operator Attention, opset 24, by ONNX Runtime on the CPU; forward only",
-    ),
+)  # fmt: skip
+_RELEASES = (
+    ("1.18", "1.18.0", "1.18"),
+    ("1.19", "1.19.0", "1.19"),
+    ("1.20", "1.20.1", "1.21"),
+    ("1.21", "1.21.0", "1.21"),
+    ("1.22", "1.22.0", "1.22"),
 )
-_ONNX_VERSIONS = (
-    ("1.18", "1.18.0", "onnx@1.18"),
-    ("1.19", "1.19.0", "onnx@1.19"),
-    ("1.20", "1.20.1", "onnx@1.21"),
-    ("1.21", "1.21.0", "onnx@1.21"),
-    ("1.22", "1.22.0", "onnx@1.22"),
-)
-"""Minor version, the release of it that is a target, and its profile."""
-
-
-def _of_onnx(version: str, release: str, profile: str) -> Target:
-    """Return the target of an earlier version of onnx, in an environment of its own."""
-    return _row(
-        f"onnx.reference@{version}",
-        ".onnx_versions:attention",
-        profile,
-        f"operator Attention of ONNX, opset 23, by the reference evaluator of {release}",
-        needs=("onnx",),
-        pip=(f"onnx=={release}",),
-    )
-
-
+"""Minor version of onnx, the release of it that is a target, and that of its profile."""
 _RUNTIMES = (
-    _row(
-        "onnx.body",
-        ".onnx_versions:body",
-        "onnx",
-        "the function body of operator Attention of ONNX, opset 23, by its evaluator",
+    _row("onnx.body", ".onnx:body",
+         "the function body of operator Attention of ONNX, opset 23, by its evaluator",
+         like="onnx"),
+    *(
+        _row(
+            f"onnx.reference@{version}",
+            ".onnx:attention_23",
+            f"{_OPERATOR}, opset 23, by the reference evaluator of {release}",
+            like=f"onnx@{profile}",
+            needs=("onnx",),
+            pip=(f"onnx=={release}",),
+        )
+        for version, release, profile in _RELEASES
     ),
-    *(_of_onnx(*row) for row in _ONNX_VERSIONS),
-    _drop_in(
-        "onnxruntime.mha",
-        ".onnxruntime_contrib:mha",
-        "onnxruntime.mha",
-        pip=("onnx", "onnxruntime"),
-    ),
-    _row(
-        "onnxruntime.gqa",
-        ".onnxruntime_contrib:gqa",
-        "onnxruntime.gqa",
-        pip=("onnx", "onnxruntime"),
-    ),
-    _drop_in("openvino", ".openvino:attention", "openvino", pip=("openvino",)),
-    _drop_in(
-        "keras.openvino",
-        ".keras_others:attention",
-        "keras.openvino",
-        needs=("keras", "openvino"),
-        pip=("keras", "openvino", "scipy"),
-        environment={"KERAS_BACKEND": "openvino"},
-    ),
-    _drop_in(
-        "keras.tensorflow",
-        ".keras_others:attention",
-        "keras.tensorflow",
-        backward="tensorflow_backward",
-        needs=("keras", "tensorflow"),
-        pip=("tensorflow-cpu",),
-        environment={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
-    ),
-    _drop_in(
-        "paddle",
-        ".paddle:attention",
-        "paddle",
-        backward="attention_backward",
-        pip=("paddlepaddle", "setuptools"),
-    ),
+    _drop_in("onnxruntime.mha", ".onnxruntime:mha", pip=("onnx", "onnxruntime")),
+    _row("onnxruntime.gqa", ".onnxruntime:gqa", pip=("onnx", "onnxruntime")),
+    _drop_in("openvino", ".openvino:attention", pip=("openvino",)),
+    _drop_in("keras.openvino", ".keras_others:attention", needs=("keras", "openvino"),
+             pip=("keras", "openvino", "scipy"), environment={"KERAS_BACKEND": "openvino"}),
+    _drop_in("keras.tensorflow", ".keras_others:attention", backward="tensorflow_backward",
+             needs=("keras", "tensorflow"), pip=("tensorflow-cpu",),
+             environment={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}),
+    _drop_in("paddle", ".paddle:attention", backward="attention_backward",
+             pip=("paddlepaddle", "setuptools")),
     _drop_in(
         "tinygrad",
         ".tinygrad:attention",
-        "tinygrad",
         backward="attention_backward",
         pip=("tinygrad",),
         environment={"DEV": "PYTHON", "PARALLEL": "0"},
@@ -247,271 +187,129 @@ _RUNTIMES = (
         sizes={"B": (2,), "H": (2,), "D": (2,), "E": (2,), "T": (3, 1), "S": (4, 3)},
         timeout=60.0,
     ),
-    _drop_in(
-        "ggml.flash",
-        ".ggml:flash",
-        "ggml",
-        needs=("xllamacpp",),
-        pip=("xllamacpp",),
-        dtypes=("float32",),
-    ),
-    _drop_in("ncnn", ".ncnn:attention", "ncnn", pip=("ncnn",), dtypes=("float32",)),
-)
-_KERAS = (
-    _drop_in("keras.numpy", ".keras:on_numpy", "keras"),
-    _drop_in("keras.jax", ".keras:on_jax", "keras.jax", needs=("keras", "jax")),
-    _drop_in("keras.torch", ".keras:on_torch", "keras.torch", needs=("keras", "torch")),
-    *(
-        _drop_in(
-            f"keras.{name}-{backend}",
-            f".keras:{name}_{backend}",
-            f"keras.{name}",
-            f"{PROFILES[f'keras.{name}'].about}, on {label}",
-            needs=("keras", *also),
-        )
-        for name in ("attention", "mha")
-        for backend, label, also in (
-            ("numpy", "NumPy", ()),
-            ("jax", "JAX", ("jax",)),
-            ("torch", "PyTorch", ("torch",)),
-        )
-    ),
-)
-_OTHERS = (_drop_in("mlx", ".mlx:attention", "mlx"),)
+    _drop_in("ggml.flash", ".ggml:flash", like="ggml", needs=("xllamacpp",), pip=("xllamacpp",),
+             **_FLOAT32),
+    _drop_in("ncnn", ".ncnn:attention", pip=("ncnn",), **_FLOAT32),
+)  # fmt: skip
+
+
+def _of_numpy(name: str, pip: tuple[str, ...], **more: Any) -> Target:
+    """Return the target of a layer in NumPy alone, which has a backward."""
+    return _drop_in(name, f".numpy_public:{name}", backward=f"{name}_backward", pip=pip, **more)
+
+
 _PUBLIC = (
-    _drop_in(
-        "numpy_ml",
-        ".numpy_public:numpy_ml",
-        "numpy_ml",
-        backward="numpy_ml_backward",
-        pip=("numpy-ml",),
-        sizes={"T": _SHORT, "S": _SHORT},  # its backward has S × S numbers for every row
-    ),
-    _drop_in(
-        "neuralnetlib",
-        ".numpy_public:neuralnetlib",
-        "neuralnetlib",
-        backward="neuralnetlib_backward",
-        pip=("neuralnetlib",),
-    ),
-    _drop_in(
+    # Its backward has S × S numbers for every row.
+    _of_numpy("numpy_ml", ("numpy-ml",), sizes={"T": _SHORT, "S": _SHORT}),
+    _of_numpy("neuralnetlib", ("neuralnetlib",)),
+    _of_numpy(
         "neuralnetworknumpy",
-        ".numpy_public:neuralnetworknumpy",
-        "neuralnetworknumpy",
-        backward="neuralnetworknumpy_backward",
+        ("neuralnetworknumpy", "regex"),
         needs=("neuralnetworknumpy", "regex"),  # it imports regex, and does not ask for it
-        pip=("neuralnetworknumpy", "regex"),
     ),
-    _drop_in(
-        "picogpt",
-        ".numpy_public:picogpt",
-        "picogpt",
-        needs=("gpt2",),
-        install="clone the repository jaymody/picoGPT and put it on PYTHONPATH",
-    ),
-)
+    _drop_in("picogpt", ".numpy_public:picogpt", needs=("gpt2",),
+             install="clone the repository jaymody/picoGPT and put it on PYTHONPATH"),
+)  # fmt: skip
+
+
+def _pallas(name: str, about: str, make: Callable[..., Target] = _row, **more: Any) -> Target:
+    """Return the target of a kernel of JAX, interpreted, in float32."""
+    more = {"needs": ("jax",), "project": "jax", **_FLOAT32, **more}
+    return make(f"pallas.{name}", f".pallas:{name.replace('-', '_')}", about, **more)
+
+
+_GPUS, _TPUS = (f"JAX's Pallas kernels for {device}, interpreted" for device in ("GPUs", "TPUs"))
 _INTERPRETED = (
-    _row(
-        "fla.parallel",
-        ".fla:parallel",
-        "fla.parallel",
-        "fla.ops.attn.parallel_attn, a Triton kernel, in Triton's interpreter",
-        **_IN_TRITON | {"sizes": {**_SMALL, "T": _FEW, "S": _FEW}},
-    ),
-    _row(
-        "fla.decoding",
-        ".fla:decoding",
-        "fla.decoding",
-        "one step of decoding by fla, a Triton kernel, in Triton's interpreter; forward only",
-        **_IN_TRITON | {"sizes": {**_SMALL, "T": (1,), "S": _LENGTHS}},
-    ),
+    _row("fla.parallel", ".fla:parallel",
+         "fla.ops.attn.parallel_attn, a Triton kernel, in Triton's interpreter",
+         **_in_triton(T=_FEW, S=_FEW)),
+    _row("fla.decoding", ".fla:decoding",
+         "one step of decoding by fla, a Triton kernel, in Triton's interpreter; forward only",
+         **_in_triton(T=(1,), S=_LENGTHS)),
     _drop_in(
         "sageattention",
         ".sageattention:sageattn",
-        "sageattention",
         "sageattn of SageAttention 1, int8, a Triton kernel in Triton's interpreter; forward only",
         rounding="int8",
-        **_IN_TRITON | {"sizes": {**_SMALL, "T": _BLOCKS, "S": _BLOCKS, "D": (64,), "E": (64,)}},
+        **_in_triton(T=_BLOCKS, S=_BLOCKS, D=(64,), E=(64,)),
     ),
-    _row(
-        "pallas.gpu",
-        ".pallas:gpu",
-        "pallas.gpu",
-        "mha of JAX's Pallas kernels for GPUs, interpreted",
-        needs=("jax",),
-        project="jax",
-        dtypes=("float32",),
+    _pallas(
+        "gpu",
+        f"mha of {_GPUS}",
         # Its backward takes as many blocks of keys as of queries, of 64: one.
         sizes={"B": (1, 2), "H": (2, 1), "T": (16, 64, 5), "S": (64, 16, 33), "D": (16, 64)},
     ),
-    _row(
-        "pallas.gpu-decode",
-        ".pallas:gpu_decode",
-        "pallas.gpu-decode",
-        "gqa of JAX's Pallas kernels for GPUs, one step of decoding, interpreted; forward only",
-        needs=("jax",),
-        project="jax",
-        dtypes=("float32",),
-        sizes={"T": (1,), "S": (32, 64, 512)},
-    ),
-    _drop_in(
-        "pallas.gpu-paged",
-        ".pallas:gpu_paged",
-        "pallas.gpu-paged",
-        "paged_attention of JAX's Pallas kernels for GPUs, interpreted; forward only",
-        needs=("jax",),
-        project="jax",
-        dtypes=("float32",),
-        sizes={"B": (2,), "H": (4,), "K": (2,), "T": (1,), "S": (13, 32), "D": (16,), "P": (16,)},
-        timeout=120.0,
-    ),
-    _row(
-        "pallas.tpu-flash",
-        ".pallas:tpu_flash",
-        "pallas.tpu-flash",
-        "flash_attention of JAX's Pallas kernels for TPUs, interpreted",
-        needs=("jax",),
-        project="jax",
-        dtypes=("float32",),
-        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,)},
-        timeout=120.0,
-    ),
-    _row(
-        "pallas.tpu-splash",
-        ".pallas:tpu_splash",
-        "pallas.tpu-splash",
-        "splash attention of JAX's Pallas kernels for TPUs, interpreted",
-        needs=("jax",),
-        project="jax",
-        dtypes=("float32",),
-        sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,), "E": (16,)},
-        timeout=120.0,
-    ),
-    _drop_in(
-        "pallas.tpu-paged",
-        ".pallas:tpu_paged",
-        "pallas.tpu-paged",
-        "paged_attention of JAX's Pallas kernels for TPUs, interpreted: k and v in bfloat16",
-        needs=("jax",),
-        project="jax",
+    _pallas("gpu-decode",
+            "gqa of JAX's Pallas kernels for GPUs, one step of decoding, interpreted; forward only",
+            sizes={"T": (1,), "S": (32, 64, 512)}),
+    _pallas("gpu-paged", f"paged_attention of {_GPUS}; forward only", _drop_in,
+            sizes=_ONE_STEP | {"D": (16,)}, timeout=120.0),
+    _pallas("tpu-flash", f"flash_attention of {_TPUS}",
+            sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,)}, timeout=120.0),
+    _pallas("tpu-splash", f"splash attention of {_TPUS}",
+            sizes={"B": (1,), "H": (2,), "T": (128,), "S": (128,), "D": (16,), "E": (16,)},
+            timeout=120.0),
+    _pallas(
+        "tpu-paged",
+        f"paged_attention of {_TPUS}: k and v in bfloat16",
+        _drop_in,
         dtypes=("bfloat16",),  # it rounds float32 to it
-        sizes={"B": (2,), "H": (4,), "K": (2,), "T": (1,), "S": (13, 32), "D": (128,), "P": (16,)},
+        sizes=_ONE_STEP | {"D": (128,)},
         timeout=120.0,
     ),
-)
+)  # fmt: skip
+_FLASH = {
+    "flash_attn": "flash_attn",
+    "flash_attn.varlen": "flash_attn_varlen",
+    "flash_attn.qkvpacked": "flash_attn_qkvpacked",
+    "flash_attn.kvpacked": "flash_attn_kvpacked",
+    "flash_attn.varlen-qkvpacked": "flash_attn_varlen_qkvpacked",
+}
+"""Functions of flash-attn, by target: each is called as its profile."""
 _CUDA = (
-    _drop_in(
-        "flash_attn",
-        "flash_attn:flash_attn_func",
-        "flash_attn",
-        pip=("flash-attn",),
-        **_ON_CUDA,
+    *(
+        _drop_in(name, f"flash_attn:{function}_func", like=function, **_on_cuda("flash-attn"))
+        for name, function in _FLASH.items()
     ),
-    _drop_in(
-        "flash_attn.varlen",
-        "flash_attn:flash_attn_varlen_func",
-        "flash_attn_varlen",
-        pip=("flash-attn",),
-        **_ON_CUDA,
-    ),
+    _drop_in("flash_attn.kvcache", "flash_attn:flash_attn_with_kvcache",
+             like="flash_attn_with_kvcache", **_on_cuda("flash-attn", P=(256,))),
+    _drop_in("vllm.paged", "vllm.vllm_flash_attn:flash_attn_varlen_func",
+             **_on_cuda("vllm", P=(16,))),
+    _drop_in("flash_attn_3", "flash_attn_interface:flash_attn_func", like="flash_attn@3",
+             needs=("flash_attn_interface",),
+             install="build hopper/ of the repository flash-attention", **_on_cuda()),
+    _drop_in("flash_attn_4", "flash_attn.cute:flash_attn_func", like="flash_attn@4",
+             needs=("flash_attn.cute",), **_on_cuda("flash-attn-4")),
+    _drop_in("xformers", "xformers.ops:memory_efficient_attention", **_on_cuda("xformers")),
+    _row("torch.sdpa-cudnn", ".torch:sdpa_cudnn", "torch.sdpa, held to its CUDNN_ATTENTION backend",
+         like="torch.sdpa", **_on_cuda() | {"sizes": {}}),
+    _row("flashinfer", ".cuda:flashinfer", "flashinfer.single_prefill_with_kv_cache; forward only",
+         **_on_cuda("flashinfer-python")),
+    _drop_in("flashinfer.paged", ".cuda:flashinfer_paged",
+             **_on_cuda("flashinfer-python", P=(16,))),
+    _row("transformer_engine", ".cuda:transformer_engine",
+         **_on_cuda("transformer-engine[pytorch]") | {"sizes": {}}),
+    _row("thunderkittens", ".cuda:thunderkittens", needs=("_C",),
+         install="build kernels/attention/mha_h100 of the repository ThunderKittens",
+         **_on_cuda(T=(64, 128, 256), S=(64, 128, 256), D=(64, 128), E=(64, 128))),
+)  # fmt: skip
+_TRANSFORMERS = (
     *(
         _drop_in(
-            f"flash_attn.{name.replace('_', '-')}",
-            f"flash_attn:flash_attn_{name}_func",
-            f"flash_attn_{name}",
-            pip=("flash-attn",),
-            **_ON_CUDA,
+            f"transformers.{name}",
+            f"transformers.models.{name}.modeling_{name}:eager_attention_forward",
+            f"eager_attention_forward of Hugging Face's {name}",
+            like="transformers",
         )
-        for name in ("qkvpacked", "kvpacked", "varlen_qkvpacked")
+        for name in MODELS
     ),
-    _drop_in(
-        "flash_attn.kvcache",
-        "flash_attn:flash_attn_with_kvcache",
-        "flash_attn_with_kvcache",
-        pip=("flash-attn",),
-        **_ON_PAGES | {"sizes": {**_ON_CUDA["sizes"], "P": (256,)}},
-    ),
-    _drop_in(
-        "vllm.paged",
-        "vllm.vllm_flash_attn:flash_attn_varlen_func",
-        "vllm.paged",
-        pip=("vllm",),
-        **_ON_PAGES,
-    ),
-    _drop_in(
-        "flash_attn_3",
-        "flash_attn_interface:flash_attn_func",
-        "flash_attn@3",
-        needs=("flash_attn_interface",),
-        install="build hopper/ of the repository flash-attention",
-        **_ON_CUDA,
-    ),
-    _drop_in(
-        "flash_attn_4",
-        "flash_attn.cute:flash_attn_func",
-        "flash_attn@4",
-        needs=("flash_attn.cute",),
-        pip=("flash-attn-4",),
-        **_ON_CUDA,
-    ),
-    _drop_in(
-        "xformers",
-        "xformers.ops:memory_efficient_attention",
-        "xformers",
-        pip=("xformers",),
-        **_ON_CUDA,
-    ),
-    _row(
-        "torch.sdpa-cudnn",
-        ".cuda:sdpa_cudnn",
-        "torch.sdpa",
-        "torch.sdpa, held to its CUDNN_ATTENTION backend",
-        device="cuda",
-        dtypes=(),
-    ),
-    _row(
-        "flashinfer",
-        ".cuda:flashinfer",
-        "flashinfer",
-        "flashinfer.single_prefill_with_kv_cache; forward only",
-        pip=("flashinfer-python",),
-        **_ON_CUDA,
-    ),
-    _drop_in(
-        "flashinfer.paged",
-        ".cuda:flashinfer_paged",
-        "flashinfer.paged",
-        pip=("flashinfer-python",),
-        **_ON_PAGES,
-    ),
-    _row(
-        "transformer_engine",
-        ".cuda:transformer_engine",
-        "transformer_engine",
-        pip=("transformer-engine[pytorch]",),
-        device="cuda",
-        dtypes=(),
-    ),
-    _row(
-        "thunderkittens",
-        ".cuda:thunderkittens",
-        "thunderkittens",
-        needs=("_C",),
-        install="build kernels/attention/mha_h100 of the repository ThunderKittens",
-        device="cuda",
-        dtypes=(),
-        sizes={"T": (64, 128, 256), "S": (64, 128, 256), "D": (64, 128), "E": (64, 128)},
-    ),
-)
-_TRANSFORMERS = (
-    *map(_of_model, MODELS),
     *(
-        _drop_in(f"transformers.{name}", f".transformers:{name}", f"transformers.{name}")
+        _drop_in(f"transformers.{name}", f".transformers:{name}")
         for name in ("gpt_oss", "bloom", "falcon", "sdpa")
     ),
 )
 
-_CPU = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES, *_OTHERS, *_PUBLIC, *_INTERPRETED)
-_ALL = (*_CPU, *_CUDA, *_TRANSFORMERS)
+_CPU = (*_NPATTN, *_TORCH, *_JAX, *_ONNX, *_KERAS, *_RUNTIMES)
+_ALL = (*_CPU, _drop_in("mlx", ".mlx:attention"), *_PUBLIC, *_INTERPRETED, *_CUDA, *_TRANSFORMERS)
 TARGETS = {target.name: target for target in _ALL}
 """The known targets, by name."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from npattn.arrays import Array
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
-    from tinygrad import Tensor  # type: ignore[import-not-found, unused-ignore]
-except ImportError as err:
-    raise MissingExtraError(
-        "the target tinygrad needs tinygrad; npattn itself does not: pip install tinygrad"
-    ) from err
+with optional_import("the target tinygrad needs", "tinygrad"):
+    from tinygrad import Tensor
 
 __all__ = ["attention", "attention_backward"]
 

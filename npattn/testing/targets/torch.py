@@ -1,21 +1,24 @@
-"""Attention functions of torch as targets."""
+"""Attention of torch as targets: its functions, fast paths, ragged batches, compiled code."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
+from npattn.testing.targets.wrapping import rename
 
-try:
+with optional_import("torch targets need", "torch", "torch"):
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
-except ImportError as err:
-    raise MissingExtraError(
-        "torch targets need torch; npattn itself does not: pip install 'npattn[torch]'"
-    ) from err
 
-__all__ = ["mha", "mha_sdpa", "npattn_fused", "npattn_torch", "sdpa", "sdpa_flash", "sdpa_math"]
+__all__ = [
+    *("flex_compiled", "mha", "mha_fast", "mha_sdpa", "nested_sdpa"),
+    *("npattn_fused", "npattn_torch", "sdpa", "sdpa_cudnn", "sdpa_flash", "sdpa_math"),
+]
+
+MOST_FEATURES = 4096  # the projections of mha_fast have three times the square of them
 
 
 def sdpa(
@@ -46,19 +49,19 @@ def sdpa(
     )
 
 
-def sdpa_math(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    *,
-    causal: bool = False,
-    bias: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """Call `sdpa` with the MATH backend."""
-    with sdpa_kernel(SDPBackend.MATH):
-        return sdpa(q, k, v, mask, causal=causal, bias=bias, scale=scale)
+def _held_to(backend: SDPBackend, name: str) -> Any:
+    """Return `sdpa` with one backend alone."""
+
+    @functools.wraps(sdpa)
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return sdpa(*args, **kwargs)
+
+    return rename(call, name)
+
+
+sdpa_math = _held_to(SDPBackend.MATH, "sdpa_math")
+sdpa_cudnn = _held_to(SDPBackend.CUDNN_ATTENTION, "sdpa_cudnn")
 
 
 def sdpa_flash(
@@ -135,6 +138,109 @@ def _multihead(
     return (o, p) if return_weights else o
 
 
+def mha_fast(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    return_weights: bool = False,
+) -> Any:
+    """Call ``torch.nn.MultiheadAttention`` on its fast path, which is for inference.
+
+    That takes one tensor for query, key and value, and an even number of heads. So the features of
+    a head are (q, k, v, 0), four times D, of which the projections pick one: they hold zeros, ones,
+    and twos for q, because the scale is half of 1/√D. All that is exact for numbers.
+    """
+    if query.ndim != 4 or not query.shape == key.shape == value.shape:
+        raise ValueError("query, key and value must be (B, H, T, D), of one shape")
+    B, H, T, D = query.shape
+    heads = H + H % 2
+    size = 4 * D * heads
+    if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] != 1:
+        raise ValueError("attn_mask must be one for all heads: NaN of a head goes to all here")
+    if not 0 < size <= MOST_FEATURES:
+        raise ValueError(f"H and D give {size} features, more than are asked of it here, or none")
+    module = torch.nn.MultiheadAttention(size, heads, batch_first=True, dtype=query.dtype).eval()
+    same = torch.eye(size, dtype=query.dtype).view(heads, 4, D, heads, 4, D)
+    with torch.no_grad():
+        picks = [torch.zeros_like(same) for _ in range(3)]
+        for i, (pick, factor) in enumerate(zip(picks, (2, 1, 1), strict=True)):
+            pick[:, 0] = factor * same[:, i]  # its first D of 4 D features
+        module.in_proj_weight.copy_(torch.stack(picks).view(3 * size, size))
+        module.out_proj.weight.copy_(same.view(size, size))
+        x = query.new_zeros(B, T, heads, 4, D)
+        x[:, :, :H, :3] = torch.stack((query, key, value), 3).transpose(1, 2)
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(B, heads, T, T).flatten(0, 1)
+        x = x.flatten(2)
+        o, p = module(
+            *(x, x, x),
+            attn_mask=attn_mask,
+            need_weights=return_weights,
+            average_attn_weights=False,
+        )
+    o = o.view(B, T, heads, 4, D)[:, :, :H, 0].transpose(1, 2)
+    return (o, p[:, :H]) if return_weights else o
+
+
+def nested_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call ``scaled_dot_product_attention`` on ragged batches of the keys that the mask leaves."""
+    if query.ndim != 4:
+        raise ValueError(f"query must have 4 axes here, got {query.ndim}")
+    B, S = key.shape[0], key.shape[2]
+    keys = [slice(None)] * B if mask is None else _visible_keys(mask, B, S)
+    ragged = (_nest(query, [slice(None)] * B), _nest(key, keys), _nest(value, keys))
+    o = scaled_dot_product_attention(*ragged, scale=scale)
+    return torch.stack([one.transpose(0, 1) for one in o.transpose(1, 2).unbind()])
+
+
+def _visible_keys(mask: torch.Tensor, B: int, S: int) -> list[Any]:
+    """Return the visible keys of each sequence.
+
+    Raises
+    ------
+    ValueError
+        If they differ between heads or queries.
+    """
+    if mask.ndim != 4 or mask.shape[1:3] != (1, 1):
+        raise ValueError("a ragged batch has the same keys for all heads and queries of a sequence")
+    return [*mask.expand(B, 1, 1, S)[:, 0, 0]]
+
+
+def _nest(x: torch.Tensor, positions: list[Any]) -> torch.Tensor:
+    """Return some positions of each sequence of x (B, H, T, D) as a nested tensor."""
+    sequences = [one[:, chosen].transpose(0, 1) for one, chosen in zip(x, positions, strict=True)]
+    nested: torch.Tensor = torch.nested.as_nested_tensor(sequences, layout=torch.jagged)
+    return nested.transpose(1, 2)
+
+
+@functools.cache
+def _compile() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention  # slow to load
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex_compiled(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Call ``torch.compile(flex_attention)``, which compiles for every shape."""
+    return _compile()(query, key, value, score_mod=score_mod, scale=scale, enable_gqa=enable_gqa)
+
+
 def npattn_torch(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -155,21 +261,10 @@ def npattn_torch(
     """Call `npattn.torch.forward` and round out to the dtype of q."""
     from npattn.torch import forward
 
-    fwd = forward(
-        q,
-        k,
-        v,
-        mask,
-        causal="bottom_right" if causal else False,
-        window=window,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        sinks=sinks,
-        dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-    )
+    options: dict[str, Any] = {"window": window, "bias": bias, "scale": scale, "softcap": softcap}
+    options |= {"score_mod": score_mod, "sinks": sinks, "dropout_mask": dropout_mask}
+    options |= {"causal": "bottom_right" if causal else False, "dropout_rate": dropout_rate}
+    fwd = forward(q, k, v, mask, **options)
     out: Any = fwd.out
     return (out.to(q.dtype), fwd.lse) if return_lse else out.to(q.dtype)
 
@@ -188,14 +283,5 @@ def npattn_fused(
     """Call ``npattn.torch.attention(engine="fused")`` with the options that every device has."""
     from npattn.torch import attention
 
-    return attention(
-        q,
-        k,
-        v,
-        mask,
-        causal="bottom_right" if causal else False,
-        window=window,
-        bias=bias,
-        scale=scale,
-        engine="fused",
-    )
+    options: dict[str, Any] = {"window": window, "bias": bias, "scale": scale, "engine": "fused"}
+    return attention(q, k, v, mask, causal="bottom_right" if causal else False, **options)

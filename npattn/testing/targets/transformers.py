@@ -5,32 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
+with optional_import("transformers targets need", "transformers and torch", "transformers"):
     import torch
-    from transformers import (  # type: ignore[import-not-found, unused-ignore]
-        BloomConfig,
-        DynamicCache,
-        FalconConfig,
-    )
-    from transformers.integrations.sdpa_attention import (  # type: ignore[import-not-found, unused-ignore]
-        sdpa_attention_forward,
-    )
-    from transformers.models.bloom.modeling_bloom import (  # type: ignore[import-not-found, unused-ignore]
-        BloomAttention,
-    )
-    from transformers.models.falcon.modeling_falcon import (  # type: ignore[import-not-found, unused-ignore]
-        FalconAttention,
-    )
-    from transformers.models.gpt_oss.modeling_gpt_oss import (  # type: ignore[import-not-found, unused-ignore]
-        eager_attention_forward,
-    )
-except ImportError as err:
-    raise MissingExtraError(
-        "transformers targets need transformers and torch; npattn itself does not: "
-        "pip install 'npattn[transformers]'"
-    ) from err
+    from transformers import BloomConfig, DynamicCache, FalconConfig
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.bloom.modeling_bloom import BloomAttention
+    from transformers.models.falcon.modeling_falcon import FalconAttention
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 __all__ = ["bloom", "falcon", "gpt_oss", "sdpa"]
 

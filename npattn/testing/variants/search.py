@@ -6,16 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import optional_import
 
-try:
+with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
     from hypothesis import HealthCheck, Phase, given, seed, settings
     from hypothesis import strategies as st
-except ImportError as err:
-    raise MissingExtraError(
-        "npattn.testing needs hypothesis, rich and click; npattn itself does not: "
-        "pip install 'npattn[check]'"
-    ) from err
 
 __all__ = ["search"]
 

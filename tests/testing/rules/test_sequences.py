@@ -113,7 +113,7 @@ def test_the_cache_after_the_call_is_compared(mistake):
 def test_onnxruntime_grows_a_cache_as_the_judge_reads_it():
     """Its GroupQueryAttention turns, appends and attends; the cache is copied back in place."""
     pytest.importorskip("onnxruntime")
-    from npattn.testing.targets.onnxruntime_contrib import GQA_INPUTS, _session
+    from npattn.testing.targets.onnxruntime import GQA_INPUTS, _session
 
     turned = []
 

@@ -565,14 +565,14 @@ def test_thunderkittens_agrees_in_bfloat16(libraries, causal):
 
 
 def test_cudnn_is_asked_by_its_backend(monkeypatch):
-    from npattn.testing.targets import cuda
+    from npattn.testing.targets import torch as targets
 
     def enabled(*_, **options):
-        assert options == {"causal": True, "bias": None, "scale": None}
+        assert options == {"causal": True}
         return torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
 
-    monkeypatch.setattr(cuda, "sdpa", enabled)
-    assert cuda.sdpa_cudnn(*torch.ones(3, 1, 1, 2, 2), causal=True) == (False, True)
+    monkeypatch.setattr(targets, "sdpa", enabled)
+    assert targets.sdpa_cudnn(*torch.ones(3, 1, 1, 2, 2), causal=True) == (False, True)
 
 
 @pytest.mark.parametrize("name", CUDA)

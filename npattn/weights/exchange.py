@@ -1,4 +1,4 @@
-"""Shared by the importers: arrays to the bit, kernels with an axis of heads, refusals."""
+"""Shared by importers and exporters: arrays to the bit, an axis of heads, what has no place."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ import inspect
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.arrays import Array, cast
 from npattn.checks import read_floating
-from npattn.errors import DtypeError, MissingExtraError, OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError, ShapeError, optional_import
 from npattn.multihead import MultiHeadAttention
 
 __all__ = [
-    "check_kind",
-    "check_names",
-    "dropout_error",
-    "from_kernels",
-    "join_names",
-    "loaded_package",
-    "missing",
-    "optional",
-    "read",
-    "refuse",
-    "torch_bits",
-    "transpose",
+    *("DTYPES", "check_fits", "check_held", "check_kind", "check_names", "dropout_error"),
+    *("from_kernels", "heads_apart", "join_names", "loaded_package", "needed_by", "optional"),
+    *("read", "read_parameters", "refuse", "torch_bits", "transpose"),
 ]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Dtypes that files and frameworks hold, by their name in safetensors."""
+BIASES = ("bq", "bk", "bv", "bo")
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read(name: str, value: Any) -> Array:
@@ -101,16 +104,15 @@ def loaded_package(package: str, function: str) -> Any:
     module = sys.modules.get(package)
     if module is not None:
         return module
-    if importlib.util.find_spec(package) is None:
-        raise missing(function, package, package)
+    with needed_by(function, package):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(package)
     raise OptionError(f"{function} takes an object of {package}, which is not imported")
 
 
-def missing(function: str, package: str, extra: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"npattn.weights.{function} needs {package}; npattn itself does not: "
-        f"pip install 'npattn[{extra}]'"
-    )
+def needed_by(function: str, package: str, extra: str = "") -> AbstractContextManager[None]:
+    """Return the context in which a function of this package imports another one."""
+    return optional_import(f"npattn.weights.{function} needs", package, extra or package)
 
 
 def _kind(value: Any) -> str:
@@ -162,3 +164,89 @@ def dropout_error(name: str, rate: float, state: str, cure: str) -> OptionError:
 
 def join_names(names: Iterable[Any]) -> str:
     return ", ".join(sorted(map(str, names)))
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def check_fits(
+    function: str,
+    mha: MultiHeadAttention,
+    *own: tuple[bool, str],
+    shares_heads: bool = False,
+    separate_biases: bool = False,
+    value_size: bool = False,
+    norms: bool = False,
+) -> None:
+    """Raise OptionError at the first part of `mha` that a framework has no place for.
+
+    The keywords say what it has a place for; `own` are further conditions, with their messages.
+    """
+    H, K, D, E = mha.num_heads, mha.num_kv_heads, mha.head_size, mha.value_size
+    some = len({getattr(mha, name) is None for name in BIASES}) > 1
+    checks = (
+        (mha.wo is None, "wo is None; the heads are always projected there"),
+        (mha.bias_k is not None, "got bias_k and bias_v; no keys are appended there"),
+        (bool(mha.add_zero_attn), "add_zero_attn is True; no keys are appended there"),
+        (mha.merge != "concat", f'merge is {mha.merge!r}, must be "concat"'),
+        (mha.wg is not None, "got wg, must be None: no gate is written there"),
+        (K != H and not shares_heads,
+         f"num_kv_heads is {K}, must be {H} as num_heads: none are shared there (mha.unshared())"),
+        (E != D and not value_size,
+         f"heads of values have size {E}, must be {D} as those of queries"),
+        (some and not separate_biases,
+         "got some of bq, bk, bv, bo; all or none are there (a missing one can be zeros)"),
+        (mha.qk_norm is not None and not norms,
+         f"qk_norm is {mha.qk_norm!r}, must be None: heads are not normalised there"),
+        (0 in (D, E), f"heads have sizes {D} and {E}, must be 1 or more"),
+        *own,
+    )  # fmt: skip
+    for wrong, message in checks:
+        if wrong:
+            raise OptionError(f"{message} [{function} of {mha!r}]")
+
+
+def read_parameters(function: str, mha: MultiHeadAttention, dtype: Any) -> dict[str, Array]:
+    """Return copies of all parameters in one dtype: their own, or this one, rounded once."""
+    names = sorted({x.dtype.name for x in mha.parameters.values()})
+    if dtype is None and len(names) > 1:
+        raise OptionError(f"parameters are {join_names(names)}, must be one: pass dtype=")
+    try:
+        wanted = np.dtype(names[0] if dtype is None else dtype)
+    except TypeError as err:
+        raise DtypeError(
+            f"dtype is {dtype!r}, must be one of {join_names(DTYPES.values())}"
+        ) from err
+    if wanted not in DTYPES.values():
+        raise DtypeError(f"dtype is {wanted}, must be one of {join_names(DTYPES.values())}")
+    arrays = {}
+    for name, x in mha.parameters.items():
+        if x.dtype.kind == "c":
+            raise DtypeError(f"{name} is {x.dtype}, must be real")
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN stays NaN
+            arrays[name] = np.array(cast(x, wanted), order="C")
+            overflow = (np.isinf(arrays[name]) & ~np.isinf(x)).any()
+        if overflow:
+            raise OptionError(f"{name} has numbers beyond the range of {wanted} [{function}]")
+    return arrays
+
+
+def heads_apart(mha: MultiHeadAttention, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Give heads an axis: query (in_q, H, D), its bias (H, D), ..., out (H, E, out)."""
+    sizes = {"q": mha.head_size, "k": mha.head_size, "v": mha.value_size}
+    split = {}
+    for name, x in arrays.items():
+        if name in ("wq", "wk", "wv", "bq", "bk", "bv"):
+            x = x.reshape(*x.shape[:-1], -1, sizes[name[1]])
+        split[name] = x.reshape(-1, mha.value_size, x.shape[-1]) if name == "wo" else x
+    return split
+
+
+def check_held(function: str, held: Any, array: Array) -> None:
+    """Check that a framework holds an array in its dtype: JAX makes float64 float32."""
+    actual = str(held.dtype).removeprefix("torch.")
+    if actual != array.dtype.name:
+        raise OptionError(
+            f"a parameter is {array.dtype}, but {function} can only hold it as {actual}: pass "
+            f"dtype={actual!r}, or call jax.config.update('jax_enable_x64', True)"
+        )
