@@ -17,14 +17,18 @@ from click.testing import CliRunner
 import npattn
 from npattn import testing
 from npattn.cli import cli
-from npattn.commands.check import _everything
-from npattn.testing.rules import PROPERTIES
+from npattn.cli.check import _everything
+from npattn.profiles import PROFILES
+from npattn.testing.levels import LEVELS
+from npattn.testing.rules import PROPERTIES, RULES
 from npattn.testing.runner import rounds, search
+from npattn.testing.settings import GROUPS, CommandSettings, options
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import naive
 from npattn.zoo.correct import CORRECT
 
 FAST = ("--examples", "3")
+FINDINGS = Path(npattn.__file__).parent / "testing" / "rules" / "findings.json"
 MINE = """
 from npattn.testing.targets.numpy import flash, flash_backward
 
@@ -469,11 +473,23 @@ def test_expected_failures_that_are_no_toml_are_an_error(tmp_path):
     assert '"rule[dtype]" = "reason"' in output
 
 
-def test_list_names_every_target_and_every_rule():
-    output = run("list")
-    words = output.split()
-    assert set(TARGETS) <= set(words)
-    assert set(PROPERTIES) <= set(words)
+LISTS = {
+    "": {*TARGETS, "profiles,"},
+    "targets": TARGETS,
+    "profiles": PROFILES,
+    "rules": {*PROPERTIES, *LEVELS, "double-backward"},
+    "installed": {"numpy.flash", "numpy.naive"},
+}
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_list_names_everything_within_80_columns(what, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    output = run("list", *what.split())
+    assert set(LISTS[what]) <= set(re.split(r"[\s:]+", output))
+    assert "…" not in output
+    table = output.partition("not here")[0]  # below it are lines to copy
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def test_list_names_the_missing_extra_of_a_target(monkeypatch):
@@ -526,8 +542,52 @@ def test_unknown_zoo_name_is_wrong_usage():
 
 
 def test_help_names_the_commands_and_the_exit_codes():
-    assert {"check", "list"} <= set(run("--help").split())
+    assert {"check", "list", "explain"} <= set(run("--help").split())
     assert "Exit code 0: passed; 1: failed; 2:" in told(run("check", "--help"))
+
+
+def test_help_of_check_is_grouped_and_fits_two_screens():
+    text = CliRunner().invoke(cli, ["check", "--help"], terminal_width=80).output
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 100
+    places = [text.index(f"\n{group}:\n") for group in GROUPS]
+    assert places == sorted(places)
+    assert text.index("npattn check mykernels:attention --backward") < places[0]
+    flags = {x for _, one in options(CommandSettings).values() for x in one.flags}
+    assert flags <= set(re.findall(r"(?<![\w-])-[\w-]+", text))
+    assert "npattn list profiles" in told(text)
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [*RULES, "structure", "robustness", "sweep", "long"])
+def test_every_rule_is_explained(rule):
+    output = told(run("explain", rule))
+    assert output.startswith(f"{rule} (")
+    for title in ("demands", "why", "broken by", "real bugs"):
+        assert len(output.partition(f" {title} ")[2]) > 8, title
+    issue = r"[\w.-]+/[\w.-]+#\d+"
+    known = re.findall(issue, RULES[rule].check.__doc__) if rule in RULES else []
+    known += [one["title"] for one in json.loads(FINDINGS.read_text("utf-8")).get(rule, ())]
+    said = output.partition(" real bugs ")[2]
+    assert [x for x in known[:6] if x not in said] == []
+    assert ("none known in the wild" in said) == (not known)
+
+
+def test_a_beginning_explains_several_rules():
+    output = run("explain", "hidden-nan")
+    assert [line.split()[0] for line in output.splitlines() if line[:1].strip()] == [
+        "hidden-nan-k", "hidden-nan-v", "hidden-nan-kv"
+    ]  # fmt: skip
+    assert "did you mean agreement?" in told(run("explain", "agrement", code=2))
+
+
+def test_a_bug_is_explained_with_its_page():
+    output = told(run("explain", "offset-bias"))
+    assert "microsoft/onnxruntime#8549 on GitHub" in output
+    assert "PyTorch 2.13.0: A row whose whole bias is −1e9 gives gradients" in output
+    assert "(docs/reports/torch-offset-gradient.md)" in output
 
 
 def test_version_is_that_of_the_package():

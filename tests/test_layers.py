@@ -39,8 +39,8 @@ LAYERS = (
     {"zoo"},
     {"matrix"},
     {"bench"},
-    {"commands"},
     {"cli"},
+    {"commands"},
     {"__main__"},
 )
 
@@ -53,6 +53,7 @@ TESTING_LAYERS = (
     {"capabilities", "rules", "report"},
     {"device", "diagnosis"},
     {"runner", "difference"},
+    {"settings"},
     {"check"},
     {"extend", "strategies", "tolerance", "__init__"},
 )
@@ -111,16 +112,15 @@ CONFINED = {
     "distributed": ("matrix/cluster.py",),
     "rich": (
         "commands/bench.py",
-        "commands/check.py",
+        "cli/",
         "commands/matrix.py",
-        "commands/targets.py",
         "commands/train.py",
         "commands/zoo.py",
         "matrix/progress.py",
         "testing/report/progress.py",
         "testing/report/report.py",
     ),
-    "click": ("cli.py", "parsing.py", "commands/"),
+    "click": ("cli/", "commands/"),
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 from importlib.util import find_spec
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import MissingExtraError, NpattnError
 
 if any(find_spec(package) is None for package in ("click", "rich", "hypothesis")):
     raise MissingExtraError(
@@ -22,19 +23,20 @@ from npattn.parsing import INTERRUPTED
 __all__ = ["cli"]
 
 COMMANDS = {
-    "bench": "bench",
-    "check": "check",
-    "diff": "diff",
-    "fingerprint": "fingerprint",
-    "list": "targets",
-    "matrix": "matrix",
-    "plot": "plot",
-    "train": "train",
-    "variant": "variant",
-    "worker": "targets",
-    "zoo": "zoo",
+    "bench": "npattn.commands.bench",
+    "check": "npattn.cli.check",
+    "diff": "npattn.cli.diff",
+    "explain": "npattn.cli.explain",
+    "fingerprint": "npattn.cli.fingerprint",
+    "list": "npattn.cli.lists",
+    "matrix": "npattn.commands.matrix",
+    "plot": "npattn.cli.plot",
+    "train": "npattn.commands.train",
+    "variant": "npattn.cli.variant",
+    "worker": "npattn.cli.worker",
+    "zoo": "npattn.commands.zoo",
 }
-"""Names of commands → modules of `npattn.commands`."""
+"""Names of commands → their modules."""
 
 
 class _Commands(click.Group):
@@ -46,18 +48,28 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"npattn.commands.{COMMANDS[cmd_name]}")
+        module = importlib.import_module(COMMANDS[cmd_name])
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Let an interrupt have an exit code of its own: 1 is the verdict of most commands."""
+        """Report what npattn refuses as wrong usage, in the words of the command line.
+
+        An interrupt has an exit code of its own: 1 is the verdict of most commands.
+        """
+        if isinstance(sys.stdout, io.TextIOWrapper):  # escape what its encoding lacks
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except click.UsageError as err:
             if type(err) is not click.UsageError:  # click's own words
                 raise
             raise click.UsageError(name_flags(err.message, err.ctx), err.ctx) from err
+        except NpattnError as err:
+            name = ctx.invoked_subcommand or ""
+            command = self.get_command(ctx, name)
+            here = ctx if command is None else click.Context(command, ctx, name)
+            raise click.UsageError(name_flags(str(err), here), here) from err
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
