@@ -266,8 +266,12 @@ def findings() -> str:
             entry = {"kind": kind, "system": system, "title": title, "report": link}
             for rule in broken.replace("`", "").split(", "):
                 by_rule.setdefault(rule, []).append(entry)
-    ordered = {rule: sorted(by_rule[rule], key=lambda one: one["kind"]) for rule in sorted(by_rule)}
-    return json.dumps(ordered, ensure_ascii=False, indent=1) + "\n"
+    rows = []
+    for rule, found in sorted(by_rule.items()):
+        bugs_first = sorted(found, key=lambda one: one["kind"])
+        entries = [json.dumps(one, ensure_ascii=False) for one in bugs_first]
+        rows.append(f"{json.dumps(rule)}: [\n" + ",\n".join(entries) + "\n]")
+    return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
 PAGES = {

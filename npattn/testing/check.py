@@ -81,16 +81,17 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
     False
     """
     plan = _plan(f, settings)
-    answers = _Answers()
+    answers, n = _Answers(), settings.processes
     try:
-        with np.errstate(**ERRORS), plan.bar, plan.executor() as executor:
+        several = Processes(n, plan.implementation) if n > 1 else InProcess()
+        with np.errstate(**ERRORS), plan.bar, several as executor:
             _ask(plan, answers, executor)
             _explain(plan, answers, executor.submit)
     except KeyboardInterrupt as interrupt:
         report = _report(plan, answers, interrupted=True)
         interrupt.report = report  # type: ignore[attr-defined]
         interrupt.add_note(str(report))  # what a prompt or a notebook prints below the traceback
-        raise interrupt.with_traceback(None) from None
+        raise
     if plan.journal is not None:
         plan.journal.note_end()
     return _report(plan, answers)
@@ -105,8 +106,6 @@ class _Plan:
 
     Attributes
     ----------
-    robust : bool
-        Add notes on wrong input.
     sweeps : tuple of str
         Rules that sample on the device.
     required : tuple of str
@@ -116,22 +115,15 @@ class _Plan:
     """
 
     settings: Settings
-    deadline: float
-    journal: Journal | None
     implementation: Implementation
     rounding: Rounding | str | None
     rules: list[Property]
-    robust: bool
     sweeps: tuple[str, ...]
     required: tuple[str, ...]
     refused: list[str]
-    bar: ProgressBar
     judges: list[Judge]
-
-    def executor(self) -> InProcess | Processes:
-        """Return who asks: this process, or several."""
-        n = self.settings.processes
-        return Processes(n, self.implementation) if n > 1 else InProcess()
+    journal: Journal | None
+    bar: ProgressBar
 
 
 def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
@@ -140,7 +132,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     deadline = math.inf if s.budget is None else time.monotonic() + s.budget
     journal = _open(s)
     implementation = _read(f, s)
-    rules, robust = choose_rules(s.only), ROBUSTNESS in (s.only or ())
+    rules = choose_rules(s.only)
     rounding = implementation.rounding if s.rounding is None else s.rounding
     storage = implementation.weights_storage
     models = [Rounding.choose(rounding, dtype, storage) for dtype in s.dtypes]
@@ -198,20 +190,8 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
             implementation.watch = journal.note_request
     if not implementation.is_isolated:
         implementation.note_error_state(np.geterr() != ERRORS)
-    return _Plan(
-        s,
-        deadline,
-        journal,
-        implementation,
-        rounding,
-        rules,
-        robust,
-        sweeps,
-        required,
-        refused,
-        bar,
-        judges,
-    )
+    chosen = rules, sweeps, required, refused
+    return _Plan(s, implementation, rounding, *chosen, judges, journal, bar)
 
 
 def _open(settings: Settings) -> Journal | None:
@@ -331,16 +311,17 @@ class _Answers:
 def _ask(plan: _Plan, answers: _Answers, executor: InProcess | Processes) -> None:
     """Let each judge probe its dtype, and ask the rules, in this process or in others."""
     rounds, implementation = answers.rounds, plan.implementation
+    robust = ROBUSTNESS in (plan.settings.only or ())
     for judge in plan.judges:
         with implementation.framework.one_thread():
             stopped = any(done.stopped for done in rounds)
-            begun = Round(judge, [], []) if stopped else judge.begin(plan.rules, plan.robust)
+            begun = Round(judge, [], []) if stopped else judge.begin(plan.rules, robust)
             rounds.append(begun)
             begun.restore()
             executor.ask(begun)
     executor.finish()
     if plan.settings.budget is not None:
-        _ask_more(rounds, plan.settings.examples, executor, plan.deadline)
+        _ask_more(rounds, plan.settings.examples, executor, plan.judges[0].deadline)
     answers.collect(implementation)
     if any(done.stopped for done in rounds):
         return
@@ -374,7 +355,9 @@ def _ask_more(
 def _explain(plan: _Plan, answers: _Answers, submit: Submit) -> None:
     """Find the causes of what failed."""
     answers.left = "the causes"
-    if not plan.settings.diagnosis or not _calls_for_causes(answers):
+    known = [outcome for _, own in answers.judged for outcome in own]
+    bad = any(outcome.failed or outcome.status == "suspect" for outcome in known)
+    if not plan.settings.diagnosis or not bad:
         return
     from npattn.testing.diagnosis import causes  # slow to load, and not needed if all is right
 
@@ -390,12 +373,6 @@ def _explain(plan: _Plan, answers: _Answers, submit: Submit) -> None:
         )
         defect = f"failed, a defect of npattn: {format_exception_line(err)}"
         answers.defect = {"diagnosis": defect}
-
-
-def _calls_for_causes(answers: _Answers) -> bool:
-    """Return True if anything failed or is suspect."""
-    outcomes = (outcome for _, own in answers.judged for outcome in own)
-    return any(outcome.failed or outcome.status == "suspect" for outcome in outcomes)
 
 
 def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report:

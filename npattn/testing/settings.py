@@ -139,178 +139,120 @@ def option(
 class Settings:
     """Arguments of `npattn.testing.check`; what is not legal is an error here."""
 
-    dtypes: Sequence[str] = option(
-        ("float32",), JUDGED, "--dtype DTYPE", "sequence of str",
+    dtypes: Sequence[str] = option(("float32",), JUDGED, "--dtype DTYPE", "sequence of str",
         f"Dtype of q, k and v: {', '.join(DTYPES)}.",
-        default="float32", multiple=True, asked=True,
-    )
-    framework: str = option(
-        "auto", JUDGED, "--framework", "",
+        default="float32", multiple=True, asked=True)
+    framework: str = option("auto", JUDGED, "--framework", "",
         "Arrays that it takes; auto: by its module, annotations or a tiny call.",
-        choices=("auto", "numpy", "torch", "jax"),
-    )
-    backward: Callable[..., Any] | None = option(
-        None, JUDGED, "--backward FUNCTION", "callable",
+        choices=("auto", "numpy", "torch", "jax"))
+    backward: Callable[..., Any] | None = option(None, JUDGED, "--backward FUNCTION", "callable",
         "Gradients of a NumPy function.",
-        "It is called as ``backward(dout, q, k, v, *, out, lse, ...)``.",
-    )
-    layout: str | None = option(
-        None, JUDGED, "--layout", "",
+        "It is called as ``backward(dout, q, k, v, *, out, lse, ...)``.")
+    layout: str | None = option(None, JUDGED, "--layout", "",
         "Axes of q, k, v and o.",
         'Those of dout and the gradients are the same; "BTHD" is for rank 4.',
-        choices=("BHTD", "BTHD"), default="BHTD, or those of `like`",
-    )
-    like: str | Profile | None = option(
-        None, JUDGED, "--like PROFILE", "str or Profile",
+        choices=("BHTD", "BTHD"), default="BHTD, or those of `like`")
+    like: str | Profile | None = option(None, JUDGED, "--like PROFILE", "str or Profile",
         "Known system that it stands in for: npattn list profiles.",
         "Signature, layout, conventions and refusals come from that profile, and rules that it "
-        "takes back are not required.",
-    )
-    conventions: Conventions | None = option(
-        None, JUDGED, "--convention NAME=VALUE", "Conventions",
+        "takes back are not required.")
+    conventions: Conventions | None = option(None, JUDGED, "--convention NAME=VALUE", "Conventions",
         "Its promise where systems disagree, as causal=top_left.",
         'Default: those of `like`, or of docs/semantics.md, with causal="top_left" for a parameter '
         "``is_causal``.",
-        multiple=True,
-    )
-    rename: Mapping[str, str] | None = option(
-        None, JUDGED, "--rename THEIRS=OURS", "mapping",
+        multiple=True)
+    rename: Mapping[str, str] | None = option(None, JUDGED, "--rename THEIRS=OURS", "mapping",
         "Parameter, and the option of npattn that it is, as cap=softcap.",
         'In Python ``{"cap": "softcap"}``.',
-        multiple=True, parse=parse_renames,
-    )
+        multiple=True, parse=parse_renames)
     features: str | Iterable[str] | None = option(
         None, JUDGED, "--features NAMES", "str or iterable of str",
         "Its options and results, as mask,causal,return_lse.",
-        default="those that its signature names", parse=parse_names,
-    )
-    quantized: str | None = option(
-        None, JUDGED, "--quantized FORMAT", "",
-        "Format of those of q, k, v, o that it has a factor for, as q_descale: fp8, "
-        "float8_e4m3fn, float8_e5m2 or int8.",
+        default="those that its signature names", parse=parse_names)
+    quantized: str | None = option(None, JUDGED, "--quantized FORMAT", "",
+        "Format of those of q, k, v, o that it has a factor for, as q_descale: fp8, float8_e4m3fn, "
+        "float8_e5m2 or int8.",
         "The others are in the dtypes tested. Factors of blocks: `Implementation`.",
-        choices=("fp8", *FORMATS),
-    )
-    rounding: Rounding | str | None = option(
-        None, JUDGED, "--rounding MODEL", "Rounding or str",
+        choices=("fp8", *FORMATS))
+    rounding: Rounding | str | None = option(None, JUDGED, "--rounding MODEL", "Rounding or str",
         "Rounding model: upcast, fused, eager, fp8, int8.",
         choices=("upcast", "fused", "eager", "fp8", "int8"),
-        default="that of a known target, or the loosest",
-    )
-    only: str | Iterable[str] | None = option(
-        None, AMOUNT, "--only RULE", "str or iterable of str",
+        default="that of a known target, or the loosest")
+    only: str | Iterable[str] | None = option(None, AMOUNT, "--only RULE", "str or iterable of str",
         "Rule, or how several begin; it is asked all `examples`, and required.",
         '"robustness" is for notes on wrong input.',
-        multiple=True, asked=True,
-    )
-    sizes: Mapping[str, Sequence[int]] | None = option(
-        None, AMOUNT, "--sizes D=64,128", "mapping",
+        multiple=True, asked=True)
+    sizes: Mapping[str, Sequence[int]] | None = option(None, AMOUNT, "--sizes D=64,128", "mapping",
         "Sizes to sample, of B H K T S D E; P is that of pages.",
         'For a kernel that takes no others: ``{"D": (64, 128)}``. Letters that are not named keep '
         "the sizes of a known target, if it has any.",
-        multiple=True, parse=parse_sizes, asked=True,
-    )
-    seed: int = option(
-        0, AMOUNT, "--seed N|random", "int",
+        multiple=True, parse=parse_sizes, asked=True)
+    seed: int = option(0, AMOUNT, "--seed N|random", "int",
         "Seed of everything random.",
-        parse=parse_seed, report=int, asked=True,
-    )
-    examples: int = option(
-        200, AMOUNT, "--examples N", "int",
+        parse=parse_seed, report=int, asked=True)
+    examples: int = option(200, AMOUNT, "--examples N", "int",
         "Different problems: most rules of agreement are asked all, others a tenth.",
         "At least 20, for each rule looks for one kind of mistake.",
-        least=1, report=int, asked=True,
-    )
-    budget: float | None = option(
-        None, AMOUNT, "--budget TIME", "float",
+        least=1, report=int, asked=True)
+    budget: float | None = option(None, AMOUNT, "--budget TIME", "float",
         "Ask for as long as this (60s, 10m, 2h), a few examples of each rule first.",
         "In Python a number of seconds. Once all rules have had `examples`, as many more are "
         "asked, with the next seeds, as there is time for. The report does not pass if a required "
         "rule could not be asked at all.",
-        parse=parse_seconds, report=lambda seconds: f"{seconds:g} s",
-    )
-    sweep: int = option(
-        0, AMOUNT, "--sweep N", "int",
+        parse=parse_seconds, report=lambda seconds: f"{seconds:g} s")
+    sweep: int = option(0, AMOUNT, "--sweep N", "int",
         "Also judge N problems of every length up to 4096 on the device.",
         "They are sampled and computed there, and a few very long ones are added; for torch "
         "functions.",
-        least=0, report=lambda count: count or None,
-    )
-    fail_fast: bool = option(
-        False, AMOUNT, "-x --fail-fast", "",
+        least=0, report=lambda count: count or None)
+    fail_fast: bool = option(False, AMOUNT, "-x --fail-fast", "",
         "Stop at the first failure of a required level that is not expected.",
-        "The report has what is known by then.",
-    )
-    shrink: bool = option(
-        True, AMOUNT, "", "",
+        "The report has what is known by then.")
+    shrink: bool = option(True, AMOUNT, "", "",
         "Search for the smallest failing problem.",
-        asked=True,
-    )
-    diagnosis: bool = option(
-        True, AMOUNT, "", "",
-        "Search for the causes of failures, for a second or two.",
-    )
-    require: Iterable[str] | str = option(
-        REQUIRED, PASSES, "--require LEVEL", "iterable of str",
+        asked=True)
+    diagnosis: bool = option(True, AMOUNT, "", "",
+        "Search for the causes of failures, for a second or two.")
+    require: Iterable[str] | str = option(REQUIRED, PASSES, "--require LEVEL", "iterable of str",
         f"Level that must pass: {', '.join(LEVELS)}; all: every one but the last.",
         "Other levels are shown, and cost nothing.",
-        choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True,
-    )
-    must: Iterable[str] = option(
-        (), PASSES, "--must NAMES", "iterable of str",
+        choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True)
+    must: Iterable[str] = option((), PASSES, "--must NAMES", "iterable of str",
         "Options, results and gradients that have to be tested, as mask,lse,dk.",
         "If one was not, the report does not pass.",
-        parse=parse_names,
-    )
-    expect: Mapping[str, str] | None = option(
-        None, PASSES, "--expect FILE", "mapping",
+        parse=parse_names)
+    expect: Mapping[str, str] | None = option(None, PASSES, "--expect FILE", "mapping",
         'Expected failures with reasons, as TOML: "rule[dtype]" = "reason".',
         'In Python ``{"hidden-nan-v[float32]": "multiplies by 0"}``.',
-        path="old", parse=read_expected,
-    )
-    strict: bool = option(
-        False, PASSES, "--strict", "",
-        "A suspect counts as failed.",
-    )
-    device: str | None = option(
-        None, WHERE, "--device NAME", "str",
-        "Device of its tensors, as cuda.",
-    )
-    processes: int = option(
-        1, WHERE, "-n --processes N|auto", "",
+        path="old", parse=read_expected)
+    strict: bool = option(False, PASSES, "--strict", "",
+        "A suspect counts as failed.")
+    device: str | None = option(None, WHERE, "--device NAME", "str",
+        "Device of its tensors, as cuda.")
+    processes: int = option(1, WHERE, "-n --processes N|auto", "",
         "Processes that share the rules out; auto: one for each core.",
         "Each has one thread, and the report is the same. They have to import `f`: a function of a "
         "module, or an Implementation with a `spec`.",
-        parse=parse_processes,
-    )
-    isolate: bool = option(
-        False, WHERE, "", "",
+        parse=parse_processes)
+    isolate: bool = option(False, WHERE, "", "",
         "Call `f` in a worker, a process of its own, whose end costs the rule that asked.",
-        "Functions that cannot be imported need cloudpickle.",
-    )
-    timeout: float | None = option(
-        None, WHERE, "--timeout SECONDS", "float",
+        "Functions that cannot be imported need cloudpickle.")
+    timeout: float | None = option(None, WHERE, "--timeout SECONDS", "float",
         "Seconds that a call in a worker may take.",
-        default="10; 120 for the first of a shape where it compiles",
-    )
-    progress: Progress | bool | None = option(
-        None, WRITTEN, "", "callable or bool",
+        default="10; 120 for the first of a shape where it compiles")
+    progress: Progress | bool | None = option(None, WRITTEN, "", "callable or bool",
         "Function that is called with ``(dtype, rule, done, total)``.",
         "True, or by default: a bar on the error stream of a terminal, or in a notebook, if it "
-        "takes more than two seconds. False: none.",
-    )
+        "takes more than two seconds. False: none.")
     journal: str | os.PathLike[str] | Journal | None = option(
         None, WRITTEN, "--journal FILE", "path",
         "New file that has each step before it is taken, to `resume` from.",
         "If the check is ended, it says what was being asked.",
-        path="new",
-    )
-    resume: str | os.PathLike[str] | None = option(
-        None, WRITTEN, "--resume FILE", "path",
+        path="new")
+    resume: str | os.PathLike[str] | None = option(None, WRITTEN, "--resume FILE", "path",
         "Go on where the check of a `journal` ended.",
         "It must be a check of the same.",
-        path="old",
-    )
+        path="old")
 
     def __post_init__(self) -> None:
         for name in ("dtypes", "only", "must"):
@@ -363,51 +305,31 @@ class Settings:
 class CommandSettings(Settings):
     """The same, and what the command line alone has."""
 
-    in_process: bool = option(
-        False, WHERE, "--in-process", "",
-        "Call TARGET in this process, without a worker.",
-    )
-    worker: str | None = option(
-        None, WHERE, "--worker COMMAND", "",
-        "Program that speaks docs/protocol.md; TARGET is its name.",
-    )
-    envs: str | None = option(
-        None, WHERE, "--envs FOLDER", "",
-        "Folder of environments, to install what a known TARGET lacks.",
-    )
-    memory: int | None = option(
-        None, WHERE, "--memory SIZE", "",
+    in_process: bool = option(False, WHERE, "--in-process", "",
+        "Call TARGET in this process, without a worker.")
+    worker: str | None = option(None, WHERE, "--worker COMMAND", "",
+        "Program that speaks docs/protocol.md; TARGET is its name.")
+    envs: str | None = option(None, WHERE, "--envs FOLDER", "",
+        "Folder of environments, to install what a known TARGET lacks.")
+    memory: int | None = option(None, WHERE, "--memory SIZE", "",
         "Memory that the worker may use, as 500M or 4G.",
-        parse=parse_memory,
-    )
-    untrusted: bool = option(
-        False, WHERE, "--untrusted", "",
+        parse=parse_memory)
+    untrusted: bool = option(False, WHERE, "--untrusted", "",
         "For code that nobody has read: a worker without npattn, a random seed, `strict`, and all "
-        "that it names in `must`.",
-    )
-    cluster: str | None = option(
-        None, WHERE, "--cluster WHERE", "",
-        "Ask units of 200 examples on Dask: local:N, or a scheduler's address.",
-    )
-    verbose: bool = option(
-        False, WRITTEN, "--verbose", "",
-        "Print the whole table and every failure.",
-    )
-    json: Path | None = option(
-        None, WRITTEN, "--json FILE", "",
+        "that it names in `must`.")
+    cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
+        "Ask units of 200 examples on Dask: local:N, or a scheduler's address.")
+    verbose: bool = option(False, WRITTEN, "--verbose", "",
+        "Print the whole table and every failure.")
+    json: Path | None = option(None, WRITTEN, "--json FILE", "",
         "Write the report to this file.",
-        path="new", parse=path_to_write,
-    )
-    html: Path | None = option(
-        None, WRITTEN, "--html FILE", "",
+        path="new", parse=path_to_write)
+    html: Path | None = option(None, WRITTEN, "--html FILE", "",
         "Write it as a web page.",
-        path="new", parse=path_to_write,
-    )
-    script: Path | None = option(
-        None, WRITTEN, "--script FILE", "",
+        path="new", parse=path_to_write)
+    script: Path | None = option(None, WRITTEN, "--script FILE", "",
         "Write a Python file that shows the first failure.",
-        path="new", parse=path_to_write,
-    )
+        path="new", parse=path_to_write)
 
 
 # fmt: on
@@ -434,7 +356,10 @@ def takes_settings(
     ) -> Callable[Concatenate[Judged, P], Report]:
         def check(*args: Any, **kwargs: Any) -> Report:
             given = signature.bind(*args, **kwargs).arguments  # its errors name the arguments
-            return judge(given.pop("f"), settings(**given))  # type: ignore[call-arg]
+            try:
+                return judge(given.pop("f"), settings(**given))  # type: ignore[call-arg]
+            except KeyboardInterrupt as interrupt:  # nobody needs the frames of the judge
+                raise interrupt.with_traceback(None) from None
 
         functools.update_wrapper(check, judge)
         del vars(check)["__wrapped__"]  # it has another signature
