@@ -40,7 +40,9 @@ def _list_targets() -> None:
         if target.lacks:
             lacks.setdefault(target.lacks, []).append(target.name)
     for need, names in lacks.items():
-        click.echo(f"\nnot here: {', '.join(names)}\n  need {need}")
+        text = f"not here: {', '.join(names)}"
+        click.echo("\n" + click.wrap_text(text, Console().width, "", "  "))
+        click.echo(f"  lacks: {need}")  # on a line of its own, to be copied
 
 
 @list_command.command("profiles")

@@ -355,7 +355,10 @@ def takes_settings(
         judge: Callable[[Judged, Settings], Report],
     ) -> Callable[Concatenate[Judged, P], Report]:
         def check(*args: Any, **kwargs: Any) -> Report:
-            given = signature.bind(*args, **kwargs).arguments  # its errors name the arguments
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as err:
+                raise TypeError(f"{judge.__name__}() {err}") from None
             try:
                 return judge(given.pop("f"), settings(**given))  # type: ignore[call-arg]
             except KeyboardInterrupt as interrupt:  # nobody needs the frames of the judge
