@@ -241,10 +241,11 @@ def arguments() -> str:
         text += [f"**{group}**", "", "| in Python | on the command line | |", "|---|---|---|"]
         for name, (own, one) in options_of(CommandSettings).items():
             argument = f"`{name}=`" if name in Settings.__dataclass_fields__ else ""
-            value = f" {one.metavar or ' or '.join(one.choices)}".rstrip()
+            value = f" {one.metavar or '|'.join(one.choices)}{' …' * one.multiple}".rstrip()
             flags = ", ".join(f"`{flag}{value}`".replace("|", "\\|") for flag in one.flags)
             value = "on" if own.default is True else own.default
-            value = one.default or ("" if value in (None, (), False) else str(value))
+            there = value not in (None, ()) and value is not False
+            value = one.default or (f"{value}" if there else "")
             words = [one.help, one.more, f"Default: {value}." if value else ""]
             if one.group == group:
                 sentence = " ".join(word for word in words if word).replace("``", "`")

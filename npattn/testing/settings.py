@@ -315,8 +315,8 @@ class CommandSettings(Settings):
         "Memory that the worker may use, as 500M or 4G.",
         parse=parse_memory)
     untrusted: bool = option(False, WHERE, "--untrusted", "",
-        "For code that nobody has read: a worker without npattn, a random seed, `strict`, and all "
-        "that it names in `must`.")
+        "For code that nobody has read: a worker without npattn, a random seed, `strict`, and "
+        "`must` with every option that it names and every gradient.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
         "Ask units of 200 examples on Dask: local:N, or a scheduler's address.")
     verbose: bool = option(False, WRITTEN, "--verbose", "",
@@ -399,7 +399,7 @@ def _describe_in_python() -> str:
 def describe_flag(one: Option, value: Any) -> str:
     """Return the help of a flag with its default; options in backticks become their flags."""
     flags = {n: x.flags[-1] for n, (_, x) in options(CommandSettings).items() if x.flags}
-    default = one.default or ("" if value in (None, False, ()) else str(value))
+    default = one.default or ("" if value in (None, ()) or value is False else str(value))
     text = one.help + (f"  [default: {default}]" if default else "")
     return re.sub(r"`+(\w+)`+", lambda match: flags.get(match[1], match[1]), text)
 
