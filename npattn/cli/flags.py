@@ -94,7 +94,7 @@ def given_flags(*parameters: str) -> list[str]:
     known = {p.name: p for p in context.command.params}
     there = [name for name in context.params if context.get_parameter_source(name) == here]
     given = [known[name] for name in there if not parameters or name in parameters]
-    return [p.opts[-1] if isinstance(p, click.Option) else p.human_readable_name for p in given]
+    return [p.opts[0] if isinstance(p, click.Option) else p.human_readable_name for p in given]
 
 
 def refuse_beside_cluster(*parameters: str) -> None:

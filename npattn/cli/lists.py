@@ -55,7 +55,8 @@ def _profiles() -> None:
 def _rules() -> None:
     """List the rules by level; npattn explain RULE says why, and which real bug broke it."""
     for level, about in LEVELS.items():
-        click.echo(f"{level}: {about}{'' if level in REQUIRED else ' (not required)'}")
+        text = f"{level}: {about}{'' if level in REQUIRED else ' (not required)'}"
+        click.echo(click.wrap_text(text, Console().width, "", "  "))
         rows = [(f"  {x.rule}", x.section, x.about) for x in RULES.values() if x.level == level]
         _print_table(("  rule", "§", "about"), rows)
 
