@@ -255,21 +255,17 @@ def _choose_sweeps(
         raise OptionError(
             f"sweep is 0: pass the number of problems that {' and '.join(named)} may sample"
         )
-    if sweep and implementation.is_isolated:
-        raise OptionError(
-            f"sweep is {sweep}, must be 0 for what lives in a worker: it judges tensors of this "
-            "process (--in-process, or without isolate=True)"
-        )
-    if sweep and implementation.framework.name != "torch":
-        raise OptionError(
-            f"sweep is {sweep}, must be 0 for functions of {implementation.framework.name} "
-            "arrays: it samples torch tensors"
-        )
-    if sweep and any(model.needs_whole_rows for model in models):
-        raise OptionError(
-            f"sweep is {sweep}, must be 0 with rounding={models[0].name!r}: its integers and "
-            "partial sums are not covered on the device"
-        )
+    framework = implementation.framework.name
+    reasons = {
+        "for what lives in a worker: it judges tensors of this process (--in-process, or without "
+        "isolate=True)": implementation.is_isolated,
+        f"for functions of {framework} arrays: it samples torch tensors": framework != "torch",
+        f"with rounding={models[0].name!r}: its integers and partial sums are not covered on the "
+        "device": any(model.needs_whole_rows for model in models),
+    }
+    for reason, holds in reasons.items():
+        if sweep and holds:
+            raise OptionError(f"sweep is {sweep}, must be 0 {reason}")
     return (named or SWEEPS) if sweep else ()
 
 
