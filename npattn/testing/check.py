@@ -173,21 +173,8 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
         judges.append(judge)
     if journal is not None:
         only = None if s.only is None else [rule.rule for rule in rules]
-        journal.begin(
-            {
-                "target": implementation.name,
-                "source": implementation.source,
-                "layout": implementation.layout,
-                "quantized": implementation.quantized and implementation.quantized.words,
-                "device": implementation.device,
-                **s.asked() | {"sizes": sizes, "only": only},
-                **describe_model(implementation, rounding, {}),
-            }
-        )
-        from npattn.testing.worker.remote import Remote
-
-        if isinstance(implementation, Remote):
-            implementation.watch = journal.note_request
+        question = s.asked() | {"sizes": sizes, "only": only}
+        _begin(journal, implementation, question | describe_model(implementation, rounding, {}))
     if not implementation.is_isolated:
         implementation.note_error_state(np.geterr() != ERRORS)
     chosen = rules, sweeps, required, refused
@@ -200,6 +187,24 @@ def _open(settings: Settings) -> Journal | None:
         return Journal.resume(settings.resume)
     journal = settings.journal
     return Journal.create(journal) if isinstance(journal, (str, os.PathLike)) else journal
+
+
+def _begin(journal: Journal, implementation: Implementation, question: dict[str, Any]) -> None:
+    """Write what is asked, of what, and let a worker's requests be written too."""
+    journal.begin(
+        {
+            "target": implementation.name,
+            "source": implementation.source,
+            "layout": implementation.layout,
+            "quantized": implementation.quantized and implementation.quantized.words,
+            "device": implementation.device,
+            **question,
+        }
+    )
+    from npattn.testing.worker.remote import Remote  # slow to load, and seldom needed
+
+    if isinstance(implementation, Remote):
+        implementation.watch = journal.note_request
 
 
 def _read(f: Callable[..., Any] | Implementation, settings: Settings) -> Implementation:
