@@ -28,7 +28,7 @@ def list_command(context: click.Context) -> None:
 
 
 @list_command.command("targets")
-def _targets() -> None:
+def _list_only_targets() -> None:
     """List the targets known by name, and what they need to run here."""
     _list_targets()
 
@@ -46,13 +46,13 @@ def _list_targets() -> None:
 
 
 @list_command.command("profiles")
-def _profiles() -> None:
+def _list_profiles() -> None:
     """List the systems that a TARGET may stand in for, by --like."""
     _print_table(("profile", "about"), [(name, x.about) for name, x in PROFILES.items()])
 
 
 @list_command.command("rules")
-def _rules() -> None:
+def _list_rules() -> None:
     """List the rules by level; npattn explain RULE says why, and which real bug broke it."""
     for level, about in LEVELS.items():
         text = f"{level}: {about}{'' if level in REQUIRED else ' (not required)'}"
@@ -62,7 +62,7 @@ def _rules() -> None:
 
 
 @list_command.command("installed")
-def _installed() -> None:
+def _list_installed() -> None:
     """List the targets that run here, with the versions of their packages."""
     rows = [(x.name, ", ".join(map(_version, x.needs))) for x in TARGETS.values() if not x.lacks]
     _print_table(("target", "packages"), [(name, packages or "–") for name, packages in rows])

@@ -173,7 +173,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
         judges.append(judge)
     if journal is not None:
         only = None if s.only is None else [rule.rule for rule in rules]
-        question = s.asked() | {"sizes": sizes, "only": only}
+        question = s.for_journal() | {"sizes": sizes, "only": only}
         _begin(journal, implementation, question | describe_model(implementation, rounding, {}))
     if not implementation.is_isolated:
         implementation.note_error_state(np.geterr() != ERRORS)
@@ -399,7 +399,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         tuple(outcomes),
         describe_untested(implementation, rounds, answers.left if interrupted else ""),
         {
-            **settings.reported(),
+            **settings.for_report(),
             **describe_model(implementation, plan.rounding, behaves),
             **implementation.notes,
             **answers.defect,

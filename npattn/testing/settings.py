@@ -287,7 +287,7 @@ class Settings:
                 raise OptionError(f"must has {name!r}, must be among {', '.join(legal)}")
         check_progress(self.progress)
 
-    def reported(self) -> dict[str, Any]:
+    def for_report(self) -> dict[str, Any]:
         """Return what a report says of them."""
         said = {
             name: None if (value := getattr(self, name)) is None else one.report(value)
@@ -296,7 +296,7 @@ class Settings:
         }
         return {name: value for name, value in said.items() if value is not None}
 
-    def asked(self) -> dict[str, Any]:
+    def for_journal(self) -> dict[str, Any]:
         """Return what the answers depend on, for a journal."""
         return {name: getattr(self, name) for name, (_, x) in options(Settings).items() if x.asked}
 
