@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from benchmarks.journal import Journal
-from npattn.commands.target import list_options_beside
+from npattn.cli.flags import given_flags
 from npattn.errors import OptionError
 
-__all__ = ["open_journal"]
+__all__ = ["list_flags_beside", "open_journal"]
 
 
 def open_journal(
@@ -40,9 +40,13 @@ def open_journal(
     """
     if resumed is None:
         return None if new is None else Journal.create(command, new, asked)
-    beside = list_options_beside((*allowed, "resume_path"))
-    if beside:
+    if beside := list_flags_beside((*allowed, "resume_path")):
         raise OptionError(f"got {', '.join(beside)} beside --resume: {resumed} has what is asked")
     journal = Journal.resume(command, resumed)
     click.echo(f"goes on with {resumed}: {len(journal.results)} done", err=True)
     return journal
+
+
+def list_flags_beside(allowed: Sequence[str]) -> list[str]:
+    """Return the flags on the command line, but for those of these parameters."""
+    return given_flags(*(n for n in click.get_current_context().params if n not in allowed))

@@ -1,4 +1,4 @@
-"""Generated parts of the pages: the map of modules, confined packages, options, rules, branches.
+"""Generated parts of the pages: the map of modules, packages, options, settings, rules, branches.
 
 The map (docs/modules.md) is made from the first lines of docstrings, its order from
 tests/test_layers.py. ``python docs/generate.py`` prints the parts, ``--write`` puts them between
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import islice
@@ -22,6 +23,8 @@ from npattn.testing.cases.space import POOLS, Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import ON_REQUEST, RULES
 from npattn.testing.runner.rounds import ABOUT_STRUCTURE
+from npattn.testing.settings import GROUPS, CommandSettings, Settings
+from npattn.testing.settings import options as options_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "npattn"
@@ -235,10 +238,51 @@ def values_of_options() -> str:
     return table_of({"": has}, {f"{name} = {x}": (name, x) for name, x in values})
 
 
+def arguments() -> str:
+    """Return the settings of a check by their groups: in Python, on the command line, meaning."""
+    text = []
+    for group in GROUPS:
+        text += [f"**{group}**", "", "| in Python | on the command line | |", "|---|---|---|"]
+        for name, (own, one) in options_of(CommandSettings).items():
+            argument = f"`{name}=`" if name in Settings.__dataclass_fields__ else ""
+            value = f" {one.metavar or '|'.join(one.choices)}{' …' * one.multiple}".rstrip()
+            flags = ", ".join(f"`{flag}{value}`".replace("|", "\\|") for flag in one.flags)
+            value = "on" if own.default is True else own.default
+            there = value not in (None, ()) and value is not False
+            value = one.default or (f"{value}" if there else "")
+            words = [one.help, one.more, f"Default: {value}." if value else ""]
+            if one.group == group:
+                sentence = " ".join(word for word in words if word).replace("``", "`")
+                text.append(f"| {argument} | {flags} | {sentence} |")
+        text.append("")
+    return "\n".join(text)
+
+
+def findings() -> str:
+    """Return the findings by the rules that they break, for `npattn explain`."""
+    by_rule: dict[str, list[dict[str, str]]] = {}
+    title = ""
+    for line in (ROOT / "docs" / "findings.md").read_text().splitlines():
+        title = line.removeprefix("### ") if line.startswith("### ") else title
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if cells[0] in ("bug", "limit"):
+            kind, system, broken, _, report = cells
+            link = report.partition("(reports/")[2].partition(".md")[0]
+            entry = {"kind": kind, "system": system, "title": title, "report": link}
+            for rule in broken.replace("`", "").split(", "):
+                by_rule.setdefault(rule, []).append(entry)
+    rows = []
+    for rule, found in sorted(by_rule.items()):
+        bugs_first = sorted(found, key=lambda one: one["kind"])
+        entries = [json.dumps(one, ensure_ascii=False) for one in bugs_first]
+        rows.append(f"{json.dumps(rule)}: [\n" + ",\n".join(entries) + "\n]")
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
 PAGES = {
     "docs/modules.md": {"packages": packages, "module map": module_map},
     "docs/semantics.md": {"options": options},
-    "docs/checking.md": {"rules": rules},
+    "docs/checking.md": {"arguments": arguments, "rules": rules},
     "docs/branches.md": {
         "tiles": tiles,
         "heads": heads,
@@ -250,8 +294,13 @@ PAGES = {
 """Page → the parts that are generated in it, by their markers."""
 
 
+FINDINGS = "npattn/testing/rules/findings.json"
+
+
 def update(page: str) -> str:
     """Return the text of a page with the present parts between their markers."""
+    if page == FINDINGS:
+        return findings()
     text = (ROOT / page).read_text()
     for name, part in PAGES[page].items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
@@ -264,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="rewrite the pages")
     write = parser.parse_args().write
-    for page, parts in PAGES.items():
+    for page, parts in {**PAGES, FINDINGS: {"findings": findings}}.items():
         if write:
             (ROOT / page).write_text(update(page))
         else:

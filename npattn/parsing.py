@@ -1,4 +1,4 @@
-"""Arguments of the command line: processes, memory, seconds, seeds and files to write."""
+"""Arguments of the command line: names, sizes, processes, memory, seconds, seeds and files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from npattn.errors import OptionError, optional_import
+from npattn.errors import OptionError
 
-with optional_import("the npattn command needs", "hypothesis, rich and click", "check"):
-    import click
-
-__all__ = ["INTERRUPTED", "interruptible", "parse_memory", "parse_processes", "parse_seconds"]
-__all__ += ["parse_seed", "parse_sizes", "path_to_write"]
+__all__ = ["INTERRUPTED", "interruptible", "parse_memory", "parse_names", "parse_processes"]
+__all__ += ["parse_renames", "parse_seconds", "parse_seed", "parse_sizes", "path_to_write"]
 
 INTERRUPTED = 130
 """Exit code of a command that an interrupt ended."""
@@ -29,7 +26,7 @@ def parse_seed(text: str | None) -> int | None:
     if text == "random":
         return secrets.randbits(64)
     if text is not None and not text.isdigit():
-        raise click.BadParameter(f"{text!r} must be a number, or random")
+        raise OptionError(f"--seed is {text!r}, must be a number, or random")
     return None if text is None else int(text)
 
 
@@ -39,28 +36,65 @@ def parse_processes(text: str) -> int:
         own = getattr(os, "sched_getaffinity", None)  # of a container or a batch job
         return len(own(0)) if own is not None else os.cpu_count() or 1
     if not text.isdigit() or not int(text):
-        raise click.BadParameter(f"{text!r} must be a number from 1 on, or auto")
+        raise OptionError(f"--processes is {text!r}, must be a number from 1 on, or auto")
     return int(text)
+
+
+def _parse_quantity(text: str, units: dict[str, int], flag: str, examples: str) -> tuple[int, int]:
+    """Parse "60s" into (60, what units has for "s")."""
+    number, unit = text[:-1], text[-1:]
+    known = {**units, **{name.swapcase(): value for name, value in units.items()}}
+    if unit not in known or not number.isdigit() or not int(number):
+        raise OptionError(f"{flag} is {text!r}, must look like {examples}")
+    return int(number), known[unit]
 
 
 def parse_seconds(text: str | None) -> float | None:
     """Parse "60s", "10m" or "2h" into seconds."""
     if text is None:
         return None
-    number, unit = text[:-1], text[-1:].lower()
-    if unit not in SECONDS or not number.isdigit() or not int(number):
-        raise click.BadParameter(f"{text!r} must look like 60s, 10m or 2h")
-    return float(int(number) * SECONDS[unit])
+    number, unit = _parse_quantity(text, SECONDS, "--budget", "60s, 10m or 2h")
+    return float(number * unit)
 
 
 def parse_memory(text: str | None) -> int | None:
     """Parse "500M" or "4G" into bytes."""
     if text is None:
         return None
-    number, unit = text[:-1], text[-1:].upper()
-    if unit not in UNITS or not number.isdigit() or not int(number):
-        raise OptionError(f"--memory is {text!r}, must look like 500M or 4G")
-    return int(number) << UNITS[unit]
+    number, unit = _parse_quantity(text, UNITS, "--memory", "500M or 4G")
+    return number << unit
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse "mask,causal" into ("mask", "causal"); "" is no name at all."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_renames(texts: tuple[str, ...]) -> dict[str, str]:
+    """Parse ("cap=softcap", ...) into {"cap": "softcap"}."""
+    renames = {}
+    for text in texts:
+        theirs, equals, ours = text.partition("=")
+        if not theirs or not equals or not ours:
+            raise OptionError(f"--rename is {text!r}, must look like THEIRS=OURS: cap=softcap")
+        renames[theirs] = ours
+    return renames
+
+
+def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Parse ("D=64,128", "T=128") into {"D": (64, 128), "T": (128,)}."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        letter, equals, numbers = text.partition("=")
+        if letter in sizes:
+            raise OptionError(f"--sizes has {letter} twice: put all in one, as in {letter}=64,128")
+        try:
+            sizes[letter] = tuple(int(n) for n in numbers.split(","))
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
+    return sizes
 
 
 def path_to_write(path: str | None) -> Path | None:
@@ -86,19 +120,3 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Parse ("D=64,128", "T=128") into {"D": (64, 128), "T": (128,)}."""
-    sizes: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        letter, equals, numbers = text.partition("=")
-        if letter in sizes:
-            raise OptionError(f"--sizes has {letter} twice: put all in one, as in {letter}=64,128")
-        try:
-            sizes[letter] = tuple(int(n) for n in numbers.split(","))
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
-    return sizes

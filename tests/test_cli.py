@@ -16,13 +16,17 @@ from click.testing import CliRunner
 import npattn
 from npattn import testing
 from npattn.cli import cli
-from npattn.commands.check import _everything
-from npattn.testing.rules import PROPERTIES
+from npattn.cli.check import _everything
+from npattn.profiles import PROFILES
+from npattn.testing.levels import LEVELS
+from npattn.testing.rules import PROPERTIES, RULES
 from npattn.testing.runner import rounds, search
+from npattn.testing.settings import GROUPS, CommandSettings, options
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import naive
 
 FAST = ("--examples", "3")
+FINDINGS = Path(npattn.__file__).parent / "testing" / "rules" / "findings.json"
 MINE = """
 from npattn.testing.targets.numpy import flash, flash_backward
 
@@ -77,27 +81,37 @@ def told(output):
 
 # --- what is judged -------------------------------------------------------------------------------
 
+OUTPUTS = [
+    ((), "agreement-o", 0, ["npattn check numpy.flash", "1 passed"]),
+    (("numpy.flash",), "agreement-d", 0, ["5 passed"]),  # a known target comes with its backward
+    (
+        ("numpy.naive",),
+        "empty-row",
+        1,
+        ["empty-row[float32] failed", "\nFAILED: ", "sampled as Recipe("],
+    ),
+    (("--only", "hidden-nan"), "views", 0, ["4 passed"]),
+    (("--verbose",), "nan-query", 0, ["  nan-query  10  passed"]),
+    ((), "nan-query", 0, ["1 passed"]),
+]
+
 
 @pytest.mark.thorough
-def test_default_target_is_numpy_flash():
-    output = check("--only", "agreement-o")
-    assert "npattn check numpy.flash" in output
-    assert "1 passed" in output
-
-
-@pytest.mark.thorough
-def test_known_target_comes_with_its_backward():
-    output = check("numpy.flash", "--only", "agreement-d")
-    assert "5 passed" in output
+@pytest.mark.parametrize(("words", "rule", "code", "texts"), OUTPUTS)
+def test_output(words, rule, code, texts):
+    output = check(*words, "--only", rule, code=code)
+    assert [text for text in texts if text not in output] == []
+    assert ("  nan-query  " in output) == ("--verbose" in words)
 
 
 @pytest.mark.thorough
 @pytest.mark.unmeasured
-def test_failing_target_has_exit_code_1():
-    output = check("numpy.naive", "--only", "empty-row", code=1)
-    assert "empty-row[float32] failed" in output
-    assert "\nFAILED: " in output
-    assert "sampled as Recipe(" in output
+def test_torch_target_is_judged_under_its_conventions():
+    pytest.importorskip("torch")
+    words = ("torch.sdpa-math", "--dtype", "float64", "--only", "agreement-o")
+    output = check(*words)
+    assert "causal='top_left'" in output
+    assert "passed" in output
 
 
 @pytest.mark.thorough
@@ -154,12 +168,6 @@ def test_layout_is_passed_on(mine):
 
 
 @pytest.mark.thorough
-def test_only_takes_several_prefixes():
-    output = check("--only", "hidden-nan", "--only", "views")
-    assert "4 passed" in output
-
-
-@pytest.mark.thorough
 def test_json_and_html_have_the_report(tmp_path):
     paths = tmp_path / "report.json", tmp_path / "report.html"
     check("numpy.naive", "--only", "empty-row", "--json", paths[0], "--html", paths[1], code=1)
@@ -172,16 +180,6 @@ def test_json_and_html_have_the_report(tmp_path):
     page = paths[1].read_text()
     assert page.lower().startswith("<!doctype html>")
     assert "empty-row" in page
-
-
-@pytest.mark.thorough
-@pytest.mark.unmeasured
-def test_torch_target_is_judged_under_its_conventions():
-    pytest.importorskip("torch")
-    output = run("check", "torch.sdpa-math", "--dtype", "float64", "--only", "agreement-o",
-                 "--examples", 5)  # fmt: skip
-    assert "causal='top_left'" in output
-    assert "passed" in output
 
 
 @pytest.mark.thorough
@@ -209,12 +207,6 @@ def test_required_levels_are_passed_on():
     output = check(*words)
     assert re.search(r"non-finite: \d of 6 failed \(not required\): hidden-nan-v", output)
     assert "FAILED" in check(*words, "-x", "--require", "all", code=1)
-
-
-@pytest.mark.thorough
-def test_verbose_prints_the_table():
-    assert "  nan-query  10  passed" in check("--only", "nan-query", "--verbose")
-    assert "  nan-query  " not in check("--only", "nan-query")
 
 
 @pytest.mark.thorough
@@ -419,20 +411,18 @@ def test_expected_failure_passes(tmp_path, name):
     assert "2 failed (expected)" in output  # the report says what it found all the same
 
 
-@pytest.mark.thorough
-@pytest.mark.unmeasured
-def test_expected_failure_that_passes_is_stale(tmp_path):
-    text = f'{ZERO}"empty-row" = "it has no guard"\n"nan-query[float32]" = "it is old"'
-    output = check(*NAIVE, *expecting(tmp_path, text), code=1)
-    assert "expected failure nan-query[float32] did not fail: remove it" in output
+STALE = {
+    "nan-query[float32]": "expected failure nan-query[float32] did not fail: remove it",
+    "empty-rows": "expected failure empty-rows matches no rule that was checked: remove it",
+}
 
 
 @pytest.mark.thorough
 @pytest.mark.unmeasured
-def test_expected_failure_of_unknown_rule_is_stale(tmp_path):
-    text = f'{ZERO}"empty-row" = "it has no guard"\n"empty-rows" = "a slip"'
-    output = check(*NAIVE, *expecting(tmp_path, text), code=1)
-    assert "expected failure empty-rows matches no rule that was checked: remove it" in output
+@pytest.mark.parametrize("name", STALE)
+def test_expected_failure_that_does_not_happen_is_stale(tmp_path, name):
+    text = f'{ZERO}"empty-row" = "it has no guard"\n"{name}" = "it is old"'
+    assert STALE[name] in check(*NAIVE, *expecting(tmp_path, text), code=1)
 
 
 @pytest.mark.thorough
@@ -449,7 +439,8 @@ def test_unexpected_failure_fails(tmp_path):
         ('"empty-row" = "  "', "has empty-row without a reason"),
         ('"empty-row" = 3', "has empty-row without a reason"),
         ('[empty-row]\nreason = "x"', "has empty-row without a reason"),
-        ("empty-row: no guard", "is not TOML"),
+        ("empty-row: no guard", "is not TOML in UTF-8"),
+        ("empty-row: no guard", 'write "rule[dtype]" = "reason"'),
     ],
 )
 def test_expected_failure_without_reason_is_an_error(tmp_path, text, message):
@@ -459,19 +450,23 @@ def test_expected_failure_without_reason_is_an_error(tmp_path, text, message):
 # --- list, version, start -------------------------------------------------------------------------
 
 
-def test_expected_failures_that_are_no_toml_are_an_error(tmp_path):
-    path = tmp_path / "expected.toml"
-    path.write_text("agreement-o: I know")
-    output = told(check("numpy.flash", "--only", "agreement-o", "--expect", path, code=2))
-    assert "is not TOML" in output
-    assert '"rule[dtype]" = "reason"' in output
+LISTS = {
+    "": {*TARGETS, "profiles,"},
+    "targets": TARGETS,
+    "profiles": PROFILES,
+    "rules": {*PROPERTIES, *LEVELS, "double-backward"},
+    "installed": {"numpy.flash", "numpy.naive"},
+}
 
 
-def test_list_names_every_target_and_every_rule():
-    output = run("list")
-    words = output.split()
-    assert set(TARGETS) <= set(words)
-    assert set(PROPERTIES) <= set(words)
+@pytest.mark.parametrize("what", LISTS)
+def test_list_names_everything_within_80_columns(what, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    output = run("list", *what.split())
+    assert set(LISTS[what]) <= set(re.split(r"[\s:]+", output))
+    assert "…" not in output
+    lines = [line for line in output.splitlines() if not line.startswith("  lacks: ")]  # to copy
+    assert max(map(len, lines)) <= 80
 
 
 def test_list_names_the_missing_extra_of_a_target(monkeypatch):
@@ -488,12 +483,62 @@ def test_commands_that_moved_say_where_to(name):
 
 
 def test_help_names_the_commands_and_the_exit_codes():
-    assert {"check", "list"} <= set(run("--help").split())
+    assert {"check", "list", "explain"} <= set(run("--help").split())
     assert "Exit code 0: passed; 1: failed; 2:" in told(run("check", "--help"))
+
+
+def test_help_of_check_is_grouped_and_fits_two_screens():
+    text = CliRunner().invoke(cli, ["check", "--help"], terminal_width=80).output
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 100
+    places = [text.index(f"\n{group}:\n") for group in GROUPS]
+    assert places == sorted(places)
+    assert text.index("npattn check mykernels:attention --backward") < places[0]
+    flags = {x for _, one in options(CommandSettings).values() for x in one.flags}
+    assert flags <= set(re.findall(r"(?<![\w-])-[\w-]+", text))
+    assert "npattn list profiles" in told(text)
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [*RULES, "structure", "robustness", "sweep", "long"])
+def test_every_rule_is_explained(rule):
+    output = told(run("explain", rule))
+    assert output.startswith(f"{rule} (")
+    for title in ("demands", "why", "broken by", "real bugs"):
+        assert len(output.partition(f" {title} ")[2]) > 8, title
+    issue = r"[\w.-]+/[\w.-]+#\d+"
+    known = re.findall(issue, RULES[rule].check.__doc__) if rule in RULES else []
+    known += [one["title"] for one in json.loads(FINDINGS.read_text("utf-8")).get(rule, ())]
+    said = output.partition(" real bugs ")[2]
+    assert [x for x in known[:6] if x not in said] == []
+    assert ("none known in the wild" in said) == (not known)
+
+
+def test_a_beginning_explains_several_rules():
+    output = run("explain", "hidden-nan")
+    assert [line.split()[0] for line in output.splitlines() if line[:1].strip()] == [
+        "hidden-nan-k", "hidden-nan-v", "hidden-nan-kv"
+    ]  # fmt: skip
+    assert "did you mean agreement?" in told(run("explain", "agrement", code=2))
+
+
+def test_a_bug_is_explained_with_its_page():
+    output = told(run("explain", "offset-bias"))
+    assert "microsoft/onnxruntime#8549 on GitHub" in output
+    assert "PyTorch 2.13.0: A row whose whole bias is −1e9 gives gradients" in output
+    assert "(docs/reports/torch-offset-gradient.md)" in output
 
 
 def test_version_is_that_of_the_package():
     assert npattn.__version__ in run("--version")
+
+
+def fingerprint(*words, code):
+    result = CliRunner().invoke(cli, ["fingerprint", *words])
+    assert result.exit_code == code, result.output
+    return result.output
 
 
 def python(code_or_module, *words):
@@ -570,13 +615,11 @@ def f(q, k, v, mask=None, causal=False):
 @pytest.mark.thorough
 def test_fingerprint_of_what_crashes(tmp_path):
     (tmp_path / "dies.py").write_text(DIES)
-    result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/dies.py:f"])
-    assert result.exit_code == 1, result.output
-    lines = result.output.splitlines()
-    assert 'Conventions(causal="top_left")' in result.output
-    (crashed,) = (line for line in lines if "mask_true" in line)
+    output = fingerprint(f"{tmp_path}/dies.py:f", code=1)
+    assert 'Conventions(causal="top_left")' in output
+    (crashed,) = (line for line in output.splitlines() if "mask_true" in line)
     assert crashed.endswith(": crashed")
-    (how,) = (line for line in lines if line.startswith("crashed"))
+    (how,) = (line for line in output.splitlines() if line.startswith("crashed"))
     assert "exit code 3" in how
 
 
@@ -587,32 +630,21 @@ def test_fingerprint_of_what_crashes_in_a_probe_alone(tmp_path):
     source = DIES.replace("    s = np.where", ends).replace("mask=None, ", "")
     source = source.replace("    if mask is not None:\n        os._exit(3)\n", "")
     (tmp_path / "dies.py").write_text(source)
-    result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/dies.py:f"])
-    assert result.exit_code == 1, result.output
-    assert "causal, empty_row: crashed" in result.output
-    assert "causal: crashed: its process ended with exit code 3" in result.output
+    output = fingerprint(f"{tmp_path}/dies.py:f", code=1)
+    assert "causal, empty_row: crashed" in output
+    assert "causal: crashed: its process ended with exit code 3" in output
 
 
 @pytest.mark.thorough
 def test_fingerprint_is_the_same_in_a_worker():
-    words = ["fingerprint", "numpy.naive", "--dtype", "float64"]
-    here = CliRunner().invoke(cli, [*words, "--in-process"])
-    there = CliRunner().invoke(cli, words)
-    assert there.exit_code == here.exit_code == 0, there.output
-    assert there.output == here.output
+    words = ("numpy.naive", "--dtype", "float64")
+    assert fingerprint(*words, code=0) == fingerprint(*words, "--in-process", code=0)
 
 
-def test_fingerprint_in_this_process_has_no_limits():
-    result = CliRunner().invoke(cli, ["fingerprint", "--in-process", "--memory", "1G"])
-    assert result.exit_code == 2
-    assert "--memory need a worker" in result.output
-
-
-def test_fingerprint_of_what_is_no_attention(tmp_path):
+def test_fingerprint_of_what_it_cannot_take(tmp_path):
+    assert "--memory need a worker" in fingerprint("--in-process", "--memory", "1G", code=2)
     (tmp_path / "sums.py").write_text("def f(q, k, v):\n    return q + k + v\n")
-    result = CliRunner().invoke(cli, ["fingerprint", f"{tmp_path}/sums.py:f"])
-    assert result.exit_code == 2
-    assert "in no layout" in result.output
+    assert "in no layout" in fingerprint(f"{tmp_path}/sums.py:f", code=2)
 
 
 def test_untrusted_code_must_have_every_option_that_it_names():

@@ -28,7 +28,7 @@ def generator():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("page", generator().PAGES)
+@pytest.mark.parametrize("page", [*generator().PAGES, generator().FINDINGS])
 def test_generated_parts_are_current(page):
     current = generator().update(page)
     assert (ROOT / page).read_text() == current, "run: python docs/generate.py --write"

@@ -36,7 +36,6 @@ LAYERS = (
     {"weights"},
     {"__init__", "torch", "plot"},
     {"testing"},
-    {"commands"},
     {"cli"},
     {"__main__"},
 )
@@ -50,6 +49,7 @@ TESTING_LAYERS = (
     {"capabilities", "rules", "report"},
     {"device", "diagnosis"},
     {"runner", "difference"},
+    {"settings"},
     {"check"},
     {"units"},
     {"extend", "strategies", "tolerance", "__init__"},
@@ -101,14 +101,13 @@ CONFINED = {
     ),
     "matplotlib": ("plot/",),
     "sklearn": (),
-    "distributed": ("commands/cluster.py",),
+    "distributed": ("cli/cluster.py",),
     "rich": (
-        "commands/check.py",
-        "commands/targets.py",
+        "cli/",
         "testing/report/progress.py",
         "testing/report/report.py",
     ),
-    "click": ("cli.py", "parsing.py", "commands/"),
+    "click": ("cli/"),
 }
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

@@ -2,27 +2,53 @@
 
 import os
 
-import click
 import pytest
 
-from npattn.parsing import parse_processes
+from npattn import parsing
+from npattn.errors import OptionError
 
 
 def test_auto_is_a_process_for_each_core_that_may_be_used(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5}, raising=False)
-    assert parse_processes("auto") == 3
+    assert parsing.parse_processes("auto") == 3
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert parse_processes("auto") == 7
+    assert parsing.parse_processes("auto") == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert parse_processes("auto") == 1
+    assert parsing.parse_processes("auto") == 1
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
-def test_other_numbers_of_processes_are_wrong_usage(text):
-    with pytest.raises(click.BadParameter, match="must be a number from 1 on, or auto"):
-        parse_processes(text)
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("processes", "13", 13),
+        ("seed", "3", 3),
+        ("seconds", "60s", 60.0),
+        ("seconds", "10M", 600.0),
+        ("memory", "500m", 500 << 20),
+        ("memory", "4G", 4 << 30),
+        ("names", "mask, causal,", ("mask", "causal")),
+        ("names", "", ()),
+        ("renames", ("cap=softcap", "k=a=b"), {"cap": "softcap", "k": "a=b"}),
+        ("sizes", ("D=64,128", "T=7"), {"D": (64, 128), "T": (7,)}),
+    ],
+)
+def test_values_are_parsed(name, text, value):
+    assert getattr(parsing, f"parse_{name}")(text) == value
 
 
-def test_a_number_of_processes_is_taken_as_it_is():
-    assert parse_processes("13") == 13
+@pytest.mark.parametrize(
+    ("name", "texts", "message"),
+    [
+        ("processes", ["0", "-1", "two", "1.5", ""], "must be a number from 1 on, or auto"),
+        ("seed", ["-1", "two", "1.5", ""], "must be a number, or random"),
+        ("seconds", ["60", "0s", "s", "", "-3m"], "must look like 60s, 10m or 2h"),
+        ("memory", ["4", "0G", "G", "", "1.5G"], "must look like 500M or 4G"),
+        ("renames", [["cap"], ["=x"], ["x="]], "must look like THEIRS=OURS"),
+        ("sizes", [["D"], ["D=x"], ["D="]], "must look like D=64,128"),
+    ],
+)
+def test_other_values_are_wrong_usage(name, texts, message):
+    for text in texts:
+        with pytest.raises(OptionError, match=message):
+            getattr(parsing, f"parse_{name}")(text)

@@ -17,10 +17,9 @@ from benchmarks.matrix.plan import choose_targets
 from benchmarks.matrix.progress import ProgressLines
 from benchmarks.matrix.result import Matrix, read_matrix
 from benchmarks.matrix.run import run_matrix
-from benchmarks.options import open_journal
+from benchmarks.options import list_flags_beside, open_journal
 from npattn.cli import Command
-from npattn.commands.cluster import open_cluster
-from npattn.commands.target import list_options_beside
+from npattn.cli.cluster import open_cluster
 from npattn.errors import NpattnError, OptionError
 from npattn.parsing import (
     INTERRUPTED,
@@ -191,7 +190,7 @@ def matrix_command(
 
 def _read(path: str) -> Matrix:
     """Return the matrix of a file; nothing that is asked may stand beside it."""
-    beside = list_options_beside((*OUTPUTS, "read_path"))
+    beside = list_flags_beside((*OUTPUTS, "read_path"))
     if beside:
         raise OptionError(f"got {', '.join(beside)} beside --read: {path} has what was asked")
     return read_matrix(path)

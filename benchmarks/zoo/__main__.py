@@ -16,8 +16,8 @@ from rich.table import Table
 
 from benchmarks.options import open_journal
 from npattn.cli import Command
-from npattn.commands.cluster import open_cluster
-from npattn.commands.target import refuse_beside_cluster
+from npattn.cli.cluster import open_cluster
+from npattn.cli.flags import refuse_beside_cluster
 from npattn.errors import NpattnError
 from npattn.parsing import INTERRUPTED, interruptible, parse_processes, path_to_write
 from npattn.testing.report.progress import ProgressBar

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from benchmarks.power.tables import markdown
-from npattn.commands.cluster import open_cluster
+from npattn.cli.cluster import open_cluster
 from npattn.testing.units.processes import Jobs
 from npattn.testing.units.unit import Unit
 

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from itertools import combinations, islice, zip_longest
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npattn.errors import optional_import
+from npattn.errors import MissingExtraError
 from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.assemble import assemble
@@ -35,7 +36,12 @@ from npattn.testing.cases.recipe import (
 from npattn.testing.cases.shapes import few_shapes, program
 from npattn.testing.cases.space import Space
 
-with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
+if find_spec("hypothesis") is None:  # loaded when a failing problem shrinks: it takes a while
+    raise MissingExtraError(
+        "npattn.testing needs hypothesis, rich and click; npattn itself does not: "
+        "pip install 'npattn[check]'"
+    )
+if TYPE_CHECKING:
     from hypothesis import strategies as st
 
 __all__ = ["FEW", "Pools", "problems", "recipes"]
@@ -301,11 +307,15 @@ class Pools:
 
     def changes(self) -> st.SearchStrategy[tuple[Any, ...]]:
         """Return a strategy of changes to a recipe: few, and as it shrinks, all of them."""
+        from hypothesis import strategies as st
+
         simple = [list(dict.fromkeys(pool)) for pool in self.lists.values()]
         return st.tuples(*(st.sampled_from([*pool, *[KEEP] * 15 * len(pool)]) for pool in simple))
 
     def anything(self) -> st.SearchStrategy[Recipe]:
         """Return a strategy of recipes, each field of which is a choice of its own."""
+        from hypothesis import strategies as st
+
         names = sorted(self.lists, key=lambda name: name in SIZES)  # these shrink last
         shapes = st.sampled_from(self._shapes) if self.space.few_shapes else st.just({})
         return st.builds(
@@ -321,6 +331,8 @@ class Pools:
         Values are paired with their name because Hypothesis copies choices between equal
         strategies: examples would repeat each other.
         """
+        from hypothesis import strategies as st
+
         values, space = self.lists[name], self.space
         odd = name in "TS" or (name in "DE" and "D % 8" in space.structure)
         if odd and name not in {*self.force, *space.sizes} and not space.few_shapes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from npattn.testing.diagnosis.contrasts import Contrast, contrast
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
+
+if TYPE_CHECKING:
+    from npattn.testing.diagnosis.contrasts import Contrast
 
 __all__ = ["Contrasts", "Submit", "nobody"]
 
@@ -33,7 +35,7 @@ class Contrasts:
 
     def begin(self, trial: Trial, outcome: Outcome) -> None:
         """Begin to compute the contrast of an outcome, if a process is idle."""
-        future = self._submit(contrast, trial, outcome)
+        future = self._submit(_contrast, trial, outcome)
         if future is not None:
             self._begun[id(trial), outcome.id] = future
 
@@ -44,10 +46,16 @@ class Contrasts:
         """
         future = self._begun.pop((id(trial), outcome.id), None)
         if future is None or future.cancel() or future.exception() is not None:
-            return contrast(trial, outcome)
+            return _contrast(trial, outcome)
         return future.result()
 
     def close(self) -> None:
         """Cancel those that no process has begun."""
         for future in self._begun.values():
             future.cancel()
+
+
+def _contrast(trial: Trial, outcome: Outcome) -> Contrast:
+    from npattn.testing.diagnosis.contrasts import contrast  # slow to load, and seldom needed
+
+    return contrast(trial, outcome)

@@ -179,8 +179,8 @@ def _same_bits(x: Array, y: Array) -> bool:
 def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A result keeps its contents while forty calls of the same shapes are made.
 
-    Broken by output buffers that are used again, one or a few by turns, and by arenas that are
-    freed.
+    A caller may keep what it was given, as long as it likes. Broken by output buffers that are used
+    again, one or a few by turns, and by arenas that are freed.
     """
     f = trial.implementation
     others = [roll_contents(f, problem, n) for n in range(1, HELD + 1)]

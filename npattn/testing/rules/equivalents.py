@@ -88,9 +88,10 @@ def causal_as_mask(trial: Trial, recipe: Recipe) -> float:
 def window_as_mask(trial: Trial, recipe: Recipe) -> float:
     """A window gives the same results as its band passed as a mask.
 
-    Broken by a window that is one key wider (huggingface/transformers#39408) or narrower
-    (NVIDIA/TransformerEngine#1212), that starts at the other corner, that backward ignores
-    (meta-pytorch/MSLK#263), that a single query forgets (karpathy/nanochat#452).
+    A band is the matrix of a window, and both hide the same keys. Broken by a window that is one
+    key wider (huggingface/transformers#39408) or narrower (NVIDIA/TransformerEngine#1212), that
+    starts at the other corner, that backward ignores (meta-pytorch/MSLK#263), that a single query
+    forgets (karpathy/nanochat#452).
     """
     problem = trial.problem(recipe)
     shift = diagonal_shift(trial, problem)

@@ -93,7 +93,8 @@ def _problem_for_view(trial: Trial, recipe: Recipe) -> tuple[Problem, Cotangents
 def views(trial: Trial, recipe: Recipe) -> float:
     """The memory layout of arrays does not matter: transposed, stepped, expanded, reversed.
 
-    Broken by kernels that assume strides, and by plans that are cached by shape alone.
+    Callers pass slices and transposed arrays, whose numbers are the same. Broken by kernels that
+    assume strides, and by plans that are cached by shape alone.
     """
     problem, cotangents = _problem_for_view(trial, recipe)
     # A plan made for contiguous arrays must not be reused; if those are wrong too, other rules
@@ -123,7 +124,8 @@ def _changes(old: Results, new: Results) -> list[str]:
 def repeatable(trial: Trial, recipe: Recipe) -> float | None:
     """Two calls with the same problem give the same bits, whatever is called between them.
 
-    Broken by races, by state that is kept between calls, by dropout that is not passed.
+    A result is a function of the arguments alone. Broken by races, by state that is kept between
+    calls, by dropout that is not passed.
     """
     problem, twin = trial.problem(recipe), replace(recipe, seed=recipe.seed + 1)
     if trial.skips(twin, "repeatable"):

@@ -104,7 +104,8 @@ _several = first(in_bytes, refuses("rank 4", "rank 5"), single("B"))
 def same_bits_in_batch(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A sample has the same bits alone, and at another place in the batch.
 
-    Broken by kernels that choose splits, tiles or an order of sums by the size of the batch.
+    Requests come in batches of any size, and should not change each other. Broken by kernels that
+    choose splits, tiles or an order of sums by the size of the batch.
     """
     if not problem.lead or problem.lead[0] < 2:
         return None
@@ -124,7 +125,8 @@ def same_bits_in_batch(trial: Trial, problem: Problem, cotangents: Cotangents) -
 def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A sample has the same bits whatever the other samples of the batch hold.
 
-    Broken by a scale, a maximum or a skipped tile that is decided for all samples together.
+    No sum of a sample has terms of another. Broken by a scale, a maximum or a skipped tile that is
+    decided for all samples together.
     """
     if not problem.lead or problem.lead[0] < 2:
         return None
@@ -153,7 +155,8 @@ def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangen
 def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A row has the same bits with more keys that the mask hides.
 
-    Broken by splits and orders of sums that are chosen by the length with its padding.
+    A hidden key adds exactly 0 to every sum. Broken by splits and orders of sums that are chosen by
+    the length with its padding.
     """
     S = max(trial.space.sizes.get("S", (problem.S + PADDING,)))
     if S <= problem.S or not fits_sizes(trial, T=problem.T, S=S):

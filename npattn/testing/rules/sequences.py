@@ -60,8 +60,9 @@ def _takes_no_nan(trial: Trial) -> str | None:
 def unread_slots(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
     """What no sequence has may hold NaN: slots behind its last key, pages that nobody uses.
 
-    So may other sequences. Broken by whole pages that are read and hidden behind the product with
-    v, where 0 times NaN is NaN, and by keys beyond the last that take part in a maximum.
+    So may other sequences. Memory is reserved before it is written to. Broken by whole pages that
+    are read and hidden behind the product with v, where 0 times NaN is NaN, and by keys beyond the
+    last that take part in a maximum.
     """
     when = "with NaN in other sequences, and in slots that no sequence has"
     return _judge_stored(trial, problem, cotangents, when, unread="nan")
@@ -94,7 +95,8 @@ def _smallest(trial: Trial, seed: int, examples: int) -> list[Recipe]:
 def page_ids(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
     """The id of a page may be any number, beyond 65 536 too.
 
-    Broken by a table of 16 bits, and by an offset id · P · K · D that is counted in few.
+    A server has as many pages as its memory holds. Broken by a table of 16 bits, and by an offset
+    id · P · K · D that is counted in few.
     """
     when = f"with page ids from {FIRST_PAGE}"
     return _judge_stored(trial, problem, cotangents, when, first_page=FIRST_PAGE)

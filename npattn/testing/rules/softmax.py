@@ -134,8 +134,8 @@ def _sample_lone_sinks(trial: Trial) -> dict[str, Any]:
 def sink_minus_inf(trial: Trial, recipe: Recipe) -> float:
     """A sink of −inf takes no weight: the head is as without a sink, gradients included.
 
-    Broken by exp(−inf − −inf) where a row sees nothing else, by a sink that starts the running
-    maximum, by dsinks that is NaN.
+    e^−∞ is 0, in the sum and in its gradient. Broken by exp(−inf − −inf) where a row sees nothing
+    else, by a sink that starts the running maximum, by dsinks that is NaN.
     """
     problem = trial.problem(recipe)
     assert problem.sinks is not None

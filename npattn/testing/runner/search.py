@@ -9,10 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as hypothesis_seed
-from hypothesis.errors import Flaky
-
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, TimedOut
 from npattn.testing.capabilities import blame_structure
 from npattn.testing.cases.asked import Asked
@@ -160,6 +156,10 @@ class Search:
 
     def _shrink(self, failure: Failure, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe near the one that failed."""
+        from hypothesis import HealthCheck, Phase, given, settings  # slow to load
+        from hypothesis import seed as hypothesis_seed
+        from hypothesis.errors import Flaky
+
         self._shrinks_until = min(time.monotonic() + SHRINK_SECONDS, self.deadline)
         profile = settings(
             max_examples=200,

@@ -1,6 +1,5 @@
 """Evidence of a diagnosis: dtypes of predictions, and numbers added to hidden scores."""
 
-import sys
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -72,7 +71,7 @@ def test_defect_of_the_diagnosis_does_not_cost_the_report(monkeypatch):
     def fails(judged, submit):
         raise AssertionError("a defect")
 
-    monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", fails)
+    monkeypatch.setattr("npattn.testing.diagnosis.causes.diagnose", fails)
     with pytest.warns(RuntimeWarning, match="the diagnosis failed, which is a defect of npattn"):
         report = check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
     assert not report.passed
@@ -100,7 +99,7 @@ def test_an_interrupt_of_the_diagnosis_leaves_the_outcomes(monkeypatch):
     def stop(judged, submit):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", stop)
+    monkeypatch.setattr("npattn.testing.diagnosis.causes.diagnose", stop)
     with pytest.raises(KeyboardInterrupt) as caught:
         check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
     report = caught.value.report
@@ -119,7 +118,7 @@ def test_what_the_diagnosis_gives_up_was_asked_before(monkeypatch):
         return [outcome for _, outcomes in judged for outcome in outcomes], ()
 
     monkeypatch.setattr(Implementation, "given_up_lines", property(lambda self: list(lines)))
-    monkeypatch.setattr(sys.modules["npattn.testing.check"], "diagnose", crash)
+    monkeypatch.setattr("npattn.testing.diagnosis.causes.diagnose", crash)
     report = check(lambda q, k, v: 2 * v.sum(-2, keepdims=True), only=["shape-dtype"])
     assert len(lines) == 2
     assert not any("interrupted" in line for line in report.untested)

@@ -573,7 +573,7 @@ def test_workers_of_the_command_know_whether_they_are_alone(monkeypatch, given, 
         found.append(kwargs["alone"])
         raise OptionError("enough")
 
-    monkeypatch.setattr("npattn.commands.target.connect", note)
+    monkeypatch.setattr("npattn.cli.target.connect", note)
     result = CliRunner().invoke(cli, ["check", "numpy.flash", *given])
     assert result.exit_code == 2
     assert found == [alone]
@@ -587,7 +587,7 @@ def test_workers_of_functions_know_whether_they_are_alone(monkeypatch, processes
         found.append(kwargs["alone"])
         raise OptionError("enough")
 
-    monkeypatch.setattr(sys.modules["npattn.testing.check"], "isolate_in_worker", note)
+    monkeypatch.setattr("npattn.testing.worker.connect.isolate", note)
     with pytest.raises(OptionError, match="enough"):
         check(flash, isolate=True, processes=processes)
     assert found == [alone]

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from benchmarks.matrix.__main__ import matrix_command
 from benchmarks.matrix.result import read_matrix
 from benchmarks.matrix.run import run_matrix
-from npattn.commands.cluster import open_cluster
+from npattn.cli.cluster import open_cluster
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing.units.unit import Unit
 
@@ -144,7 +144,7 @@ class TestDask:
             assert one._client.scheduler.address != other._client.scheduler.address
 
     def test_a_scheduler_that_is_not_there_is_an_error(self, monkeypatch):
-        monkeypatch.setattr("npattn.commands.cluster.SECONDS", 1)
+        monkeypatch.setattr("npattn.cli.cluster.SECONDS", 1)
         with pytest.raises(OptionError, match="does not answer, or has no worker"):
             enter("tcp://127.0.0.1:9")
 

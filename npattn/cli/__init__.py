@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 from importlib.util import find_spec
 from typing import Any
 
-from npattn.errors import MissingExtraError
+from npattn.errors import MissingExtraError, NpattnError
 
 if any(find_spec(package) is None for package in ("click", "rich", "hypothesis")):
     raise MissingExtraError(
@@ -22,15 +23,16 @@ from npattn.parsing import INTERRUPTED
 __all__ = ["Command", "cli"]
 
 COMMANDS = {
-    "check": "check",
-    "diff": "diff",
-    "fingerprint": "fingerprint",
-    "list": "targets",
-    "plot": "plot",
-    "variant": "variant",
-    "worker": "targets",
+    "check": "npattn.cli.check",
+    "diff": "npattn.cli.diff",
+    "explain": "npattn.cli.explain",
+    "fingerprint": "npattn.cli.fingerprint",
+    "list": "npattn.cli.lists",
+    "plot": "npattn.cli.plot",
+    "variant": "npattn.cli.variant",
+    "worker": "npattn.cli.worker",
 }
-"""Names of commands → modules of `npattn.commands`."""
+"""Names of commands → their modules."""
 
 
 MOVED = {
@@ -46,15 +48,34 @@ class Command(click.Command):
     """Command whose errors name flags, and that has an exit code of its own for an interrupt."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Report what npattn refuses as wrong usage, in the words of the command line.
+
+        An interrupt has an exit code of its own: 1 is the verdict of most commands.
+        """
+        if isinstance(sys.stdout, io.TextIOWrapper):  # escape what its encoding lacks
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except click.UsageError as err:
             if type(err) is not click.UsageError:  # click's own words
                 raise
             raise click.UsageError(name_flags(err.message, err.ctx), err.ctx) from err
+        except NpattnError as err:
+            here = self.context_of(ctx)
+            raise click.UsageError(name_flags(str(err), here), here) from err
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except NpattnError as err:
+            raise click.UsageError(name_flags(str(err), ctx), ctx) from err
+
+    def context_of(self, ctx: click.Context) -> click.Context:
+        """Return the context whose flags an error is about."""
+        return ctx
 
 
 class _Commands(Command, click.Group):
@@ -68,9 +89,15 @@ class _Commands(Command, click.Group):
             raise click.UsageError(f"npattn {cmd_name} is {MOVED[cmd_name]} in a clone of npattn")
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"npattn.commands.{COMMANDS[cmd_name]}")
+        module = importlib.import_module(COMMANDS[cmd_name])
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def context_of(self, ctx: click.Context) -> click.Context:
+        """Return the context of the command that was called."""
+        name = ctx.invoked_subcommand or ""
+        command = self.get_command(ctx, name)
+        return ctx if command is None else click.Context(command, ctx, name)
 
 
 def name_flags(message: str, ctx: click.Context | None) -> str:

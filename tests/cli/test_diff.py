@@ -7,8 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from npattn.cli import cli
-from npattn.errors import OptionError
-from npattn.parsing import parse_sizes
 
 KERNELS = Path(__file__).parent.parent / "testing" / "difference" / "kernels.py"
 FEW = ("--examples", "2", "--sizes", "T=7", "--sizes", "S=13", "--sizes", "D=5")
@@ -58,9 +56,3 @@ def test_wrong_usage(words, message):
     result = run(*words)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
-
-
-def test_sizes():
-    assert parse_sizes(("D=64,128", "T=7")) == {"D": (64, 128), "T": (7,)}
-    with pytest.raises(OptionError, match="must look like D=64,128"):
-        parse_sizes(("D=x",))

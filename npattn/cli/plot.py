@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from npattn.errors import NpattnError, OptionError
+from npattn.errors import OptionError
 
 __all__ = ["plot_command"]
 
@@ -41,13 +41,13 @@ def plot_command(
     unlimited side of window). It may hold labels: queries and keys, arrays of strings.
     Exit code 0: written; 2: wrong usage, and nothing is written.
     """
-    try:
-        from npattn.plot.files import check_picture, draw_file  # loads matplotlib
+    from npattn.plot.files import check_picture, draw_file  # loads matplotlib
 
-        path = check_picture("--out", out)
-        size = None if figsize is None else _inches(figsize)
+    path = check_picture("--out", out)
+    size = None if figsize is None else _inches(figsize)
+    try:
         draw_file(file, head, sample, cmap=cmap, fmt=fmt, figsize=size).savefig(path)
-    except (NpattnError, OSError) as err:
+    except OSError as err:
         raise click.UsageError(str(err)) from err
     click.echo(f"wrote {out}")
 

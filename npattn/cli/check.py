@@ -1,0 +1,176 @@
+"""Command npattn check: judge an implementation."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from npattn.cli.cluster import open_cluster
+from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
+from npattn.cli.target import change_conventions, open_target
+from npattn.errors import OptionError
+from npattn.parsing import INTERRUPTED, interruptible
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.check import OF_IMPLEMENTATION, check
+from npattn.testing.report.progress import ProgressBar
+from npattn.testing.report.report import Report
+from npattn.testing.runner.journal import Journal
+from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
+from npattn.testing.units.blocks import check_in_units
+from npattn.testing.worker.supervisor import Limits
+
+__all__ = ["check_command"]
+
+SETTINGS = options(CommandSettings)
+OUTPUTS = [name for name, (_, one) in SETTINGS.items() if one.group == WRITTEN and one.flags]
+"""Settings that change nothing of what is asked."""
+ARGUMENTS = {
+    name: own.default
+    for name, (own, one) in options(Settings).items()
+    if one.flags and name not in (*OF_IMPLEMENTATION, "device", "timeout", "resume")
+}
+"""Arguments of a judge, with their defaults."""
+ALONE = (
+    *("in_process", "worker", "envs", "untrusted", "sweep", "budget", "journal"),
+    *("resume", "fail_fast", "processes"),
+)
+"""Settings that do not go with a cluster."""
+
+
+@click.command("check", cls=GroupedCommand)
+@click.argument("target", required=False)
+@add_flags()
+def check_command(target: str | None, **flags: Any) -> None:
+    """Judge TARGET, an attention implementation.
+
+    \b
+    npattn check mykernels:attention --backward mykernels:attention_backward
+    npattn check path/file.py:flash --like flash_attn --device cuda
+    npattn check torch.sdpa --only agreement --only empty-row --budget 60s
+
+    TARGET is module:function, path/file.py:function, or a name from npattn list. It runs in a
+    worker, a process of its own, whose end costs one rule; --in-process and --sweep call it here.
+    What ends in … may be given several times.
+    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested; 130: interrupted,
+    with a report of what is known.
+    """  # noqa: D301  click keeps the lines of a paragraph that begins with a backspace
+    given = {n: x for n, x in flags.items() if x is not None and x is not False}
+    if "seed" not in given and "untrusted" in given:
+        given["seed"] = secrets.randbits(64)
+    journal = None
+    if "resume" in given:
+        journal = _resume(given["resume"])
+        target, kept = journal.command["target"], journal.command
+        given = kept | {name: value for name, value in given.items() if name in OUTPUTS}
+    elif "journal" in given:
+        asked = {name: value for name, value in given.items() if name not in OUTPUTS}
+        journal = Journal.create(given["journal"], {"target": target, **asked})
+    _check(target, given, journal)
+
+
+def _resume(path: str) -> Journal:
+    """Return the journal of an earlier check, which has what is asked."""
+    allowed = {flag for name in OUTPUTS for flag in SETTINGS[name][1].flags} - {"--journal"}
+    beside = [flag for flag in given_flags() if flag not in allowed]
+    if beside:
+        raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
+    journal = Journal.resume(path)
+    if not journal.command:
+        raise OptionError(f"{path} was begun in Python: pass resume= to npattn.testing.check")
+    ended = f", ended in {journal.unanswered}" if journal.unanswered else ""
+    click.echo(f"goes on with {path}: {len(journal.answers)} rules begun{ended}", err=True)
+    return journal
+
+
+def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -> None:
+    """Check, write the files, print the report and exit."""
+    untrusted = given.get("untrusted", False)
+    implementation = open_target(target, given)
+    conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
+    arguments = {name: given.get(name, default) for name, default in ARGUMENTS.items()}
+    arguments |= {"conventions": conventions, "sizes": given.get("sizes", {}), "journal": journal}
+    arguments["strict"] |= untrusted
+    if untrusted and not arguments["must"]:
+        arguments["must"] = _everything(implementation)
+    judge: Callable[..., Report] = check
+    if "cluster" in given:
+        limits = Limits(given.get("timeout"), given.get("memory"))
+        calls = {name: given[name] for name in (*OF_IMPLEMENTATION, "device") if name in given}
+        judge = _on_cluster(given["cluster"], limits, calls)
+    try:
+        with ProgressBar() as bar, interruptible():
+            report = judge(implementation, progress=bar.advance, **arguments)
+    except KeyboardInterrupt as err:
+        if not hasattr(err, "report"):  # nothing was asked yet
+            sys.exit(INTERRUPTED)
+        report = err.report
+    unwritten = _write_files(report, given)
+    console = Console()
+    report.print_to(console, verbose="verbose" in given)
+    if journal is not None and report.interrupted:
+        console.print(f"npattn check --resume {journal.path} goes on", soft_wrap=True)
+    for line in unwritten:
+        click.echo(f"Error: {line}", err=True)
+    if report.tested or report.interrupted:
+        sys.exit(_exit_code(report) or 2 * bool(unwritten))
+    console.print("nothing could be tested")
+    sys.exit(2)
+
+
+def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
+    """Return a function that judges in units on a cluster, with arguments as of `check`."""
+    refuse_beside_cluster(*ALONE)
+    calls = {name: value for name, value in given.items() if value not in (None, "auto")}
+    own = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}
+
+    def check_on_cluster(implementation: Implementation, **arguments: Any) -> Report:
+        for name in ("sweep", "budget", "journal", "processes", "fail_fast"):
+            arguments.pop(name)  # they are not given: they are refused beside --cluster
+        with open_cluster(where) as (executor, width):
+            return check_in_units(
+                implementation, executor, width, calls=calls, limits=own, **arguments
+            )
+
+    return check_on_cluster
+
+
+def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
+    """Write the files that were asked for, before anything is printed that nobody may read.
+
+    Returns a line for each that cannot be written, so that the report is printed all the same.
+    """
+    writers: dict[str, Callable[[Path], object]] = {
+        "json": report.to_json,
+        "html": report.to_html,
+        "script": lambda path: path.write_text(report.script(), "utf-8"),
+    }
+    unwritten = []
+    for name, write in writers.items():
+        try:
+            if name in given:
+                write(given[name])
+        except OSError as err:
+            unwritten.append(f"{given[name]} was not written: {err.strerror or err}")
+    return unwritten
+
+
+def _exit_code(report: Report) -> int:
+    """Return the exit code of a report on something that was tested."""
+    if report.interrupted:
+        return INTERRUPTED
+    if report.passed:
+        return 0
+    failed = any(report.counts(outcome) for outcome in report.outcomes)
+    return 2 if report.missing and not failed else 1
+
+
+def _everything(implementation: Implementation) -> tuple[str, ...]:
+    """Return the options that it names, and the gradients of what it takes."""
+    options = [f"d{name}" for name in ("bias", "sinks", "gate") if name in implementation.features]
+    return (*sorted(implementation.features), "dq", "dk", "dv", *options)

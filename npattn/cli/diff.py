@@ -1,0 +1,64 @@
+"""Command npattn diff: compare two profiles, or two implementations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from npattn.cli.flags import GroupedCommand, add_flags
+from npattn.cli.target import report_import_errors
+from npattn.errors import OptionError
+from npattn.testing.difference.diff import DTYPES, EXAMPLES, diff
+from npattn.testing.difference.names import choose_kind
+from npattn.testing.targets import load_implementation
+
+__all__ = ["diff_command"]
+
+
+@click.command("diff", cls=GroupedCommand)
+@click.argument("a")
+@click.argument("b")
+@click.option("--profiles", is_flag=True, help="Compare the profiles of both; nothing is run.")
+@add_flags(
+    *("dtypes", "sizes", "seed", "examples", "in_process", "timeout", "json"),
+    dtypes={"value": "float32", "choices": DTYPES, "multiple": False},
+    seed={"value": "0"},
+    examples={"value": EXAMPLES, "help": "Number of problems."},
+    in_process={"help": "Call A and B in this process, without workers."},
+    json={"help": "Write all of it to this file."},
+)
+def diff_command(
+    a: str,
+    b: str,
+    profiles: bool,
+    dtypes: str,
+    sizes: dict[str, tuple[int, ...]] | None,
+    in_process: bool,
+    timeout: float | None,
+    **options: Any,
+) -> None:
+    """Say how A and B differ: two profiles, or two implementations of the same function.
+
+    Each is a known name, module:function or path/file.py:function. A name that is both a profile
+    and a target is run if both can run here, unless --profiles asks for profiles.
+    Exit code 0: alike (the same conventions, results within a tolerance of each other); 1:
+    different; 2: wrong usage; 130: interrupted.
+    """
+    sides: list[Any] = [a, b]
+    if in_process and timeout is not None:
+        raise OptionError("--timeout needs a worker, and --in-process calls A and B here")
+    if in_process and choose_kind(a, b, profiles)[0] == "implementations":
+        with report_import_errors():
+            sides = [load_implementation(name) for name in sides]
+    sizes, json_file = sizes or {}, options.pop("json")
+    difference = diff(
+        *sides, profiles=profiles, dtype=dtypes, sizes=sizes, timeout=timeout, **options
+    )
+    if json_file is not None:
+        text = json.dumps(difference.as_dict(), allow_nan=False, indent=1)
+        json_file.write_text(text + "\n", "utf-8")
+    click.echo(str(difference))
+    sys.exit(0 if difference.alike else 1)

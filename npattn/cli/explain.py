@@ -1,0 +1,90 @@
+"""Command npattn explain: what a rule demands, why, and which real bug broke it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import textwrap
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import click
+
+from npattn.testing.check import choose_rules
+from npattn.testing.levels import REQUIRED
+from npattn.testing.rules import ON_REQUEST
+from npattn.testing.runner.rounds import ABOUT_STRUCTURE
+
+__all__ = ["explain_command"]
+
+WITHOUT_RULE = {
+    "structure": f"{ABOUT_STRUCTURE}\n\nKernels accept sizes that they were never run with. "
+    "It is asked first, always, and what is refused with an exception is not sampled again. "
+    "Broken by empty results of another shape, by NaN where a size is 0.",
+    "robustness": "Notes on wrong input, without a verdict.\n\nWhat is wrong may be refused, or "
+    "read as something else; the semantics do not say. Broken by nothing.",
+    "sweep": "Problems of every length up to 4096, sampled and judged on the device, are right."
+    "\n\nSmall problems meet few of the tiles, splits and grids of a GPU. "
+    "Broken by edges of tiles that only long sequences have.",
+    "long": "Sequences of 65 536 keys give right rows and gradients.\n\nOffsets and sums grow "
+    "with the length. Broken by offsets of 32 bits, by sums in a narrow format.",
+}
+"""Docstrings of what ``--only`` takes beside the rules: demand, reason and bugs."""
+MOST = 6
+"""Findings that are printed for a rule."""
+
+
+@click.command("explain")
+@click.argument("rule")
+def explain_command(rule: str) -> None:
+    """Say what RULE demands, why, and which real bug broke it.
+
+    RULE is a name from npattn list rules, or how several begin.
+    """
+    named = [WITHOUT_RULE[rule]] if rule in WITHOUT_RULE else []
+    for text in named:
+        _print(rule, f"npattn check TARGET --only {rule}", text)
+    for one in () if named else choose_rules([rule]):
+        asked = f"only with --only {one.rule}" if one.rule in ON_REQUEST else f"level {one.level}"
+        required = "required" if one.level in REQUIRED else "shown, not required"
+        about = f"semantics {one.section}; {asked}, {required}"
+        _print(one.rule, about, one.check.__doc__ or "")
+
+
+def _print(name: str, where: str, docstring: str) -> None:
+    """Print a rule; its docstring has the demand, the reason and the bugs, in this order."""
+    demand, _, text = docstring.strip().partition("\n\n")
+    why, _, bugs = " ".join(text.split()).partition("Broken by ")
+    width = min(max(shutil.get_terminal_size().columns, 40), 100)
+    click.echo(f"{name}  ({where})")
+    known = [f"{issue} on GitHub" for issue in re.findall(r"[\w.-]+/[\w.-]+#\d+", bugs)]
+    known += [_describe(finding) for finding in _findings().get(name, ())]
+    rows = [("demands", demand), ("why", why), ("broken by", bugs)]
+    rows += [("real bugs" if n == 0 else "", bug) for n, bug in enumerate(known[:MOST])]
+    rows += [("", f"and {len(known) - MOST} more in docs/findings.md")] * (len(known) > MOST)
+    for title, words in [*rows, *([] if known else [("real bugs", "none known in the wild")])]:
+        indent = f"  {title:<11}"
+        if words:
+            spaces = " " * len(indent)
+            words = textwrap.fill(
+                " ".join(words.split()), width - len(indent), break_on_hyphens=False
+            )
+            click.echo(indent + words.replace("\n", f"\n{spaces}"))
+    click.echo()
+
+
+def _describe(finding: dict[str, str]) -> str:
+    """Return a finding in a line, with its page."""
+    page = f"docs/reports/{finding['report']}.md" if finding["report"] else "docs/findings.md"
+    kind = {"bug": "", "limit": ", a limit that it keeps to"}[finding["kind"]]
+    return f"{finding['system']}: {finding['title']}{kind} ({page})"
+
+
+@cache
+def _findings() -> dict[str, Any]:
+    """Return the findings of docs/findings.md that broke a rule, by rule."""
+    text = files("npattn.testing.rules").joinpath("findings.json").read_text("utf-8")
+    known: dict[str, Any] = json.loads(text)
+    return known

@@ -1,0 +1,78 @@
+"""Command npattn variant: judge linear or differential attention."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npattn.cli.flags import GroupedCommand, add_flags
+from npattn.cli.target import report_import_errors
+from npattn.errors import OptionError
+from npattn.testing.targets import load
+from npattn.testing.variants.check import DTYPES, VARIANTS, check_variant
+
+__all__ = ["variant_command"]
+
+
+def _values(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, Any]:
+    """Parse ("D=16,32", "causal=true") into {"D": (16, 32), "causal": (True,)}."""
+    values = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not name or not equals or not text:
+            raise OptionError(f"--value is {word!r}, must look like D=16,32 or causal=true")
+        values[name] = tuple(map(_value, text.split(",")))
+    return values
+
+
+def _value(text: str) -> Any:
+    """Parse a number, true, false or none; anything else is a name."""
+    try:
+        return json.loads({"none": "null"}.get(text.lower(), text.lower()))
+    except ValueError:
+        return text
+
+
+@click.command("variant", cls=GroupedCommand)
+@click.argument("variant", type=click.Choice(tuple(VARIANTS)))
+@click.argument("target")
+@click.option(
+    "--value",
+    "values",
+    multiple=True,
+    metavar="NAME=A,B …",
+    callback=_values,
+    help="Values to sample from: D=16,32; or what TARGET means by an option that it does not name: "
+    "causal=true, feature_map=relu.",
+)
+@add_flags(
+    *("dtypes", "framework", "backward", "seed", "examples", "device", "script"),
+    dtypes={"value": "float32", "choices": DTYPES, "multiple": False},
+    framework={"value": "auto"},
+    seed={"value": "0"},
+    examples={"value": 100, "help": "Number of problems."},
+)
+def variant_command(
+    variant: str,
+    target: str,
+    backward: str | None,
+    dtypes: str,
+    script: Path | None,
+    **options: Any,
+) -> None:
+    """Judge TARGET, module:function or path/file.py:function, as VARIANT of attention.
+
+    It is called in this process. Exit code 0: passed; 1: failed; 2: wrong usage; 130: interrupted.
+    """
+    with report_import_errors():
+        f, known = load(target)
+        known = known if backward is None else load(backward)[0]
+    report = check_variant(f, variant, backward=known, dtype=dtypes, **options)
+    click.echo(str(report))
+    if script is not None and not report.passed:
+        script.write_text(report.script(), "utf-8")
+    sys.exit(0 if report.passed else 1)

@@ -1,0 +1,427 @@
+"""Settings of a check: each option once, for Python, the command line, journals and reports.
+
+A field of `Settings` has a default and an `Option`: its group, flag, metavar, parser and words.
+The signature and docstring of `npattn.testing.check`, ``npattn check --help``, the entry of a
+journal, the settings in a report and the table in docs/checking.md are made from them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
+
+from npattn.checks import check_integer
+from npattn.conventions import Conventions, check_conventions
+from npattn.errors import DtypeError, OptionError
+from npattn.options import FEATURES
+from npattn.parsing import (
+    parse_memory,
+    parse_names,
+    parse_processes,
+    parse_renames,
+    parse_seconds,
+    parse_seed,
+    parse_sizes,
+    path_to_write,
+)
+from npattn.profiles import Profile
+from npattn.quantization import FORMATS
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.levels import LEVELS, REQUIRED, check_levels
+from npattn.testing.report.expected import check_expected, read_expected
+from npattn.testing.report.progress import Progress, check_progress
+from npattn.testing.trial import GRADIENTS
+
+if TYPE_CHECKING:
+    from npattn.testing.report.report import Report
+    from npattn.testing.runner.journal import Journal
+
+__all__ = ["DTYPES", "GROUPS", "CommandSettings", "Option", "Settings", "describe_flag", "options"]
+__all__ += ["takes_settings"]
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+OTHER_WORDS = {
+    "float64": "double fp64 f64",
+    "float32": "float single fp32 f32",
+    "float16": "half fp16 f16",
+    "bfloat16": "bf16 bfloat",
+    "float8_e4m3fn": "fp8 float8 e4m3 float8_e4m3 fp8_e4m3",
+    "float8_e5m2": "e5m2 fp8_e5m2",
+}
+"""Other words for the dtypes, for errors."""
+SHORT_DTYPES = {
+    word: name for name, words in OTHER_WORDS.items() for word in [name, *words.split()]
+}
+
+JUDGED, AMOUNT, PASSES, WHERE, WRITTEN = GROUPS = (
+    "What is judged",
+    "How much",
+    "What must pass",
+    "Where it runs",
+    "What is written",
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """Words, flag and parser of an option, wherever it is given.
+
+    Attributes
+    ----------
+    group : str
+        One of `GROUPS`.
+    flags : tuple of str
+        Flags of the command; none for an argument of Python alone.
+    metavar : str or None
+    kind : str
+        Its type in the docstring; "" for that of the field, or its choices.
+    help : str
+        A sentence for ``--help``, the docstring and the page; other options stand in backticks.
+    more : str
+        Further sentences, for Python.
+    default : str
+        Its default in words, if None stands for one.
+    choices : tuple of str
+        The only values.
+    least : int, optional
+        The least integer.
+    multiple : bool
+        The flag may be given several times.
+    parse : callable, optional
+        Text of the flag, or all its texts, → value of the argument.
+    path : {"new", "old"}, optional
+        It is a file that will be written, or one that exists.
+    report : callable, optional
+        Value → what a report says among its settings, None for nothing.
+    asked : bool
+        Answers depend on it, so that a journal has it.
+    """
+
+    group: str
+    flags: tuple[str, ...]
+    metavar: str | None
+    kind: str
+    help: str
+    more: str = ""
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    multiple: bool = False
+    parse: Callable[[Any], Any] | None = None
+    path: Literal["new", "old"] | None = None
+    report: Callable[[Any], Any] | None = None
+    asked: bool = False
+
+
+def option(
+    value: Any, group: str, flags: str, kind: str, help: str, more: str = "", **details: Any
+) -> Any:
+    """Return a field of `Settings` with a default and an `Option`; "-x --flag NAME" are flags."""
+    words = flags.split()
+    names = tuple(word for word in words if word.startswith("-"))
+    metavar = words[-1] if len(words) > len(names) else None
+    one = Option(group, names, metavar, kind, help, more, **details)
+    return field(default=value, metadata={"option": one})
+
+
+# A row for each setting
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Arguments of `npattn.testing.check`; what is not legal is an error here."""
+
+    dtypes: Sequence[str] = option(("float32",), JUDGED, "--dtype DTYPE", "sequence of str",
+        f"Dtype of q, k and v: {', '.join(DTYPES)}.",
+        default="float32", multiple=True, asked=True)
+    framework: str = option("auto", JUDGED, "--framework", "",
+        "Arrays that it takes; auto: by its module, annotations or a tiny call.",
+        choices=("auto", "numpy", "torch", "jax"))
+    backward: Callable[..., Any] | None = option(None, JUDGED, "--backward FUNCTION", "callable",
+        "Gradients of a NumPy function.",
+        "It is called as ``backward(dout, q, k, v, *, out, lse, ...)``.")
+    layout: str | None = option(None, JUDGED, "--layout", "",
+        "Axes of q, k, v and o.",
+        'Those of dout and the gradients are the same; "BTHD" is for rank 4.',
+        choices=("BHTD", "BTHD"), default="BHTD, or those of `like`")
+    like: str | Profile | None = option(None, JUDGED, "--like PROFILE", "str or Profile",
+        "Known system that it stands in for: npattn list profiles.",
+        "Signature, layout, conventions and refusals come from that profile, and rules that it "
+        "takes back are not required.")
+    conventions: Conventions | None = option(None, JUDGED, "--convention NAME=VALUE", "Conventions",
+        "Its promise where systems disagree, as causal=top_left.",
+        'Default: those of `like`, or of docs/semantics.md, with causal="top_left" for a parameter '
+        "``is_causal``.",
+        multiple=True)
+    rename: Mapping[str, str] | None = option(None, JUDGED, "--rename THEIRS=OURS", "mapping",
+        "Parameter, and the option of npattn that it is, as cap=softcap.",
+        'In Python ``{"cap": "softcap"}``.',
+        multiple=True, parse=parse_renames)
+    features: str | Iterable[str] | None = option(
+        None, JUDGED, "--features NAMES", "str or iterable of str",
+        "Its options and results, as mask,causal,return_lse.",
+        default="those that its signature names", parse=parse_names)
+    quantized: str | None = option(None, JUDGED, "--quantized FORMAT", "",
+        "Format of those of q, k, v, o that it has a factor for, as q_descale: fp8, float8_e4m3fn, "
+        "float8_e5m2 or int8.",
+        "The others are in the dtypes tested. Factors of blocks: `Implementation`.",
+        choices=("fp8", *FORMATS))
+    rounding: Rounding | str | None = option(None, JUDGED, "--rounding MODEL", "Rounding or str",
+        "Rounding model: upcast, fused, eager, fp8, int8.",
+        choices=("upcast", "fused", "eager", "fp8", "int8"),
+        default="that of a known target, or the loosest")
+    only: str | Iterable[str] | None = option(None, AMOUNT, "--only RULE", "str or iterable of str",
+        "Rule, or how several begin; it is asked all `examples`, and required.",
+        '"robustness" is for notes on wrong input.',
+        multiple=True, asked=True)
+    sizes: Mapping[str, Sequence[int]] | None = option(None, AMOUNT, "--sizes D=64,128", "mapping",
+        "Sizes to sample, of B H K T S D E; P is that of pages.",
+        'For a kernel that takes no others: ``{"D": (64, 128)}``. Letters that are not named keep '
+        "the sizes of a known target, if it has any.",
+        multiple=True, parse=parse_sizes, asked=True)
+    seed: int = option(0, AMOUNT, "--seed N|random", "int",
+        "Seed of everything random.",
+        parse=parse_seed, report=int, asked=True)
+    examples: int = option(200, AMOUNT, "--examples N", "int",
+        "Different problems: most rules of agreement are asked all, others a tenth.",
+        "At least 20, for each rule looks for one kind of mistake.",
+        least=1, report=int, asked=True)
+    budget: float | None = option(None, AMOUNT, "--budget TIME", "float",
+        "Ask for as long as this (60s, 10m, 2h), a few examples of each rule first.",
+        "In Python a number of seconds. Once all rules have had `examples`, as many more are "
+        "asked, with the next seeds, as there is time for. The report does not pass if a required "
+        "rule could not be asked at all.",
+        parse=parse_seconds, report=lambda seconds: f"{seconds:g} s")
+    sweep: int = option(0, AMOUNT, "--sweep N", "int",
+        "Also judge N problems of every length up to 4096 on the device.",
+        "They are sampled and computed there, and a few very long ones are added; for torch "
+        "functions.",
+        least=0, report=lambda count: count or None)
+    fail_fast: bool = option(False, AMOUNT, "-x --fail-fast", "",
+        "Stop at the first failure of a required level that is not expected.",
+        "The report has what is known by then.")
+    shrink: bool = option(True, AMOUNT, "", "",
+        "Search for the smallest failing problem.",
+        asked=True)
+    diagnosis: bool = option(True, AMOUNT, "", "",
+        "Search for the causes of failures, for a second or two.")
+    require: Iterable[str] | str = option(REQUIRED, PASSES, "--require LEVEL", "iterable of str",
+        f"Level that must pass: {', '.join(LEVELS)}; all: every one but the last.",
+        "Other levels are shown, and cost nothing.",
+        choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True)
+    must: Iterable[str] = option((), PASSES, "--must NAMES", "iterable of str",
+        "Options, results and gradients that have to be tested, as mask,lse,dk.",
+        "If one was not, the report does not pass.",
+        parse=parse_names)
+    expect: Mapping[str, str] | None = option(None, PASSES, "--expect FILE", "mapping",
+        'Expected failures with reasons, as TOML: "rule[dtype]" = "reason".',
+        'In Python ``{"hidden-nan-v[float32]": "multiplies by 0"}``.',
+        path="old", parse=read_expected)
+    strict: bool = option(False, PASSES, "--strict", "",
+        "A suspect counts as failed.")
+    device: str | None = option(None, WHERE, "--device NAME", "str",
+        "Device of its tensors, as cuda.")
+    processes: int = option(1, WHERE, "-n --processes N|auto", "",
+        "Processes that share the rules out; auto: one for each core.",
+        "Each has one thread, and the report is the same. They have to import `f`: a function of a "
+        "module, or an Implementation with a `spec`.",
+        parse=parse_processes)
+    isolate: bool = option(False, WHERE, "", "",
+        "Call `f` in a worker, a process of its own, whose end costs the rule that asked.",
+        "Functions that cannot be imported need cloudpickle.")
+    timeout: float | None = option(None, WHERE, "--timeout SECONDS", "float",
+        "Seconds that a call in a worker may take.",
+        default="10; 120 for the first of a shape where it compiles")
+    progress: Progress | bool | None = option(None, WRITTEN, "", "callable or bool",
+        "Function that is called with ``(dtype, rule, done, total)``.",
+        "True, or by default: a bar on the error stream of a terminal, or in a notebook, if it "
+        "takes more than two seconds. False: none.")
+    journal: str | os.PathLike[str] | Journal | None = option(
+        None, WRITTEN, "--journal FILE", "path",
+        "New file that has each step before it is taken, to `resume` from.",
+        "If the check is ended, it says what was being asked.",
+        path="new")
+    resume: str | os.PathLike[str] | None = option(None, WRITTEN, "--resume FILE", "path",
+        "Go on where the check of a `journal` ended.",
+        "It must be a check of the same.",
+        path="old")
+
+    def __post_init__(self) -> None:
+        for name in ("dtypes", "only", "must"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.budget is not None:
+            _check_budget(self.budget, self.sweep)
+            if self.journal is not None or self.resume is not None:
+                raise OptionError("got a journal beside budget, which ends in time: pass one")
+        if self.journal is not None and self.resume is not None:
+            raise OptionError("got journal beside resume, which goes on in its own file: pass one")
+        _check_dtypes(self.dtypes)
+        if isinstance(self.sweep, bool) or not isinstance(self.sweep, int) or self.sweep < 0:
+            raise OptionError(f"sweep is {self.sweep!r}, must be an integer ≥ 0: how many problems")
+        for name, least in (("examples", 1), ("seed", 0), ("processes", 1)):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least))
+        _check_mapping("expect", self.expect, '{"nan-query": "why it fails"}')
+        _check_mapping("sizes", self.sizes, '{"D": (64, 128)}')
+        for letter, values in (self.sizes or {}).items():
+            if isinstance(values, Sequence) and values and not any(values):
+                raise OptionError(
+                    f"sizes has {letter}={values!r}, must have one ≥ 1: a size of 0 leaves nothing "
+                    "to compare, and is tried beside others"
+                )
+        check_conventions(self.conventions)
+        check_levels(self.require)
+        check_expected(self.expect or {})
+        legal = (*FEATURES, "lse", "weights", "max_score", *GRADIENTS)
+        for name in self.must:
+            if name not in legal:
+                raise OptionError(f"must has {name!r}, must be among {', '.join(legal)}")
+        check_progress(self.progress)
+
+    def for_report(self) -> dict[str, Any]:
+        """Return what a report says of them."""
+        said = {
+            name: None if (value := getattr(self, name)) is None else one.report(value)
+            for name, (_, one) in options(Settings).items()
+            if one.report is not None
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    def for_journal(self) -> dict[str, Any]:
+        """Return what the answers depend on, for a journal."""
+        return {name: getattr(self, name) for name, (_, x) in options(Settings).items() if x.asked}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandSettings(Settings):
+    """The same, and what the command line alone has."""
+
+    in_process: bool = option(False, WHERE, "--in-process", "",
+        "Call TARGET in this process, without a worker.")
+    worker: str | None = option(None, WHERE, "--worker COMMAND", "",
+        "Program that speaks docs/protocol.md; TARGET is its name.")
+    envs: str | None = option(None, WHERE, "--envs FOLDER", "",
+        "Folder of environments, to install what a known TARGET lacks.")
+    memory: int | None = option(None, WHERE, "--memory SIZE", "",
+        "Memory that the worker may use, as 500M or 4G.",
+        parse=parse_memory)
+    untrusted: bool = option(False, WHERE, "--untrusted", "",
+        "For code that nobody has read: a worker without npattn, a random seed, `strict`, and "
+        "`must` with every option that it names and every gradient.")
+    cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
+        "Ask units of 200 examples on Dask: local:N, or a scheduler's address.")
+    verbose: bool = option(False, WRITTEN, "--verbose", "",
+        "Print the whole table and every failure.")
+    json: Path | None = option(None, WRITTEN, "--json FILE", "",
+        "Write the report to this file.",
+        path="new", parse=path_to_write)
+    html: Path | None = option(None, WRITTEN, "--html FILE", "",
+        "Write it as a web page.",
+        path="new", parse=path_to_write)
+    script: Path | None = option(None, WRITTEN, "--script FILE", "",
+        "Write a Python file that shows the first failure.",
+        path="new", parse=path_to_write)
+
+
+# fmt: on
+def options(settings: type[Settings]) -> dict[str, tuple[Field[Any], Option]]:
+    """Return the field and the option of each setting, by name, in the order of the groups."""
+    known = {f.name: (f, f.metadata["option"]) for f in fields(settings)}
+    return dict(sorted(known.items(), key=lambda item: GROUPS.index(item[1][1].group)))
+
+
+P = ParamSpec("P")
+Judged = Callable[..., Any] | Implementation
+
+
+def takes_settings(
+    settings: Callable[P, Settings],
+) -> Callable[[Callable[[Judged, Settings], Report]], Callable[Concatenate[Judged, P], Report]]:
+    """Give a function of an implementation and settings an argument for each setting.
+
+    Its docstring describes them before its results.
+    """
+
+    def decorate(
+        judge: Callable[[Judged, Settings], Report],
+    ) -> Callable[Concatenate[Judged, P], Report]:
+        def check(*args: Any, **kwargs: Any) -> Report:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as err:
+                raise TypeError(f"{judge.__name__}() {err}") from None
+            try:
+                return judge(given.pop("f"), settings(**given))  # type: ignore[call-arg]
+            except KeyboardInterrupt as interrupt:  # nobody needs the frames of the judge
+                raise interrupt.with_traceback(None) from None
+
+        functools.update_wrapper(check, judge)
+        del vars(check)["__wrapped__"]  # it has another signature
+        first, *_ = inspect.signature(judge).parameters.values()
+        own = inspect.signature(settings)
+        signature = own.replace(parameters=[first, *own.parameters.values()])
+        vars(check)["__signature__"] = signature.replace(return_annotation="Report")
+        before, returns, after = (judge.__doc__ or "").partition("    Returns\n")
+        check.__doc__ = before.rstrip() + "\n" + _describe_in_python() + "\n" + returns + after
+        return check
+
+    return decorate
+
+
+def _describe_in_python() -> str:
+    """Return the settings as entries of a docstring."""
+    lines = []
+    for name, (own, one) in options(Settings).items():
+        kind = one.kind or "{" + ", ".join(f'"{x}"' for x in one.choices) + "}"
+        kind = kind if kind != "{}" else str(own.type)
+        if own.default in (None, ()) or one.default:
+            kind += ", optional"
+        elif own.default is not False:
+            kind += f", default {own.default!r}"
+        default = f"Default: {one.default}." if one.default else ""
+        text = " ".join(x for x in (one.help, one.more, default) if x)
+        indented = textwrap.fill(
+            text, 96, initial_indent=" " * 8, subsequent_indent=" " * 8, break_on_hyphens=False
+        )
+        lines += [f"    {name} : {kind}", indented]
+    return "\n".join(lines) + "\n"
+
+
+def describe_flag(one: Option, value: Any) -> str:
+    """Return the help of a flag with its default; options in backticks become their flags."""
+    flags = {n: x.flags[-1] for n, (_, x) in options(CommandSettings).items() if x.flags}
+    default = one.default or ("" if value in (None, ()) or value is False else str(value))
+    text = one.help + (f"  [default: {default}]" if default else "")
+    return re.sub(r"`+(\w+)`+", lambda match: flags.get(match[1], match[1]), text)
+
+
+def _check_dtypes(dtypes: Sequence[str]) -> None:
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            hint = SHORT_DTYPES.get(str(dtype).removeprefix("torch."))
+            hint = f"; did you mean {hint}?" if hint else ""
+            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}{hint}")
+    if not dtypes:
+        raise OptionError("dtypes is empty, must have 1 or more")
+
+
+def _check_budget(budget: float, sweep: int) -> None:
+    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if not number or not 0 < budget < math.inf:
+        raise OptionError(f"budget is {budget!r}, must be a number of seconds > 0")
+    if sweep:
+        raise OptionError(f"sweep is {sweep}, must be 0 with a budget: it takes its own time")
+
+
+def _check_mapping(name: str, value: Any, example: str) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise OptionError(f"{name} is {value!r}, must be a mapping, as in {example}")
