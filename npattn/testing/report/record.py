@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,6 +164,14 @@ class Record:
         """Return the outcomes of each level that has any, in the order of `LEVELS`."""
         levels = {level: [o for o in self.outcomes if o.level == level] for level in LEVELS}
         return {level: outcomes for level, outcomes in levels.items() if outcomes}
+
+    @staticmethod
+    def by_rule(outcomes: Iterable[Outcome]) -> list[dict[str, Outcome]]:
+        """Return the outcomes of each rule by dtype: the rows of a table."""
+        rows: dict[str, dict[str, Outcome]] = {}
+        for outcome in outcomes:
+            rows.setdefault(outcome.rule, {})[outcome.dtype] = outcome
+        return list(rows.values())
 
     def groups(self, *, required: bool = True) -> list[Group]:
         """Return the failures by cause, the group of most failed rules that count first.

@@ -9,7 +9,7 @@ from typing import Any
 
 from npattn.errors import MissingExtraError
 from npattn.testing.report.as_json import as_dict
-from npattn.testing.report.html import fragment, page
+from npattn.testing.report.page import fragment, page
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines
 from npattn.testing.report.words import verdict

@@ -12,21 +12,9 @@ from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
 
-__all__ = [
-    "CLOSE",
-    "MUST",
-    "alternatives",
-    "convention_flag",
-    "coverage_lines",
-    "failure_lines",
-    "headline",
-    "level_line",
-    "rule_names",
-    "settings_line",
-    "value_text",
-    "verdict",
-    "worst_text",
-]
+__all__ = ["CLOSE", "MUST", "alternatives", "behaviour_lines", "convention_flag", "coverage_lines"]
+__all__ += ["failure_lines", "headline", "level_line", "rule_names", "settings_line", "value_text"]
+__all__ += ["verdict", "worst_text"]
 
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
@@ -88,6 +76,12 @@ def settings_line(record: Record) -> str:
     """Return the settings in a line: ``seed 0  examples 100  features causal, scale``."""
     apart = ("versions", "behaves as", "reads")
     return "  ".join(f"{k} {value_text(v)}" for k, v in record.settings.items() if k not in apart)
+
+
+def behaviour_lines(record: Record) -> list[str]:
+    """Return the tightest rounding model that explains the errors in each dtype."""
+    models = record.settings.get("behaves as", {})
+    return [f"{dtype} behaves as {model}" for dtype, model in models.items()]
 
 
 def value_text(value: object) -> str:
