@@ -24,9 +24,6 @@ from npattn.testing.bounds.translate import translate_bounds
 from npattn.testing.bounds.variance import DEVIATIONS, Variance
 from npattn.testing.bounds.worst_case import WorstCase
 
-__all__ = ["BoundTask", "Rounding", "bounds", "certificate", "deviations"]
-__all__ += ["tolerance", "unit_roundoff"]
-
 OPTIONAL = WorstCase.wanted
 OWN = Conventions()
 

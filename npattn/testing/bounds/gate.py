@@ -15,8 +15,6 @@ from npattn.gating import gate_factor
 from npattn.problem import Problem
 from npattn.testing.bounds.worst_case import WorstCase
 
-__all__ = ["gate_bounds", "gate_cotangent"]
-
 
 def gate_cotangent(problem: Problem, dout: Array) -> Array:
     """Return the cotangent of o before the gate."""

@@ -12,8 +12,6 @@ import numpy as np
 from npattn.arrays import finfo
 from npattn.errors import OptionError
 
-__all__ = ["EXACT", "Integers", "Rounding", "Storage", "Units", "unit_roundoff"]
-
 STORAGE = (
     "queries",
     "operands",

@@ -12,8 +12,6 @@ from npattn.conventions import Conventions
 from npattn.problem import Gradients, Problem
 from npattn.testing.bounds.worst_case import WorstCase
 
-__all__ = ["translate_bounds"]
-
 OWN = Conventions()
 FORWARD = ("o", "lse", "weights", "max_score")
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from npattn.arrays import Array, finfo
 
-__all__ = ["DISTRIBUTIONS", "UNUSUAL", "Structure"]
-
 
 class Structure(Protocol):
     """Sizes and dtype of a problem; a `Recipe` is one."""

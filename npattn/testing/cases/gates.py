@@ -8,8 +8,6 @@ from npattn.arrays import Array
 from npattn.testing.cases.distributions import Structure
 from npattn.testing.cases.options import SampleArray
 
-__all__ = ["GATES", "ZEROS"]
-
 
 def _shape(recipe: Structure, rank: int, *singletons: int) -> tuple[int, ...]:
     """Return the last axes of o, some of size 1."""

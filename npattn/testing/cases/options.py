@@ -13,8 +13,6 @@ import numpy as np
 from npattn.arrays import Array, finfo
 from npattn.testing.cases.distributions import Structure
 
-__all__ = ["BIASES", "MASKS", "OFFSETS", "SCORE_MODS"]
-
 SampleArray = Callable[[np.random.Generator, Structure], Array]
 
 

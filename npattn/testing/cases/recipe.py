@@ -21,21 +21,6 @@ from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL
 from npattn.testing.cases.gates import GATES
 from npattn.testing.cases.options import BIASES, MASKS, SCORE_MODS
 
-__all__ = [
-    "BIASES",
-    "DISTRIBUTIONS",
-    "GATES",
-    "MASKS",
-    "OPTION_FIELDS",
-    "SCORE_MODS",
-    "UNUSUAL",
-    "VIEWS",
-    "Recipe",
-    "are_identical",
-    "repeat_for_view",
-    "resize",
-]
-
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
 """Memory layouts: C order; (B, T, H, D) storage viewed as (B, H, T, D); every second element of a
 larger buffer; k, v and dout repeated by a stride of 0; negative strides."""

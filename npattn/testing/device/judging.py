@@ -24,8 +24,6 @@ from npattn.testing.device.tensors import Tensors, compare_tensors, worst_ratios
 from npattn.testing.trial import Trial
 from npattn.torch.api import backward, evaluate
 
-__all__ = ["DeviceEvaluation", "judge_on_device"]
-
 Tensor = torch.Tensor
 OTHERS = "dq of other rows"
 

@@ -16,8 +16,6 @@ from npattn.arrays import finfo
 from npattn.testing.cases.recipe import Recipe
 from npattn.torch.problem import Problem
 
-__all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "DeviceProblem", "sample_on_device"]
-
 Tensor = torch.Tensor
 
 

@@ -23,8 +23,6 @@ from npattn.testing.report.markup import HERE
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
 
-__all__ = ["VERSION", "as_dict"]
-
 VERSION = 2
 """Version of the format: schema.json has the same."""
 DIGITS = {"got": 9, "want": 9, "allowed": 3}

@@ -14,8 +14,6 @@ from npattn.testing.report.escape import escape_controls
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["code_block", "document", "render", "safe_text"]
-
 HERE = Path(__file__).parent
 
 

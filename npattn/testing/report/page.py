@@ -12,8 +12,6 @@ from npattn.testing.report.maps import heat_maps
 from npattn.testing.report.markup import HERE, document, render
 from npattn.testing.report.record import Record
 
-__all__ = ["SCRIPT", "STYLE", "fragment", "page"]
-
 MAPS = 3
 """Results of a failure that are drawn, the worst first."""
 STYLE, SCRIPT = ((HERE / f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))

@@ -13,8 +13,6 @@ from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.sensitivity import Sensitivity
 
-__all__ = ["Group", "Record"]
-
 
 @dataclass(frozen=True)
 class Group:

@@ -23,8 +23,6 @@ except ImportError as err:
         "pip install 'npattn[check]'"
     ) from err
 
-__all__ = ["Report"]
-
 NARROW = 40
 """Columns below which the width that a terminal gives is none."""
 WIDTH = 100

@@ -20,8 +20,6 @@ from npattn.testing.report.markup import render
 from npattn.testing.targets import TARGETS
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["sampling_script", "script"]
-
 PLACEHOLDER = "raise SystemExit('TODO: import your implementation here, as `f` (and `f_backward`)')"
 LOAD = "from npattn.testing.targets import load"
 

@@ -26,8 +26,6 @@ from npattn.testing.report.words import (
     worst_text,
 )
 
-__all__ = ["LINES", "PASSED_LINES", "Line", "lines"]
-
 LINES = 40
 """Lines of a short report of failures."""
 PASSED_LINES = 25

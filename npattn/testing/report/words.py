@@ -12,10 +12,6 @@ from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
 
-__all__ = ["CLOSE", "MUST", "alternatives", "behaviour_lines", "convention_flag", "coverage_lines"]
-__all__ += ["failure_lines", "headline", "level_line", "rule_names", "settings_line", "value_text"]
-__all__ += ["verdict", "worst_text"]
-
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
 ALTERNATIVES = 3

@@ -14,8 +14,6 @@ from npattn.testing.rules.systematic_error import (
 )
 from npattn.testing.trial import Suspicion, Trial
 
-__all__: list[str] = []
-
 
 def _plain_recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
     return plain_recipes(trial.space, seed)[:examples]

@@ -29,8 +29,6 @@ from npattn.testing.rules.register import Check, Condition, rule
 from npattn.testing.rules.requirements import keeps_nothing
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
-__all__ = ["experiment", "judge_call", "largest", "results_with", "roll_contents", "show"]
-
 Experiment = Callable[[Trial, Problem, Cotangents], "float | None"]
 EXPERIMENTS: dict[str, Experiment] = {}
 """Experiments, by rule."""

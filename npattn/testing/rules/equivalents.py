@@ -29,8 +29,6 @@ from npattn.testing.rules.terms import (
 )
 from npattn.testing.trial import Evaluation, Trial
 
-__all__: list[str] = []
-
 
 @rule(
     "window-infinite",

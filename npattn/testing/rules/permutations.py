@@ -26,8 +26,6 @@ from npattn.testing.rules.requirements import (
 from npattn.testing.rules.terms import head_of
 from npattn.testing.trial import Trial
 
-__all__: list[str] = []
-
 
 @rule("permute-keys", "8, 10, 13", unless=single("S"), draw=without_positions)
 def permute_keys(trial: Trial, recipe: Recipe) -> float | None:

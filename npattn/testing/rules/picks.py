@@ -21,26 +21,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.relate import Across, Side, relate
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial
 
-__all__ = [
-    "SAME",
-    "Pick",
-    "another_order",
-    "generator",
-    "identity",
-    "pick",
-    "pick_cotangents",
-    "pick_heads",
-    "pick_keys",
-    "pick_problem",
-    "pick_queries",
-    "pick_samples",
-    "put_back",
-    "put_back_cotangents",
-    "relate_part",
-    "relate_reordered",
-    "relate_restated",
-]
-
 INPUTS = ("q", "k", "v", "mask", "bias", "dropout_mask", "sinks", "gate")
 FORWARD = ("o", "lse", "weights", "max_score")
 RESULTS = (*FORWARD, *GRADIENTS)

@@ -10,8 +10,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.levels import Level
 from npattn.testing.trial import Trial, Violation
 
-__all__ = ["ON_REQUEST", "REGISTER", "Check", "Condition", "Property", "Sampling", "rule"]
-
 Check = Callable[[Trial, Recipe], "float | None"]
 Condition = Callable[[Trial], "str | None"]
 """Trial → why a rule does not apply, or None."""

@@ -12,8 +12,6 @@ from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.trial import Evaluation, Violation
 
-__all__ = ["Across", "Side", "is_wrong", "relate"]
-
 Across = Mapping[str, Callable[[Array], Array]]
 Side = Literal["first", "second"]
 

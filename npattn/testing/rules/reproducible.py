@@ -35,8 +35,6 @@ from npattn.testing.rules.requirements import (
 from npattn.testing.rules.terms import fits_sizes, hidden_keys_count, translate_mask
 from npattn.testing.trial import Trial, Violation
 
-__all__: list[str] = []
-
 SIZES = {"B": (3,), "T": (16, 33, 24), "S": (64, 130, 96), "D": (64,)}
 """Large enough for a kernel to choose between orders of summation."""
 ROWS = ("o", "lse", "weights", "max_score", "dq")

@@ -14,31 +14,6 @@ import numpy as np
 from npattn.testing.rules.register import Condition
 from npattn.testing.trial import GRADIENTS, Trial
 
-__all__ = [
-    "HIDES",
-    "few_queries",
-    "first",
-    "fixed_size",
-    "forbid_late_softcap",
-    "force_hiding",
-    "hidden_keys_matter",
-    "keeps_nothing",
-    "lacks",
-    "needs",
-    "no_gradients",
-    "no_inf",
-    "no_lse",
-    "no_max_score",
-    "nonempty",
-    "nothing_hides",
-    "of_few_shapes",
-    "refuses",
-    "single",
-    "tied_values",
-    "without_numbering",
-    "without_positions",
-]
-
 HIDES = ("mask", "causal", "window")
 
 

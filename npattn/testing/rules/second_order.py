@@ -25,8 +25,6 @@ from npattn.testing.rules.requirements import (
 )
 from npattn.testing.trial import Trial, Violation, worst_by_name
 
-__all__ = ["SECOND"]
-
 SECOND = "second "
 """How the names of second derivatives begin."""
 

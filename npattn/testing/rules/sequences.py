@@ -11,8 +11,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.calls import experiment
 from npattn.testing.trial import Trial, Violation
 
-__all__: list[str] = []
-
 
 def _takes_none(trial: Trial) -> str | None:
     return "takes no sequences" if trial.implementation.storage is None else None

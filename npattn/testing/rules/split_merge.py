@@ -32,8 +32,6 @@ from npattn.testing.rules.requirements import (
 from npattn.testing.rules.terms import fits_sizes, lse_unit, narrow
 from npattn.testing.trial import Evaluation, Trial
 
-__all__ = ["merge"]
-
 
 @rule(
     "split-merge",

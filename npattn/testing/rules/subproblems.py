@@ -44,8 +44,6 @@ from npattn.testing.rules.terms import (
 )
 from npattn.testing.trial import GRADIENTS, Trial
 
-__all__: list[str] = []
-
 
 @rule("batch-alone", "13, 14", draw=of_few_shapes(nonempty, 1))
 def batch_alone(trial: Trial, recipe: Recipe) -> float | None:

@@ -25,19 +25,6 @@ from npattn.testing.cases.space import Space
 from npattn.testing.rules.mistake_effects import mistake_effects
 from npattn.testing.trial import Evaluation, Trial
 
-__all__ = [
-    "EXCESSIVE",
-    "ErrorSample",
-    "Fit",
-    "chi_square",
-    "describe_fit",
-    "excessive",
-    "fits",
-    "measure_errors",
-    "plain_recipes",
-    "tightest_model",
-]
-
 TENSORS = ("o", "lse", "dq", "dk", "dv")
 CERTAIN = 8.0
 """Standard errors beyond which an estimate is significant, as for single elements."""

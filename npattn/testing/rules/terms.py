@@ -14,22 +14,6 @@ from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.testing.trial import Trial
 
-__all__ = [
-    "bias_slope",
-    "diagonal_shift",
-    "expand_heads",
-    "fits_sizes",
-    "head_of",
-    "hidden_keys_count",
-    "live",
-    "lse_per_nat",
-    "lse_unit",
-    "narrow",
-    "scale",
-    "sum_over_group",
-    "translate_mask",
-]
-
 Size = TypeVar("Size", int, tuple[int, int])
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents
-from npattn.testing.cases.recipe import UNUSUAL, Recipe
+from npattn.testing.cases.distributions import UNUSUAL
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules.register import rule
 from npattn.testing.rules.requirements import no_gradients
