@@ -208,11 +208,12 @@ def are_identical(a: Problem, b: Problem) -> bool:
     a, b = a.materialise(), b.materialise()
     options = ("alignment", *(name for name in OPTIONS if name not in ARRAYS))
     return all(getattr(a, name) == getattr(b, name) for name in options) and all(
-        _same_bits(getattr(a, name), getattr(b, name)) for name in ("q", "k", "v", *ARRAYS)
+        same_bits(getattr(a, name), getattr(b, name)) for name in ("q", "k", "v", *ARRAYS)
     )
 
 
-def _same_bits(x: Array | None, y: Array | None) -> bool:
+def same_bits(x: Array | None, y: Array | None) -> bool:
+    """Return True if two arrays have the same shape, dtype and bits, or both are None."""
     if x is None or y is None:
         return x is y
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()

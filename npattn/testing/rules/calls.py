@@ -25,8 +25,7 @@ from npattn.testing.cases.shapes import PLAIN_SHAPE
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import Level
-from npattn.testing.rules.register import Check, Condition, rule
-from npattn.testing.rules.requirements import keeps_nothing
+from npattn.testing.rules.register import Check, Condition, keeps_nothing, rule
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 Experiment = Callable[[Trial, Problem, Cotangents], "float | None"]

@@ -14,13 +14,14 @@ from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.classes import classes_of_problem
+from npattn.testing.cases.recipe import same_bits
 from npattn.testing.rules.calls import (
     experiment,
     judge_call,
     largest,
     roll_contents,
 )
-from npattn.testing.rules.requirements import keeps_nothing
+from npattn.testing.rules.register import keeps_nothing
 from npattn.testing.trial import Trial, Violation
 
 HELD = 39
@@ -157,7 +158,7 @@ def nearly_same_contents(trial: Trial, problem: Problem, cotangents: Cotangents)
         found = trial.compare(results, like, cotangents)
         wrong = [n for n in right if n in found and not found[n].passed]
         # What was wrong before is no answer of the earlier call: agreement reports it.
-        stale = [n for n in wrong if _same_bits(first[n], results[n])]
+        stale = [n for n in wrong if same_bits(first[n], results[n])]
         if stale:
             text = (
                 f"{', '.join(stale)} as of an earlier call, where only this differs: {difference}"
@@ -166,10 +167,6 @@ def nearly_same_contents(trial: Trial, problem: Problem, cotangents: Cotangents)
             raise Violation(text, like, cotangents, "calls", max(found[n].ratio for n in stale))
         ratios += [c.ratio for c in found.values() if c.passed]
     return max(ratios)
-
-
-def _same_bits(x: Array, y: Array) -> bool:
-    return bool(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes())
 
 
 # --- whose memory a result is ---

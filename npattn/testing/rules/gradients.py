@@ -19,16 +19,15 @@ from npattn.testing.rules.estimates import (
     round_to_grid,
     settle,
 )
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import (
-    few_queries,
+from npattn.testing.rules.register import (
     first,
-    forbid_late_softcap,
     force_hiding,
     hidden_keys_matter,
     needs,
     no_gradients,
     nothing_hides,
+    rule,
+    sampling,
     tied_values,
 )
 from npattn.testing.rules.terms import bias_slope, live, lse_per_nat, scale, sum_over_group
@@ -64,11 +63,7 @@ def _compare_bias_rows(trial: Trial, evaluation: Evaluation) -> list[Comparison]
     "dbias-rows",
     "4, 8, 13",
     unless=first(needs("bias", "dbias"), hidden_keys_matter),
-    draw=lambda t: {
-        "force": few_queries(t, bias=ROWS),
-        "forbid": forbid_late_softcap(t, "sinks"),
-        "nonempty": True,
-    },
+    draw=sampling("sinks", few=True, late_softcap=False, bias=ROWS),
 )
 def dbias_rows(trial: Trial, recipe: Recipe) -> float | None:
     """Each row of dbias sums to the cotangent of its lse, and to 0 without one.
@@ -86,11 +81,7 @@ def _sample_unseen(trial: Trial) -> dict[str, Any]:
     masks = ("padding", "left padding", "first tile", "empty rows", "empty head")
     force = force_hiding(trial)["force"]
     force = {"mask": masks} if "mask" in force else force
-    return {
-        "force": few_queries(trial, **force),
-        "forbid": forbid_late_softcap(trial),
-        "nonempty": True,
-    }
+    return sampling(few=True, late_softcap=False, **force)(trial)
 
 
 @rule(
@@ -134,11 +125,7 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
     "key-gradient-sum",
     "1, 8, 13",
     unless=first(needs("dk"), tied_values, hidden_keys_matter),
-    draw=lambda t: {
-        "force": few_queries(t),
-        "forbid": frozenset({"softcap", "score_mod", "sinks"}),
-        "nonempty": True,
-    },
+    draw=sampling("softcap", "score_mod", "sinks", few=True),
 )
 def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
     """dk summed over keys is scale · Σ dlse q over the queries of the head, and 0 without dlse.
@@ -169,7 +156,7 @@ def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
     "value-euler",
     "10, 13",
     unless=needs("dv"),
-    draw=lambda t: {"force": few_queries(t), "nonempty": True},
+    draw=sampling(few=True),
 )
 def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     """Σ v dv over keys is Σ do o over the queries of the head, in each column.
@@ -193,7 +180,7 @@ def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     "query-key-euler",
     "1, 13",
     unless=first(needs("dq", "dk"), tied_values),
-    draw=lambda t: {"force": few_queries(t), "nonempty": True},
+    draw=sampling(few=True),
 )
 def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:
     """Σ q dq is Σ k dk over each key/value head: only their product counts.
@@ -237,7 +224,7 @@ def _split_cotangents(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[C
     "cotangent-linear",
     "13",
     unless=no_gradients,
-    draw=lambda t: {"force": few_queries(t), "nonempty": True},
+    draw=sampling(few=True),
 )
 def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
     """Gradients are linear in the cotangents: those of a sum are the sum of the gradients.
@@ -265,11 +252,7 @@ def _no_dlse(trial: Trial) -> str | None:
     "lse-gradient",
     "11, 13",
     unless=first(no_gradients, _no_dlse, hidden_keys_matter),
-    draw=lambda t: {
-        "force": few_queries(t),
-        "forbid": frozenset({"softcap", "score_mod", "dropout_mask", "gate"}),
-        "nonempty": True,
-    },
+    draw=sampling("softcap", "score_mod", "dropout_mask", "gate", few=True),
 )
 def lse_gradient(trial: Trial, recipe: Recipe) -> float | None:
     """Through lse alone, dv = 0, dbias sums to dlse, and dq is scale · dlse · o with v = k.

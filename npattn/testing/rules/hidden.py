@@ -9,21 +9,25 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.base import Results
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.estimates import forward_only
-from npattn.testing.rules.register import Check, rule
-from npattn.testing.rules.requirements import (
+from npattn.testing.rules.register import (
     HIDES,
+    Check,
     first,
     force_hiding,
     hidden_keys_matter,
     no_nan_in_o,
+    nonempty,
     nothing_hides,
+    rule,
+    sampling,
 )
+from npattn.testing.rules.relate import compare_results
+from npattn.testing.rules.terms import keep_rows
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 QUANTIZED = 32.0
@@ -89,11 +93,7 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     garbage = size * (1 + rng.random(7)) * rng.choice([-1, 1], 7)
     changed = _poison(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
     changed = trial.implementation.fit(changed)
-    dout, dlse = trial.cotangents(recipe, problem)
-    quiet = Cotangents(
-        np.where(exposed[..., None], np.zeros_like(dout), dout),
-        None if dlse is None else np.where(exposed, np.zeros_like(dlse), dlse),
-    )
+    quiet = keep_rows(trial.cotangents(recipe, problem), ~exposed)
     if trial.rounding.integers is not None or trial.implementation.quantized is not None:
         return trial.check(trial.against_oracle(changed, quiet), changed, quiet)
     before = trial.results(problem, quiet)
@@ -191,17 +191,11 @@ def _check_gradients_behind_fill(trial: Trial, recipe: Recipe, where: str) -> fl
     exact, allowed = trial.oracle(problem, cotangents)
     poisoned = _poison(problem, keys, where, np.array([np.nan]))
 
-    def compare(results: Results) -> list[Comparison]:
-        return [
-            compare_arrays(name, result, exact[name], allowed[name])
-            for name, result in results.pairs
-            if name in exact and result.shape == exact[name].shape
-        ]
-
     # The forward pass alone first: a framework would compile the gradients too.
-    if not all(c.passed for c in compare(trial.implementation.forward(poisoned))):
+    forward = trial.implementation.forward(poisoned)
+    if not all(c.passed for c in compare_results(forward, exact, allowed)):
         return None  # as the convention lets it be
-    comparisons = compare(trial.results(poisoned, cotangents))
+    comparisons = compare_results(trial.results(poisoned, cotangents), exact, allowed)
     if not all(c.passed for c in comparisons if c.name not in GRADIENTS):
         return None
     gradients = [c for c in comparisons if c.name in GRADIENTS]
@@ -252,11 +246,12 @@ def _no_late_keys(trial: Trial) -> str | None:
     "late-keys",
     "5, 8",
     unless=first(_no_late_keys, hidden_keys_matter),
-    draw=lambda t: {
-        "force": {"mask": ("first tile",), "distribution": ("low",), "S": (65, 129, 257)},
-        "forbid": frozenset({"softcap", "score_mod", "scale", "bias"}),
-        "nonempty": True,
-    },
+    draw=sampling(
+        *("softcap", "score_mod", "scale", "bias"),
+        mask=("first tile",),
+        distribution=("low",),
+        S=(65, 129, 257),
+    ),
 )
 def late_keys(trial: Trial, recipe: Recipe) -> float:
     """Scores far below 0 are right after whole tiles of hidden keys.
@@ -274,7 +269,7 @@ def late_keys(trial: Trial, recipe: Recipe) -> float:
     "10",
     level="non-finite",
     unless=hidden_keys_matter,
-    draw=lambda t: {"nonempty": True, "forbid": frozenset({*HIDES, "bias"})},
+    draw=sampling(*HIDES, "bias"),
     alters=True,
 )
 def nan_value(trial: Trial, recipe: Recipe) -> float | None:
@@ -296,12 +291,8 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     cotangents = trial.cotangents(recipe, poisoned)
     exact, allowed = forward_only(trial).oracle(poisoned, cotangents)
     results = trial.implementation.forward(poisoned)
-    comparisons = {
-        name: compare_arrays(name, results[name], exact[name], allowed[name])
-        for name in FORWARD
-        if name in results and results[name].shape == exact[name].shape
-    }
-    return trial.check(comparisons, poisoned, cotangents)
+    compared = compare_results(results, {n: exact[n] for n in FORWARD}, allowed)
+    return trial.check({c.name: c for c in compared}, poisoned, cotangents)
 
 
 @rule(
@@ -309,7 +300,7 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     "10",
     level="non-finite",
     unless=no_nan_in_o,
-    draw=lambda t: {"nonempty": True},
+    draw=nonempty,
 )
 def nan_query(trial: Trial, recipe: Recipe) -> float:
     """A NaN query stays NaN: its o and lse are non-finite if it has a visible key.
@@ -331,7 +322,7 @@ def nan_query(trial: Trial, recipe: Recipe) -> float:
     return trial.check(comparisons, poisoned, cotangents)
 
 
-@rule("nan-query-alone", "10", level="non-finite", draw=lambda t: {"nonempty": True}, alters=True)
+@rule("nan-query-alone", "10", level="non-finite", draw=nonempty, alters=True)
 def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
     """A NaN query reaches no other row, and no gradient of a key that is hidden from it.
 
@@ -343,9 +334,5 @@ def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
     tolerances = {
         n: np.where(np.isfinite(exact[n]), x, np.inf) for n, x in allowed.items() if n in exact
     }
-    comparisons = {
-        str(i): compare_arrays(name, result, exact[name], tolerances[name])
-        for i, (name, result) in enumerate(trial.results(poisoned, cotangents).pairs)
-        if name in exact and result.shape == exact[name].shape
-    }
-    return trial.check(comparisons, poisoned, cotangents)
+    compared = compare_results(trial.results(poisoned, cotangents), exact, tolerances)
+    return trial.check({str(i): c for i, c in enumerate(compared)}, poisoned, cotangents)

@@ -14,7 +14,15 @@ from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import Results
 from npattn.testing.rules.calls import experiment
-from npattn.testing.rules.picks import (
+from npattn.testing.rules.register import (
+    first,
+    hidden_keys_matter,
+    in_bytes,
+    lacks,
+    refuses,
+    single,
+)
+from npattn.testing.rules.relate import (
     Pick,
     pick,
     pick_cotangents,
@@ -23,14 +31,6 @@ from npattn.testing.rules.picks import (
     pick_queries,
     pick_samples,
     put_back_cotangents,
-)
-from npattn.testing.rules.requirements import (
-    first,
-    hidden_keys_matter,
-    in_bytes,
-    lacks,
-    refuses,
-    single,
 )
 from npattn.testing.rules.terms import fits_sizes, hidden_keys_count, translate_mask
 from npattn.testing.trial import Trial, Violation

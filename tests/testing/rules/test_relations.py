@@ -13,8 +13,8 @@ from npattn.profiles import PROFILES
 from npattn.testing import Implementation, check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.reproducer import PLACEHOLDER, script
-from npattn.testing.rules import PROPERTIES, equivalents, permutations, split_merge, subproblems
-from npattn.testing.rules.picks import another_order, pick, pick_keys, pick_queries, put_back
+from npattn.testing.rules import PROPERTIES, equivalents, order_and_parts, split_merge
+from npattn.testing.rules.relate import another_order, pick, pick_keys, pick_queries, put_back
 from npattn.testing.rules.terms import head_of
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.zoo.mutants import MUTANTS
@@ -43,7 +43,7 @@ from tests.testing.rules.relations import (
     violation,
 )
 
-MODULES = {module.__name__ for module in (permutations, subproblems, split_merge, equivalents)}
+MODULES = {module.__name__ for module in (order_and_parts, split_merge, equivalents)}
 RULES = [name for name, p in PROPERTIES.items() if p.check.__module__ in MODULES]
 
 BREAKS = [
