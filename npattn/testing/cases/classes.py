@@ -16,8 +16,7 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.options import Window
 from npattn.problem import Problem
-from npattn.testing.cases.gates import GATES
-from npattn.testing.cases.options import BIASES, MASKS
+from npattn.testing.cases.options import BIASES, GATES, MASKS
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {"mask": MASKS, "bias": BIASES, "gate": GATES}

@@ -18,8 +18,7 @@ from npattn.errors import OptionError
 from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL
-from npattn.testing.cases.gates import GATES
-from npattn.testing.cases.options import BIASES, MASKS, SCORE_MODS
+from npattn.testing.cases.options import BIASES, GATES, MASKS, SCORE_MODS
 
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
 """Memory layouts: C order; (B, T, H, D) storage viewed as (B, H, T, D); every second element of a

@@ -23,8 +23,7 @@ from npattn.problem import Problem
 from npattn.testing.cases.assemble import assemble
 from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, field_of
 from npattn.testing.cases.distributions import DISTRIBUTIONS
-from npattn.testing.cases.gates import GATES
-from npattn.testing.cases.options import BIASES, MASKS, SCORE_MODS
+from npattn.testing.cases.options import BIASES, GATES, MASKS, SCORE_MODS
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 from npattn.testing.cases.shapes import few_shapes, program

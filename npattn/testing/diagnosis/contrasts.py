@@ -16,7 +16,7 @@ import numpy as np
 
 from npattn.options import OPTIONS
 from npattn.testing.cases.distributions import DISTRIBUTIONS
-from npattn.testing.cases.gates import GATES
+from npattn.testing.cases.options import GATES
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import VIEWS, Recipe
 from npattn.testing.cases.space import Space

@@ -9,8 +9,8 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.arrays import finfo
 from npattn.problem import Problem
-from npattn.testing.cases.gates import GATES
 from npattn.testing.cases.model_sizes import model_recipes
+from npattn.testing.cases.options import GATES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.rules.register import (
