@@ -68,6 +68,15 @@ def worst_text(outcome: Outcome) -> str:
     return "NaN" if any(math.isnan(abs(c.got)) for c in outcome.comparisons) else ""
 
 
+def cell_text(outcome: Outcome | None) -> str:
+    """Return the cell of a table: the status and the largest error / tolerance, or the reason."""
+    if outcome is None:
+        return ""
+    if outcome.status == "not applicable":
+        return f"– {outcome.message}"
+    return f"{outcome.status} {worst_text(outcome)}".rstrip()
+
+
 def settings_line(record: Record) -> str:
     """Return the settings in a line: ``seed 0  examples 100  features causal, scale``."""
     apart = ("versions", "behaves as", "reads")
