@@ -8,7 +8,6 @@ import numpy as np
 
 from npattn.api import evaluate
 from npattn.arrays import finfo
-from npattn.problem import Problem
 from npattn.testing.cases.model_sizes import model_recipes
 from npattn.testing.cases.options import GATES
 from npattn.testing.cases.recipe import Recipe
@@ -106,7 +105,9 @@ def agreement_weights(trial: Trial, recipe: Recipe) -> float | None:
     problem = trial.problem(recipe)
     if 0 in problem.v.shape:
         return None
-    start = _first_key(problem, recipe.seed)
+    last = max(problem.S - problem.E, 0)  # the first of E keys to read: the last, and any, in turn
+    start = int(np.random.default_rng([recipe.seed, 14]).integers(last + 1))
+    start = last if recipe.seed // 2 % 2 else start
     columns = start + np.arange(problem.E) == np.arange(problem.S)[:, None]  # (S, E)
     problem = problem.replace(v=np.broadcast_to(columns, problem.v.shape).astype(problem.v.dtype))
     fwd = evaluate(problem, trial.conventions, engine="dense")
@@ -120,12 +121,6 @@ def agreement_weights(trial: Trial, recipe: Recipe) -> float | None:
     last = min(start + problem.E, problem.S) - 1
     name = f"weights of keys {start} to {last} (o with v = I)"
     return trial.check({"o": compare_arrays(name, o, fwd.out, allowed["o"])}, problem, cotangents)
-
-
-def _first_key(problem: Problem, seed: int) -> int:
-    """Return the first of E keys to read; the last keys, and any, in turn."""
-    last = max(problem.S - problem.E, 0)
-    return last if seed // 2 % 2 else int(np.random.default_rng([seed, 14]).integers(last + 1))
 
 
 for _name in ("dq", "dk", "dv"):
@@ -149,13 +144,13 @@ for _name, (_section, _values) in _OPTIONS.items():
     )(_agreement(f"d{_name}"))
 
 
-def _recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
-    return model_recipes(
+@rule(
+    "model-sizes",
+    "1-11, 13",
+    recipes=lambda trial, seed, examples: model_recipes(
         trial.space, seed, examples, lambda recipe: trial.skips(recipe, "model-sizes")
-    )
-
-
-@rule("model-sizes", "1-11, 13", recipes=_recipes)
+    ),
+)
 def model_sizes(trial: Trial, recipe: Recipe) -> float:
     """The sizes that models have give right results and gradients, as small ones do.
 

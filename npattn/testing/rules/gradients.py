@@ -26,6 +26,7 @@ from npattn.testing.rules.register import (
     needs,
     no_gradients,
     nothing_hides,
+    requires,
     rule,
     sampling,
     tied_values,
@@ -244,14 +245,14 @@ def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
     return settle(comparisons, one, two, both, related=True)
 
 
-def _no_dlse(trial: Trial) -> str | None:
-    return None if trial.takes_dlse else "no gradient through lse"
-
-
 @rule(
     "lse-gradient",
     "11, 13",
-    unless=first(no_gradients, _no_dlse, hidden_keys_matter),
+    unless=first(
+        no_gradients,
+        requires(lambda t: t.takes_dlse, "no gradient through lse"),
+        hidden_keys_matter,
+    ),
     draw=sampling("softcap", "score_mod", "dropout_mask", "gate", few=True),
 )
 def lse_gradient(trial: Trial, recipe: Recipe) -> float | None:

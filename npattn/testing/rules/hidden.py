@@ -89,7 +89,12 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     rng = np.random.default_rng([recipe.seed, 8])
     size = min(1e3, float(finfo(recipe.dtype).max) / 64)
     size = size if trial.implementation.quantized is None else QUANTIZED
-    size = min(size, _largest_visible(problem, exposed))
+    # Garbage, at most twice as large, with which no visible score overflows: in float16 one may;
+    # the row is NaN then, and so is dq, for 0 · NaN is NaN.
+    sums = np.broadcast_to(abs(problem.q).astype(np.float64).sum(-1), exposed.shape)
+    scale = max(1.0, abs(cast(float, problem.scale)))
+    reach = max(1.0, float(sums[exposed].max(initial=0)) * scale)
+    size = min(size, float(finfo(problem.q.dtype).max) / 4 / reach)
     garbage = size * (1 + rng.random(7)) * rng.choice([-1, 1], 7)
     changed = _poison(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
     changed = trial.implementation.fit(changed)
@@ -110,17 +115,6 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
             text = f"{name} {change} where finite garbage at key {at} is hidden"
             raise Violation(text, changed, quiet, "moves", before=problem)
     return 0.0
-
-
-def _largest_visible(problem: Problem, exposed: Array) -> float:
-    """Return the size of garbage, at most twice as large, with which no visible score overflows.
-
-    In float16 a score may; the row is NaN then, and so is dq, for 0 · NaN is NaN.
-    """
-    sums = abs(problem.q).astype(np.float64).sum(-1)
-    largest = float(np.broadcast_to(sums, exposed.shape)[exposed].max(initial=0))
-    scale = max(1.0, abs(cast(float, problem.scale)))
-    return float(finfo(problem.q.dtype).max) / 4 / max(1.0, largest * scale)
 
 
 def _describe_change(old: Array, new: Array) -> str | None:
@@ -206,17 +200,13 @@ def _check_gradients_behind_fill(trial: Trial, recipe: Recipe, where: str) -> fl
     return worst
 
 
-def _nothing_to_ask(trial: Trial) -> str | None:
-    """Return why hidden keys matter, if there are no gradients that they must not reach."""
-    return hidden_keys_matter(trial) if not trial.gradients else None
-
-
 for _where in ("k", "v", "kv"):
     rule(
         f"hidden-nan-{_where}",
         "10",
         level="non-finite",
-        unless=first(nothing_hides, _nothing_to_ask),
+        # Where hidden keys matter, gradients may still not be reached.
+        unless=first(nothing_hides, lambda t: None if t.gradients else hidden_keys_matter(t)),
         draw=force_hiding,
         alters=True,
     )(_hidden_nan(_where))

@@ -1,4 +1,4 @@
-"""Rules about the order of keys, queries, heads, samples, and about parts [1, 5-8, 10, 13, 14].
+"""Rules about order and parts: keys, queries, heads, samples [1, 5, 6, 8, 10, 13, 14].
 
 Their results are those of the whole, which padding and repetition do not change.
 """

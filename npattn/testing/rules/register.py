@@ -127,20 +127,22 @@ def first(*conditions: Condition) -> Condition:
     return lambda trial: next((r for r in (reason(trial) for reason in conditions) if r), None)
 
 
-def no_gradients(trial: Trial) -> str | None:
-    return None if trial.gradients else "no backward"
+def requires(holds: Callable[[Trial], object], reason: str) -> Condition:
+    """Require something of a trial; the rule does not apply for this reason if it is not so."""
+    return lambda trial: None if holds(trial) else reason
 
 
-def keeps_nothing(trial: Trial) -> str | None:
-    return None if trial.implementation.keeps_arrays else "its worker keeps nothing between calls"
-
-
-def no_lse(trial: Trial) -> str | None:
-    return None if trial.implementation.returns_lse else "returns no lse"
-
-
-def no_max_score(trial: Trial) -> str | None:
-    return None if trial.implementation.returns_max_score else "returns no max_score"
+no_gradients = requires(lambda t: t.gradients, "no backward")
+no_lse = requires(lambda t: t.implementation.returns_lse, "returns no lse")
+no_max_score = requires(lambda t: t.implementation.returns_max_score, "returns no max_score")
+in_bytes = requires(lambda t: t.implementation.output is None, "o is returned in 8 bits")
+keeps_nothing = requires(
+    lambda t: t.implementation.keeps_arrays, "its worker keeps nothing between calls"
+)
+tied_values = requires(lambda t: t.implementation.latent is None, "values are a part of the keys")
+nothing_hides = requires(
+    lambda t: not t.space.features.isdisjoint(HIDES), "has no mask, causal or window"
+)
 
 
 def no_inf(trial: Trial) -> str | None:
@@ -148,23 +150,9 @@ def no_inf(trial: Trial) -> str | None:
     return None if np.isinf(least) else f"{trial.space.dtype} has no −inf"
 
 
-def tied_values(trial: Trial) -> str | None:
-    """Return why dk has a share of values: they are a part of the keys."""
-    return None if trial.implementation.latent is None else "values are a part of the keys"
-
-
-def in_bytes(trial: Trial) -> str | None:
-    return "o is returned in 8 bits" if trial.implementation.output is not None else None
-
-
 def no_nan_in_o(trial: Trial) -> str | None:
     output = trial.implementation.output
     return "o is int8, which has no NaN" if output and output.dtype == "int8" else None
-
-
-def nothing_hides(trial: Trial) -> str | None:
-    hides = any(name in trial.space.features for name in HIDES)
-    return None if hides else "has no mask, causal or window"
 
 
 def hidden_keys_matter(trial: Trial) -> str | None:
@@ -202,22 +190,14 @@ def lacks(*features: str) -> Condition:
 
 def refuses(*structure: str) -> Condition:
     """Require that one of these structures is accepted."""
-
-    def condition(trial: Trial) -> str | None:
-        accepts = trial.space.structure & set(structure)
-        return None if accepts else f"refuses {', '.join(structure)}"
-
-    return condition
+    reason = f"refuses {', '.join(structure)}"
+    return requires(lambda trial: trial.space.structure & set(structure), reason)
 
 
 def fixed_size(letter: str) -> Condition:
     """Require that the user's sizes leave a choice."""
-
-    def condition(trial: Trial) -> str | None:
-        fixed = len(set(trial.space.sizes.get(letter, (1, 2)))) == 1
-        return f"sizes allow one {letter} only" if fixed else None
-
-    return condition
+    reason = f"sizes allow one {letter} only"
+    return requires(lambda trial: len(set(trial.space.sizes.get(letter, (1, 2)))) != 1, reason)
 
 
 def single(letter: str) -> Condition:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npattn.api import evaluate
-from npattn.arrays import Array, finfo
+from npattn.arrays import finfo
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import Recipe
@@ -15,6 +15,9 @@ from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.register import first, lacks, no_inf, rule, sampling
 from npattn.testing.rules.terms import keep_rows
 from npattn.testing.trial import Trial, Violation
+
+ROWS = ("o", "lse", "weights", "max_score", "dq")
+"""Results that have rows."""
 
 
 @rule(
@@ -103,7 +106,10 @@ def empty_row(trial: Trial, recipe: Recipe) -> float | None:
     for name, result in trial.results(problem, cotangents).pairs:
         if name not in exact or result.shape != exact[name].shape:
             continue
-        tolerance = _only_rows(rows, name, allowed[name])
+        tolerance = allowed[name]
+        if name in ROWS and tolerance.shape[: rows.ndim] == rows.shape:  # nothing of other rows
+            here = rows[(...,) + (None,) * (tolerance.ndim - rows.ndim)]
+            tolerance = np.where(here, tolerance, np.inf)
         comparison = compare_arrays(name, real(result), exact[name], tolerance)
         if name == "lse" and problem.sinks is None and comparison.passed:
             odd = rows & ~np.isfinite(exact["lse"])  # −inf is neither NaN nor +inf here
@@ -144,13 +150,3 @@ def sink_minus_inf(trial: Trial, recipe: Recipe) -> float:
     problem = problem.replace(sinks=sinks)
     cotangents = trial.cotangents(recipe, problem)
     return trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
-
-
-def _only_rows(rows: Array, name: str, tolerance: Array) -> Array:
-    """Require nothing of other rows, in results that have rows."""
-    if (
-        name not in ("o", "lse", "weights", "max_score", "dq")
-        or tolerance.shape[: rows.ndim] != rows.shape
-    ):
-        return tolerance
-    return np.where(rows[(...,) + (None,) * (tolerance.ndim - rows.ndim)], tolerance, np.inf)

@@ -1,4 +1,4 @@
-"""Statistics of many small errors: χ² of all of them, and fits of the mistakes that explain them.
+"""Rule about many small errors together [1, 13]: χ² of all, and fits of mistakes that explain them.
 
 One element of a 16-bit result may err by a percent. Thousands of them, each in units of its own
 standard deviation, have a mean square near 1, and no correlation with the effect of a wrong scale,
@@ -315,10 +315,6 @@ def _within_bounds(trial: Trial, sample: ErrorSample, model: Rounding) -> bool:
     )
 
 
-def _recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
-    return plain_recipes(trial.space, seed)[:examples]
-
-
 def _correlated_errors(trial: Trial) -> str | None:
     """Return why errors under the rounding model are no matter of chance."""
     if trial.implementation.output is not None:
@@ -332,7 +328,13 @@ def _correlated_errors(trial: Trial) -> str | None:
     return None
 
 
-@rule("aggregate", "1, 13", recipes=_recipes, unless=_correlated_errors, last=True)
+@rule(
+    "aggregate",
+    "1, 13",
+    unless=_correlated_errors,
+    recipes=lambda trial, seed, examples: plain_recipes(trial.space, seed)[:examples],
+    last=True,
+)
 def aggregate(trial: Trial, recipe: Recipe) -> float:
     """Errors of plain inputs are as large as roundings make them, and look like no mistake.
 
