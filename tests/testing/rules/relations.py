@@ -98,6 +98,14 @@ class LastQueryWrittenOver(Attention):
         return o, lse, p
 
 
+class MaskOfFirstSample(Attention):
+    """The mask of the first sample is used for all."""
+
+    def visible(self, c):
+        per_sample = c.mask is not None and c.mask.ndim > 3
+        return super().visible(c._replace(mask=c.mask[:1]) if per_sample else c)
+
+
 class GradientsMixed(Attention):
     """Samples get a share of the gradient of the last one."""
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from npattn.mistakes import MISTAKES, Attention
+from npattn.mistakes import Attention
 from npattn.testing import Implementation, check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules import PROPERTIES
@@ -16,7 +16,7 @@ from npattn.testing.runner.rounds import Judge, Round, round_sizes
 from npattn.testing.runner.search import Search
 from npattn.testing.targets.numpy import naive
 from npattn.testing.trial import Trial, Violation
-from tests.testing.rules.relations import trial_of
+from tests.testing.rules.relations import MaskOfFirstSample, trial_of
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 
@@ -165,7 +165,7 @@ def test_relation_with_nothing_else_is_not_applicable():
 @pytest.mark.thorough
 def test_relation_fails_where_agreement_was_not_shown():
     """Problems that relations leave are red elsewhere: else they are asked of all."""
-    wrong = MISTAKES["mask-of-first-sample"]
+    wrong = MaskOfFirstSample()
     implementation = Implementation(wrong.forward, backward=wrong.backward, framework="numpy")
     report = check(
         implementation,
