@@ -139,14 +139,14 @@ MASKS: dict[str, SampleArray] = {
 """Boolean masks, by name (True = may attend)."""
 
 
-def _last_axes(whole: tuple[int, ...], rank: int, *singletons: int) -> tuple[int, ...]:
+def last_axes(whole: tuple[int, ...], rank: int, *singletons: int) -> tuple[int, ...]:
     """Return the last axes of a shape, some of size 1."""
     shape = whole[-rank:]
     return tuple(1 if i - len(shape) in singletons else n for i, n in enumerate(shape))
 
 
 def _normal_bias(rank: int, *singletons: int) -> SampleArray:
-    return lambda rng, recipe: 2 * rng.standard_normal(_last_axes(recipe.whole, rank, *singletons))
+    return lambda rng, recipe: 2 * rng.standard_normal(last_axes(recipe.whole, rank, *singletons))
 
 
 def _alibi(rng: np.random.Generator, recipe: Structure) -> Array:
@@ -225,7 +225,7 @@ OFFSETS = tuple(name for name in BIASES if name.startswith(("-1e", "large", "lea
 
 
 def _gate_shape(recipe: Structure, rank: int, *singletons: int) -> tuple[int, ...]:
-    return _last_axes((*recipe.whole[:-1], recipe.E), rank, *singletons)
+    return last_axes((*recipe.whole[:-1], recipe.E), rank, *singletons)
 
 
 def _sigmoid(rank: int, *singletons: int) -> SampleArray:
