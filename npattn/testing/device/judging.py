@@ -93,9 +93,8 @@ def judge_on_device(
     cotangents: Any = None
     if trial.gradients:
         # As the oracle takes them: widened, of a natural lse.
-        natural = canonical.to_compute_dtype(dlse) if trial.takes_dlse else None
-        if natural is not None and trial.conventions.lse_base == "2":
-            natural = natural / math.log(2)
+        unit = math.log(2) if trial.conventions.lse_base == "2" else 1.0
+        natural = canonical.to_compute_dtype(dlse) / unit if trial.takes_dlse else None
         cotangents = canonical.to_compute_dtype(dout), natural
         grads = backward(fwd, *cotangents)
         exact |= {n: getattr(grads, n[1:]) for n in trial.gradients}
@@ -106,16 +105,14 @@ def judge_on_device(
     forms = [RowNorms(canonical, *model, Tensors(fwd.out, fwd.lse)) for model in models]
     for form in forms:
         form.apart = rows is not None
-    bounded = all(form.fits for form in forms)
-    if bounded:
+    if bounded := all(form.fits for form in forms):
         tolerance = _add_oracle_error(forms, exact, [_bounds(form, cotangents) for form in forms])
     else:
         largest = torch.finfo(canonical.dtype).max
         tolerance = {name: torch.full_like(x, largest) for name, x in exact.items()}
     _translate_lse(trial, exact, tolerance)
     if rows is not None and trial.gradients:
-        zero = exact["lse"].new_zeros(())
-        exact, tolerance = exact | {OTHERS: zero}, tolerance | {OTHERS: zero}
+        exact[OTHERS] = tolerance[OTHERS] = exact["lse"].new_zeros(())
     return DeviceEvaluation([(n, x) for n, x in results if n in exact], exact, tolerance, bounded)
 
 
