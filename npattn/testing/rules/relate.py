@@ -31,7 +31,6 @@ def relate(
     first: Evaluation,
     second: Evaluation,
     across: Across,
-    shift: Mapping[str, Array] | None = None,
     *,
     side: Side = "first",
 ) -> float:
@@ -44,8 +43,6 @@ def relate(
         Name of a result → how an array of `first` becomes that of `second`: linear, and with no
         negative factor, for tolerances are carried likewise. Names that either does not have, or
         not in its right shape, are left out.
-    shift : mapping, optional
-        Added to results of `first`, by name.
     side : {"first", "second"}
         Side whose tolerance is tried before the sum of both: best one that other rules need too.
 
@@ -60,12 +57,11 @@ def relate(
     more than both tolerances together, and the rounding of the first on delivery. Tolerances are
     costly: none is computed if the results are the same, and one if they differ by less than it.
     """
-    shift = shift or {}
-    if _are_same(first, second, across, shift):
+    if _are_same(first, second, across):
         return 0.0
     both = ("first", "second")
     for sides in ((side,), both):
-        comparisons = list(_compare(first, second, across, shift, sides))
+        comparisons = list(_compare(first, second, across, sides))
         if all(c.passed for c in comparisons):
             return max((c.ratio for c in comparisons), default=0.0)
     # One of the two is beyond its tolerance; that is the one to show.
@@ -98,12 +94,10 @@ def _pairs(
         yield name, here, there
 
 
-def _are_same(
-    first: Evaluation, second: Evaluation, across: Across, shift: Mapping[str, Array]
-) -> bool:
+def _are_same(first: Evaluation, second: Evaluation, across: Across) -> bool:
     """Return True if nothing differs by more than rounding on delivery: then the ratio is 0."""
     return not any(
-        excess(there, across[name](here.astype(np.float64)) + shift.get(name, 0.0)).any()
+        excess(there, across[name](here.astype(np.float64))).any()
         for name, here, there in _pairs(first, second, across)
     )
 
@@ -112,7 +106,6 @@ def _compare(
     first: Evaluation,
     second: Evaluation,
     across: Across,
-    shift: Mapping[str, Array],
     sides: tuple[str, ...],
 ) -> Iterator[Comparison]:
     """Compare within the tolerance of these sides."""
@@ -125,7 +118,7 @@ def _compare(
             over = over & (abs(first.exact[name]) + first.tolerance[name] > top)
             here = np.where(over, np.zeros_like(here), here)
             own = np.where(over, np.inf, first.tolerance[name] + half_ulp(here))
-        expected = carry(here.astype(np.float64)) + shift.get(name, 0.0)
+        expected = carry(here.astype(np.float64))
         tolerance = carry(own) + (second.tolerance[name] if "second" in sides else 0.0)
         yield compare_arrays(name, there, expected, tolerance)
 
