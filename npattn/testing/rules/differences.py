@@ -26,12 +26,7 @@ SMOOTH = ("normal", "large logits", "value offset", "integers", "outliers", "dup
           "tiny values", "flat")  # fmt: skip
 
 
-@rule(
-    "directional",
-    "13",
-    unless=no_gradients,
-    draw=sampling(few=True, distribution=SMOOTH),
-)
+@rule("directional", "13", unless=no_gradients, draw=sampling(few=True, distribution=SMOOTH))
 def directional(trial: Trial, recipe: Recipe) -> float | None:
     """A small step of an input changes o and lse as its gradient predicts.
 

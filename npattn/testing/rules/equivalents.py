@@ -30,12 +30,7 @@ from npattn.testing.rules.terms import (
 from npattn.testing.trial import Evaluation, Trial
 
 
-@rule(
-    "window-infinite",
-    "6, 7",
-    unless=lacks("window"),
-    draw=sampling("window"),
-)
+@rule("window-infinite", "6, 7", unless=lacks("window"), draw=sampling("window"))
 def window_infinite(trial: Trial, recipe: Recipe) -> float:
     """A window as wide as the sequence is no window, and with no keys to the right it is causal.
 
@@ -58,12 +53,7 @@ def window_infinite(trial: Trial, recipe: Recipe) -> float:
     return relate_restated(trial, recipe, problem.replace(**chosen))
 
 
-@rule(
-    "causal-as-mask",
-    "5, 6",
-    unless=lacks("causal", "mask"),
-    draw=sampling(causal=True),
-)
+@rule("causal-as-mask", "5, 6", unless=lacks("causal", "mask"), draw=sampling(causal=True))
 def causal_as_mask(trial: Trial, recipe: Recipe) -> float:
     """Causal gives the same results as its triangle passed as a mask.
 

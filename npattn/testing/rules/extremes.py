@@ -28,13 +28,7 @@ def _sample_offsets(trial: Trial) -> dict[str, Any]:
     return sampling("dropout_mask", "gate", *scaled, bias=OFFSETS)(trial)
 
 
-@rule(
-    "offset-bias",
-    "4, 8, 13",
-    level="edges",
-    unless=needs("bias"),
-    draw=_sample_offsets,
-)
+@rule("offset-bias", "4, 8, 13", level="edges", unless=needs("bias"), draw=_sample_offsets)
 def offset_bias(trial: Trial, recipe: Recipe) -> float:
     """A large finite bias, of some keys or of a whole row, makes no NaN and no weight of its own.
 

@@ -153,12 +153,7 @@ def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
 # --- invariance under scaling ---------------------------------------------------------------------
 
 
-@rule(
-    "value-euler",
-    "10, 13",
-    unless=needs("dv"),
-    draw=sampling(few=True),
-)
+@rule("value-euler", "10, 13", unless=needs("dv"), draw=sampling(few=True))
 def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     """Σ v dv over keys is Σ do o over the queries of the head, in each column.
 
@@ -221,12 +216,7 @@ def _split_cotangents(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[C
     return tuple(Cotangents(*pair) for pair in zip(douts, dlses, strict=True))
 
 
-@rule(
-    "cotangent-linear",
-    "13",
-    unless=no_gradients,
-    draw=sampling(few=True),
-)
+@rule("cotangent-linear", "13", unless=no_gradients, draw=sampling(few=True))
 def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
     """Gradients are linear in the cotangents: those of a sum are the sum of the gradients.
 

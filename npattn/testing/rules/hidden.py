@@ -285,13 +285,7 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     return trial.check({c.name: c for c in compared}, poisoned, cotangents)
 
 
-@rule(
-    "nan-query",
-    "10",
-    level="non-finite",
-    unless=no_nan_in_o,
-    draw=nonempty,
-)
+@rule("nan-query", "10", level="non-finite", unless=no_nan_in_o, draw=nonempty)
 def nan_query(trial: Trial, recipe: Recipe) -> float:
     """A NaN query stays NaN: its o and lse are non-finite if it has a visible key.
 

@@ -110,10 +110,7 @@ def permute_heads(trial: Trial, recipe: Recipe) -> float | None:
 
 
 @rule(
-    "permute-batch",
-    "13, 14",
-    unless=first(refuses("rank 4", "rank 5"), single("B")),
-    draw=nonempty,
+    "permute-batch", "13, 14", unless=first(refuses("rank 4", "rank 5"), single("B")), draw=nonempty
 )
 def permute_batch(trial: Trial, recipe: Recipe) -> float | None:
     """Samples in another order give the same results in that order.

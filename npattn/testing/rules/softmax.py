@@ -20,11 +20,7 @@ ROWS = ("o", "lse", "weights", "max_score", "dq")
 """Results that have rows."""
 
 
-@rule(
-    "rows-sum-to-one",
-    "8",
-    draw=sampling("sinks", "dropout_mask", "gate"),
-)
+@rule("rows-sum-to-one", "8", draw=sampling("sinks", "dropout_mask", "gate"))
 def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
     """The weights of a row sum to 1, or to 0 in a fully masked row.
 
