@@ -21,8 +21,6 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess_of, largest, real
 from npattn.testing.excerpt import Excerpt
 
-__all__ = ["Comparison", "check_tolerance", "compare", "compare_arrays"]
-
 
 @dataclass(frozen=True)
 class Comparison:

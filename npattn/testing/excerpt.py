@@ -10,8 +10,6 @@ import numpy as np
 
 from npattn.arrays import Array
 
-__all__ = ["SIDE", "Excerpt"]
-
 SIDE = 16
 """Rows and columns at most."""
 

@@ -15,7 +15,7 @@ from npattn.testing import Cotangents, Implementation, Recipe, Rounding, check, 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.allowed import bounds, tolerance
 from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
-from npattn.testing.cases.gates import GATES, ZEROS
+from npattn.testing.cases.options import GATES, ZEROS
 from npattn.testing.diagnosis.mistakes import implement
 
 B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13

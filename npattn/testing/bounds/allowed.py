@@ -17,15 +17,11 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Problem
-from npattn.testing.bounds.gate import gate_bounds, gate_cotangent
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import RowNorms, covers
-from npattn.testing.bounds.translate import translate_bounds
+from npattn.testing.bounds.translate import gate_bounds, gate_cotangent, translate_bounds
 from npattn.testing.bounds.variance import DEVIATIONS, Variance
 from npattn.testing.bounds.worst_case import WorstCase
-
-__all__ = ["BoundTask", "Rounding", "bounds", "certificate", "deviations"]
-__all__ += ["tolerance", "unit_roundoff"]
 
 OPTIONAL = WorstCase.wanted
 OWN = Conventions()

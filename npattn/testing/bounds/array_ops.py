@@ -9,8 +9,6 @@ import numpy as np
 from npattn import dense
 from npattn.problem import Problem
 
-__all__ = ["ArrayOps"]
-
 
 class ArrayOps:
     """NumPy in float64. Arrays are Any here: a subclass has arrays of another kind."""

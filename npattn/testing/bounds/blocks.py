@@ -17,8 +17,6 @@ from npattn.conventions import Conventions
 from npattn.options import ScoreMod, Window
 from npattn.problem import Problem
 
-__all__ = ["Block", "Blocks"]
-
 
 class Block(NamedTuple):
     """Some queries and some keys of one key/value head, as one head of rank 2."""

@@ -22,8 +22,6 @@ from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.bounds.variance import DEVIATIONS, DISTINCT, FEW, Variance, count_rises
 from npattn.testing.bounds.worst_case import VAST, WorstCase
 
-__all__ = ["HeadResults", "KeyGradients", "Slack", "sum_heads"]
-
 
 class HeadResults(NamedTuple):
     """lse and out of all queries of one head, as the implementation returned them; cotangents."""

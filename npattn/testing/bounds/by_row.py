@@ -19,8 +19,6 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.variance import Variance, Variety, count_rises, tile_maxima
 from npattn.testing.bounds.worst_case import OutErrorSums, WeightSums, WorstCase, finite, row_sum
 
-__all__ = ["CELLS", "KeyBlock", "KeyBlockVariance", "RowValues", "Rows", "width"]
-
 CELLS = 2**15
 """Number of scores in memory at a time: arrays of them stay in a cache."""
 

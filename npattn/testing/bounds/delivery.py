@@ -13,8 +13,6 @@ from npattn.arrays import Array, finfo
 from npattn.quantization import largest
 from npattn.testing.bounds.rounding import Rounding, Units
 
-__all__ = ["delivery_error", "half_gap"]
-
 
 def delivery_error(
     o: Array, allowed: Array, factor: Array, dtype: Any, rounding: Rounding, computed: Any

@@ -16,8 +16,6 @@ from npattn.variants.linear import recurrent
 from npattn.variants.linear.chunked import solve
 from npattn.variants.linear.operands import Operands
 
-__all__ = ["Written", "add_cotangents", "add_readers", "interleave", "merge", "split"]
-
 
 class Written:
     """Values u (..., K, S, E) that the delta rule writes, and how residuals grow on their way."""

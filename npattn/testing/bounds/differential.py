@@ -21,8 +21,6 @@ from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.variants.differential import DifferentialForward, backward
 from npattn.variants.differential.result import beside
 
-__all__ = ["differential_bounds"]
-
 
 def differential_bounds(
     fwd: DifferentialForward, dtype: Any, dout: Array | None = None

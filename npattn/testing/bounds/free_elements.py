@@ -15,8 +15,6 @@ from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
 from npattn.problem import Problem
 
-__all__ = ["free_elements"]
-
 
 def free_elements(problem: Problem, conventions: Conventions | None = None) -> dict[str, Array]:
     """Return the elements of each result of which nothing is asked; {} without a NaN.

@@ -12,8 +12,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.testing.bounds.rounding import Integers, Units
 
-__all__ = ["IntegerErrors", "integer_errors"]
-
 
 class IntegerErrors(NamedTuple):
     """How far each element of q and k is from the integer that stands for it, times its factor."""

@@ -31,8 +31,6 @@ from npattn.variants.linear import FEATURE_MAPS, FeatureMap, LinearForward, back
 from npattn.variants.linear.api import operands_of
 from npattn.variants.linear.operands import Operands
 
-__all__ = ["linear_bounds"]
-
 VAST = 1e100
 """Error of a quotient whose divisor may be 0: finite, so that 0 of it is 0, and inf in the end."""
 

@@ -12,8 +12,6 @@ import numpy as np
 from npattn.arrays import finfo
 from npattn.errors import OptionError
 
-__all__ = ["EXACT", "Integers", "Rounding", "Storage", "Units", "unit_roundoff"]
-
 STORAGE = (
     "queries",
     "operands",
@@ -58,12 +56,16 @@ class Integers:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("largest", "q_rows", "k_rows"):
-            count = getattr(self, name)
-            if name != "largest" and count is None:
-                continue
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise OptionError(f"{name} is {count!r}, must be an integer ≥ 1")
+        counts = {"q_rows": self.q_rows, "k_rows": self.k_rows}
+        _check_counts(
+            {"largest": self.largest} | {n: x for n, x in counts.items() if x is not None}
+        )
+
+
+def _check_counts(counts: dict[str, Any]) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise OptionError(f"{name} is {count!r}, must be an integer ≥ 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +148,8 @@ class Rounding:
         for name, values in choices.items():
             if getattr(self, name) not in values:
                 raise OptionError(f"{name} is {getattr(self, name)!r}, must be one of {values}")
-        for name in ("sum_block", "gradient_block", "out_roundings", "gradient_roundings"):
-            count = getattr(self, name)
-            if name != "largest" and count is None:
-                continue
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise OptionError(f"{name} is {count!r}, must be an integer ≥ 1")
+        names = ("sum_block", "gradient_block", "out_roundings", "gradient_roundings")
+        _check_counts({n: x for n in names if (x := getattr(self, n)) is not None})
         if not (self.weights_factor >= 1 and math.isfinite(self.weights_factor)):
             raise OptionError(f"weights_factor is {self.weights_factor!r}, must be finite and ≥ 1")
         if self.exp_error is not None and not 0 <= self.exp_error < 1:
@@ -182,16 +180,9 @@ class Rounding:
 
         Separate array operations, around a softmax that sums in the accumulator.
         """
-        return cls(
-            name="eager",
-            queries="input",
-            scores="input",
-            weights="input",
-            dweights="input",
-            dscores="input",
-            shared="input",
-            gradient_roundings=2,
-        )
+        stored = ("queries", "scores", "weights", "dweights", "dscores", "shared")
+        inputs: dict[str, Any] = dict.fromkeys(stored, "input")
+        return cls(name="eager", gradient_roundings=2, **inputs)
 
     @classmethod
     def int8(cls) -> Rounding:
@@ -305,23 +296,15 @@ class Units:
                 return EXACT
             return low if where == "input" else _format(where)
 
+        short = {"queries": "q", "scores": "s", "weights": "p", "dweights": "dp", "dscores": "ds"}
+        stored = {short.get(n, n): storage(getattr(rounding, n)) for n in STORAGE}
+        stored["p"] = stored["p"]._replace(eta=stored["p"].eta / rounding.weights_factor)
         return cls(
             u=u,
             tiny=float(np.finfo(np.float64 if wide == "float64" else np.float32).tiny),
             low=low,
-            operands=storage(rounding.operands),
-            q=storage(rounding.queries),
-            s=storage(rounding.scores),
-            p=storage(rounding.weights)._replace(
-                eta=storage(rounding.weights).eta / rounding.weights_factor
-            ),
-            row_sum=storage(rounding.row_sum),
-            lse=storage(rounding.lse),
-            dp=storage(rounding.dweights),
-            ds=storage(rounding.dscores),
-            shared=storage(rounding.shared),
-            partial=storage(rounding.partial),
             exp=4 * u if rounding.exp_error is None else rounding.exp_error,
+            **stored,
         )
 
 

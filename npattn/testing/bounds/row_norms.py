@@ -22,8 +22,6 @@ from npattn.problem import Problem
 from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.bounds.rounding import Rounding, Units
 
-__all__ = ["RowNorms", "covers"]
-
 SMALL = 0.5
 """Largest A for which e^A − 1 ≤ A (1 + A) is used; beyond it the full form is needed."""
 

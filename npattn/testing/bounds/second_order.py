@@ -14,8 +14,6 @@ from npattn.arrays import Array, sum_to
 from npattn.problem import Problem
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 
-__all__ = ["second_order_bounds"]
-
 
 @np.errstate(all="ignore")  # hidden scores may be anything
 def second_order_bounds(

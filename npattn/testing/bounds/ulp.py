@@ -9,8 +9,6 @@ import numpy as np
 
 from npattn.arrays import Array, finfo
 
-__all__ = ["excess", "excess_of", "half_ulp", "largest", "real"]
-
 
 def excess(got: Array, exact: Array) -> Array:
     """Return the distance from `exact` to the interval of reals that round to `got`.

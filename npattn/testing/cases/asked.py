@@ -9,8 +9,6 @@ from typing import Any
 from npattn.testing.cases.model_sizes import MORE_SHAPES, SHAPES
 from npattn.testing.cases.recipe import Recipe
 
-__all__ = ["MODELS", "Asked", "name_shape"]
-
 LETTERS = "BHKGTSDE"
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import FEW_HEADS, LONG, Space
 
-__all__ = ["assemble"]
-
 LARGE = 3 * 2**13
 """Numbers held by a problem; larger ones cost time and show no more."""
 

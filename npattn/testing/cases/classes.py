@@ -16,17 +16,8 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.options import Window
 from npattn.problem import Problem
-from npattn.testing.cases.gates import GATES
-from npattn.testing.cases.options import BIASES, MASKS
+from npattn.testing.cases.options import BIASES, GATES, MASKS
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
-
-__all__ = [
-    "classes_of_problem",
-    "classes_of_recipe",
-    "classes_of_value",
-    "field_of",
-    "structure_of",
-]
 
 SAMPLERS: Mapping[str, Mapping[str, Any]] = {"mask": MASKS, "bias": BIASES, "gate": GATES}
 LETTERS = {"mask": "ABHTS", "bias": "ABHTS", "gate": "ABHTE"}

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from npattn.arrays import Array, finfo
-
-__all__ = ["DISTRIBUTIONS", "UNUSUAL", "Structure"]
 
 
 class Structure(Protocol):
@@ -45,70 +43,46 @@ class Structure(Protocol):
     def steepness(self, logit: float) -> float: ...
 
 
-SampleArrays = Callable[[np.random.Generator, Structure], tuple[Array, Array, Array]]
-
-# --- q, k, v ---
-
-
-def _normal(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    return recipe.normal(rng)
+QKV = tuple[Array, Array, Array]
+SampleArrays = Callable[[np.random.Generator, Structure], QKV]
 
 
-def _steep(logit: float) -> SampleArrays:
-    def sample(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-        q, k, v = recipe.normal(rng)
-        return q * recipe.steepness(logit), k, v
+def _changed(change: Callable[..., QKV]) -> SampleArrays:
+    """Change standard normal q, k, v by a function of these, the generator and the structure."""
+    return lambda rng, recipe: change(*recipe.normal(rng), rng, recipe)
+
+
+def _each(change: Callable[[Array], Array], names: str = "qkv") -> SampleArrays:
+    """Change these of standard normal q, k, v, each by itself."""
+
+    def sample(rng: np.random.Generator, recipe: Structure) -> QKV:
+        arrays = zip("qkv", recipe.normal(rng), strict=True)
+        q, k, v = (change(x) if name in names else x for name, x in arrays)
+        return q, k, v
 
     return sample
 
 
-def _low(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+def _steep(logit: float) -> SampleArrays:
+    return _changed(lambda q, k, v, _, recipe: (q * recipe.steepness(logit), k, v))
+
+
+@_changed
+def _low(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     """All scores far below zero, where a running maximum that starts finite is wrong."""
-    q, k, v = recipe.normal(rng)
     sign = -1 if recipe.scale is None or recipe.scale >= 0 else 1
     return sign * (abs(q) + 1) * recipe.steepness(150), abs(k) + 0.5, v
 
 
-def _offset(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return q, k, v + 100
-
-
-def _flat(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return 0 * q, k, v
-
-
-def _integers(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return np.round(q), np.round(k), np.round(2 * v)
-
-
-def _outliers(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
+@_changed
+def _outliers(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     if recipe.D and recipe.E:
         k[..., 0] *= 8
         v[..., -1] *= 64
     return q, k, v
 
 
-def _duplicates(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return q, np.repeat(k[..., ::2, :], 2, axis=-2)[..., : recipe.S, :], v
-
-
-def _tiny(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return q, k, v * 2.0**-10
-
-
-def _faint(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    """Scores of about 1/128: rows that are nearly uniform."""
-    q, k, v = recipe.normal(rng)
-    return q * recipe.steepness(2.0**-7), k, v
-
-
-def _heavy(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+def _heavy(rng: np.random.Generator, recipe: Structure) -> QKV:
     """Student's t with 2 degrees of freedom, without variance: one entry may dominate a sum."""
     q, k, v = recipe.arrays(lambda shape: rng.standard_t(2, shape))
     top = float(finfo(recipe.dtype).max)
@@ -117,29 +91,23 @@ def _heavy(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, A
     return np.clip(q, -most, most), np.clip(k, -most, most), np.clip(v, -most_v, most_v)
 
 
-def _subnormal(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+@_changed
+def _subnormal(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
     """k, v, or both below the least normal number of the dtype."""
-    q, k, v = recipe.normal(rng)
     least, which = float(finfo(recipe.dtype).tiny) / 8, rng.integers(3)
     return q, k if which == 1 else k * least, v if which == 2 else v * least
 
 
-def _key_offset(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    """A common offset of all keys, which the softmax must cancel: 1e3, or less in low precision."""
-    q, k, v = recipe.normal(rng)
-    return q, k + min(1e3, 1 / 8 / float(finfo(recipe.dtype).eps)), v
-
-
-def _mixed_scales(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+@_changed
+def _mixed_scales(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
     """Rows of q and of v of very different size."""
-    q, k, v = recipe.normal(rng)
     scores = recipe.steepness(256) * 2.0 ** rng.uniform(-16, 0, (*q.shape[:-1], 1))
     return q * scores, k, v * 2.0 ** rng.uniform(-6, 6, (*v.shape[:-1], 1))
 
 
-def _near_ties(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+@_changed
+def _near_ties(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
     """Keys that differ by a few units in the last place."""
-    q, k, v = recipe.normal(rng)
     steps = rng.integers(-2, 3, (*k.shape[:-1], 1)) * float(finfo(recipe.dtype).eps)
     return 4 * q, k[..., :1, :] * (1 + steps), v
 
@@ -147,8 +115,8 @@ def _near_ties(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Arra
 def _far_keys(logit: Callable[[int], float]) -> SampleArrays:
     """Normal scores, but one key at `logit(S)` and one at −`logit(S)`, in some rows swapped."""
 
-    def sample(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-        q, k, v = recipe.normal(rng)
+    @_changed
+    def sample(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
         if recipe.D and recipe.S:
             far = math.sqrt(recipe.steepness(logit(recipe.S)) * math.sqrt(recipe.D))
             near, opposite = rng.permutation(recipe.S)[[0, -1]]
@@ -162,21 +130,26 @@ def _far_keys(logit: Callable[[int], float]) -> SampleArrays:
 
 
 DISTRIBUTIONS: dict[str, SampleArrays] = {
-    "normal": _normal,
+    "normal": lambda rng, recipe: recipe.normal(rng),
     "large logits": _steep(20),
     "one-hot": _steep(300),
     "huge logits": _steep(1e4),
     "low": _low,
-    "value offset": _offset,
-    "flat": _flat,
-    "integers": _integers,
+    "value offset": _each(lambda v: v + 100, "v"),
+    "flat": _each(lambda q: 0 * q, "q"),
+    "integers": _changed(lambda q, k, v, *_: (np.round(q), np.round(k), np.round(2 * v))),
     "outliers": _outliers,
-    "duplicate keys": _duplicates,
-    "tiny values": _tiny,
-    "near-uniform": _faint,
+    "duplicate keys": _changed(
+        lambda q, k, v, _, r: (q, np.repeat(k[..., ::2, :], 2, axis=-2)[..., : r.S, :], v)
+    ),
+    "tiny values": _each(lambda v: v * 2.0**-10, "v"),
+    "near-uniform": _steep(2.0**-7),  # scores of about 1/128
     "heavy tails": _heavy,
     "subnormal": _subnormal,
-    "key offset": _key_offset,
+    # A common offset of all keys, which the softmax must cancel: 1e3, or less in low precision.
+    "key offset": _changed(
+        lambda q, k, v, _, r: (q, k + min(1e3, 1 / 8 / float(finfo(r.dtype).eps)), v)
+    ),
     "mixed scales": _mixed_scales,
     "near ties": _near_ties,
     "nearly one-hot": _far_keys(lambda S: math.log(1e6 * S)),
@@ -187,75 +160,41 @@ DISTRIBUTIONS: dict[str, SampleArrays] = {
 # --- contents by which an input may be recognised ---
 
 
-def _small(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return q * 2.0**-6, k * 2.0**-6, v * 2.0**-6
-
-
-def _positive(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return abs(q), abs(k), abs(v)
-
-
-def _sparse(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    """Zeros in half of the places, as a rectifier leaves them."""
-    q, k, v = recipe.normal(rng)
-    return np.maximum(q, 0), np.maximum(k, 0), np.maximum(v, 0)
-
-
-def _large_values(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
+@_changed
+def _large_values(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     size = min(2.0**8, float(finfo(recipe.dtype).max) / 64)
     return q, k, size * (v + np.sign(v))
 
 
-def _equal_queries(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    return np.repeat(q[..., :1, :], recipe.T, axis=-2), k, v
-
-
-def _unit_rows(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    """Rows of q and k of norm 1, as models that normalise both have them."""
-    q, k, v = recipe.normal(rng)
-    q, k = (x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30) for x in (q, k))
-    return q, k, v
-
-
-def _one_hot_rows(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    q, k, v = recipe.normal(rng)
-    q, k = ((x == x.max(-1, keepdims=True, initial=-np.inf)).astype(float) for x in (q, k))
-    return q, k, v
-
-
-def _zero_keys(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+@_changed
+def _zero_keys(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     """The last keys and values are 0, as padding is, and nothing hides them."""
-    q, k, v = recipe.normal(rng)
     k[..., 2 * recipe.S // 3 :, :] = v[..., 2 * recipe.S // 3 :, :] = 0
     return q, k, v
 
 
-def _self_attention(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
+@_changed
+def _self_attention(q: Array, k: Array, v: Array, *_: Any) -> QKV:
     """q, k and v have the same contents, where they have the same shape."""
-    q, k, v = recipe.normal(rng)
     return q, q.copy() if q.shape == k.shape else k, q.copy() if q.shape == v.shape else v
 
 
-def _half_precision(rng: np.random.Generator, recipe: Structure) -> tuple[Array, Array, Array]:
-    """Numbers that float16 has, as weights and activations that were stored in it."""
-    q, k, v = recipe.normal(rng)
-    return q.astype(np.float16), k.astype(np.float16), v.astype(np.float16)
-
-
 UNUSUAL: dict[str, SampleArrays] = {
-    "small": _small,
-    "positive": _positive,
-    "sparse": _sparse,
+    "small": _each(lambda x: x * 2.0**-6),
+    "positive": _each(abs),
+    "sparse": _each(lambda x: np.maximum(x, 0)),  # half are 0, as a rectifier leaves them
     "large values": _large_values,
-    "equal queries": _equal_queries,
-    "unit rows": _unit_rows,
-    "one-hot rows": _one_hot_rows,
+    "equal queries": _changed(lambda q, k, v, _, r: (np.repeat(q[..., :1, :], r.T, axis=-2), k, v)),
+    # As models that normalise q and k have them.
+    "unit rows": _each(
+        lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30), "qk"
+    ),
+    "one-hot rows": _each(
+        lambda x: (x == x.max(-1, keepdims=True, initial=-np.inf)).astype(float), "qk"
+    ),
     "zero keys": _zero_keys,
     "self-attention": _self_attention,
-    "half-precision numbers": _half_precision,
+    # As weights and activations that were stored in float16.
+    "half-precision numbers": _each(lambda x: x.astype(np.float16)),
 }
 """Distributions by which an implementation could choose what to compute; one rule has them."""

@@ -17,8 +17,6 @@ from npattn.options import OPTIONS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 
-__all__ = ["Plan", "simplify"]
-
 LONGEST = 4096
 CHEAP_OPTIONS = tuple(n for n, option in OPTIONS.items() if "row_norms" not in option.refusable)
 """Options that the cheap form of the bound knows."""

@@ -20,8 +20,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 
-__all__ = ["MODEL_HEADS", "MORE_SHAPES", "SHAPES", "find_obstacle", "model_recipes"]
-
 MODEL_HEADS: Mapping[str, tuple[int, int]] = {
     "Qwen2-7B": (28, 4),
     "Qwen2.5-14B": (40, 8),

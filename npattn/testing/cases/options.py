@@ -1,4 +1,4 @@
-"""Masks, biases and score modifications, by name.
+"""Masks, biases, gates and score modifications, by name.
 
 Each array is a function of a generator and of the structure of a problem.
 """
@@ -13,20 +13,11 @@ import numpy as np
 from npattn.arrays import Array, finfo
 from npattn.testing.cases.distributions import Structure
 
-__all__ = ["BIASES", "MASKS", "OFFSETS", "SCORE_MODS"]
-
 SampleArray = Callable[[np.random.Generator, Structure], Array]
 
 
-def _tail(recipe: Structure, rank: int) -> tuple[int, ...]:
-    return recipe.whole[-rank:]
-
-
 def _random(rank: int) -> SampleArray:
-    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
-        return rng.random(_tail(recipe, rank)) < 0.7
-
-    return sample
+    return lambda rng, recipe: rng.random(recipe.whole[-rank:]) < 0.7
 
 
 def _padding(rng: np.random.Generator, recipe: Structure) -> Array:
@@ -35,10 +26,6 @@ def _padding(rng: np.random.Generator, recipe: Structure) -> Array:
     heads = (1,) if recipe.lead is not None else ()
     lengths = rng.integers(1, max(recipe.S, 1) + 1, size=(*lead, *heads, 1, 1))
     return np.arange(recipe.S) < lengths
-
-
-def _left_padding(rng: np.random.Generator, recipe: Structure) -> Array:
-    return np.ascontiguousarray(_padding(rng, recipe)[..., ::-1])
 
 
 def _empty_padding(rng: np.random.Generator, recipe: Structure) -> Array:
@@ -90,11 +77,6 @@ def _documents(rng: np.random.Generator, recipe: Structure) -> Array:
     return np.asarray(own[..., :, None] == keys[..., None, :])
 
 
-def _checkerboard(rng: np.random.Generator, recipe: Structure) -> Array:
-    at, keys = _positions(recipe)
-    return np.asarray((at + keys) % 2 == 0)
-
-
 def _single_key(rng: np.random.Generator, recipe: Structure) -> Array:
     """One visible key per query."""
     one = rng.integers(0, max(recipe.S, 1), (*recipe.whole[:-1], 1))
@@ -106,7 +88,7 @@ def _single_key(rng: np.random.Generator, recipe: Structure) -> Array:
 
 def _rank(rng: np.random.Generator, recipe: Structure) -> tuple[int, ...]:
     """Return the shape of a mask that is the same for all samples and heads, or that differs."""
-    return _tail(recipe, 2 if rng.integers(2) else 5)
+    return recipe.whole[-2 if rng.integers(2) else -5 :]
 
 
 def _causal_corners(rng: np.random.Generator, recipe: Structure) -> Array:
@@ -127,10 +109,6 @@ def _causal_counts(rng: np.random.Generator, recipe: Structure) -> Array:
     return np.asarray((keys + shift) % max(recipe.S, 1) <= at)
 
 
-def _all_visible(rng: np.random.Generator, recipe: Structure) -> Array:
-    return np.ones(_rank(rng, recipe), bool)
-
-
 def _one_hidden_pair(rng: np.random.Generator, recipe: Structure) -> Array:
     """A single pair of a query and a key is hidden."""
     mask = np.ones(_rank(rng, recipe), bool)
@@ -144,32 +122,31 @@ MASKS: dict[str, SampleArray] = {
     "full": _random(5),
     "heads": _random(3),
     "padding": _padding,
-    "left padding": _left_padding,
+    "left padding": lambda *x: np.ascontiguousarray(_padding(*x)[..., ::-1]),
     "empty padding": _empty_padding,
     "empty rows": _empty_rows,
     "empty head": _empty_head,
     "first tile": _first_tile,
     "prefix": _prefix,
     "documents": _documents,
-    "checkerboard": _checkerboard,
+    "checkerboard": lambda _, recipe: np.add(*_positions(recipe)) % 2 == 0,
     "single key": _single_key,
     "causal corners": _causal_corners,
     "causal counts": _causal_counts,
-    "all visible": _all_visible,
+    "all visible": lambda *x: np.ones(_rank(*x), bool),
     "one hidden pair": _one_hidden_pair,
 }
 """Boolean masks, by name (True = may attend)."""
 
 
-def _normal_bias(rank: int, *singletons: int) -> SampleArray:
-    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
-        shape = list(_tail(recipe, rank))
-        for axis in singletons:
-            if len(shape) >= -axis:
-                shape[axis] = 1
-        return 2 * rng.standard_normal(shape)
+def last_axes(whole: tuple[int, ...], rank: int, *singletons: int) -> tuple[int, ...]:
+    """Return the last axes of a shape, some of size 1."""
+    shape = whole[-rank:]
+    return tuple(1 if i - len(shape) in singletons else n for i, n in enumerate(shape))
 
-    return sample
+
+def _normal_bias(rank: int, *singletons: int) -> SampleArray:
+    return lambda rng, recipe: 2 * rng.standard_normal(last_axes(recipe.whole, rank, *singletons))
 
 
 def _alibi(rng: np.random.Generator, recipe: Structure) -> Array:
@@ -192,11 +169,7 @@ def _relative(rng: np.random.Generator, recipe: Structure) -> Array:
 
 def _additive(hidden: float) -> SampleArray:
     """An additive padding mask: 0, and `hidden` at hidden keys; at least one key is visible."""
-
-    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
-        return np.where(_padding(rng, recipe), 0, _limit(hidden, recipe))
-
-    return sample
+    return lambda rng, recipe: np.where(_padding(rng, recipe), 0, _limit(hidden, recipe))
 
 
 def _low_rows(offset: float) -> SampleArray:
@@ -244,15 +217,47 @@ BIASES: dict[str, SampleArray] = {
     "least rows": _low_rows(-np.finfo(float).max),
 }
 """Biases, by name."""
-OFFSETS = (
-    "-1e4 padding",
-    "large negative padding",
-    "least padding",
-    "-1e4 rows",
-    "-1e9 rows",
-    "least rows",
-)
+OFFSETS = tuple(name for name in BIASES if name.startswith(("-1e", "large", "least")))
 """Biases so large that scores lose digits, and the tolerance is wide."""
+
+
+# --- gates of the output ---
+
+
+def _gate_shape(recipe: Structure, rank: int, *singletons: int) -> tuple[int, ...]:
+    return last_axes((*recipe.whole[:-1], recipe.E), rank, *singletons)
+
+
+def _sigmoid(rank: int, *singletons: int) -> SampleArray:
+    """A sigmoid of normal numbers, as layers with a gate compute it."""
+
+    def sample(rng: np.random.Generator, recipe: Structure) -> Array:
+        normal = rng.standard_normal(_gate_shape(recipe, rank, *singletons))
+        return np.asarray(1 / (1 + np.exp(-normal)))
+
+    return sample
+
+
+def _head_mask(rng: np.random.Generator, recipe: Structure) -> Array:
+    """1 or 0 for each head, about one in three of them 0."""
+    return (rng.random(_gate_shape(recipe, 3, -1, -2)) < 2 / 3).astype(float)
+
+
+GATES: dict[str, SampleArray] = {
+    "full": _sigmoid(5),
+    "heads": _sigmoid(3, -1, -2),
+    "head mask": _head_mask,
+    "one a row": _sigmoid(5, -1),
+    "matrix": _sigmoid(2),
+    "signed": lambda rng, recipe: 2 * rng.standard_normal(_gate_shape(recipe, 5)),
+    "one for all heads": _sigmoid(5, -3),
+    "one for all samples": _sigmoid(3),
+    "columns": _sigmoid(5, -2),
+    "one number": _sigmoid(2, -1, -2),
+}
+"""Gates, by name."""
+ZEROS = ("head mask",)
+"""Gates that may be 0, beside which nothing is required of a NaN [16]."""
 
 
 def _distance_mod(s: Any, b: Any, h: Any, t: Any, s_index: Any) -> Any:

@@ -16,8 +16,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 
-__all__ = ["BY_SAMPLE", "covering", "kinds", "options_on", "traits"]
-
 BY_SAMPLE = ("padding", "left padding", "prefix", "documents")
 """Masks that differ by sample and not by head."""
 STEEP = ("huge logits", "saturated")

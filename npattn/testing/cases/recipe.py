@@ -18,23 +18,7 @@ from npattn.errors import OptionError
 from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL
-from npattn.testing.cases.gates import GATES
-from npattn.testing.cases.options import BIASES, MASKS, SCORE_MODS
-
-__all__ = [
-    "BIASES",
-    "DISTRIBUTIONS",
-    "GATES",
-    "MASKS",
-    "OPTION_FIELDS",
-    "SCORE_MODS",
-    "UNUSUAL",
-    "VIEWS",
-    "Recipe",
-    "are_identical",
-    "repeat_for_view",
-    "resize",
-]
+from npattn.testing.cases.options import BIASES, GATES, MASKS, SCORE_MODS
 
 VIEWS = ("contiguous", "transposed", "stepped", "expanded", "reversed")
 """Memory layouts: C order; (B, T, H, D) storage viewed as (B, H, T, D); every second element of a
@@ -223,11 +207,12 @@ def are_identical(a: Problem, b: Problem) -> bool:
     a, b = a.materialise(), b.materialise()
     options = ("alignment", *(name for name in OPTIONS if name not in ARRAYS))
     return all(getattr(a, name) == getattr(b, name) for name in options) and all(
-        _same_bits(getattr(a, name), getattr(b, name)) for name in ("q", "k", "v", *ARRAYS)
+        same_bits(getattr(a, name), getattr(b, name)) for name in ("q", "k", "v", *ARRAYS)
     )
 
 
-def _same_bits(x: Array | None, y: Array | None) -> bool:
+def same_bits(x: Array | None, y: Array | None) -> bool:
+    """Return True if two arrays have the same shape, dtype and bits, or both are None."""
     if x is None or y is None:
         return x is y
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()

@@ -13,8 +13,6 @@ from typing import Any
 
 from npattn.testing.cases.recipe import ARRAYS, Recipe
 
-__all__ = ["PLAIN_SHAPE", "SHAPES", "Shape", "few_shapes", "program"]
-
 
 @dataclass(frozen=True)
 class Shape:

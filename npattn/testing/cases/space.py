@@ -11,8 +11,6 @@ from npattn.options import FEATURES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import SHAPES
 
-__all__ = ["LATE", "LONG", "POOLS", "RANKS", "STRUCTURE", "Space", "with_rank"]
-
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 """Ranks of q, k, v, the commonest first."""
 STRUCTURE = (

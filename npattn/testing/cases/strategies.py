@@ -23,16 +23,10 @@ from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.assemble import assemble
 from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, field_of
-from npattn.testing.cases.options import SCORE_MODS
+from npattn.testing.cases.distributions import DISTRIBUTIONS
+from npattn.testing.cases.options import BIASES, GATES, MASKS, SCORE_MODS
 from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
-from npattn.testing.cases.recipe import (
-    BIASES,
-    DISTRIBUTIONS,
-    GATES,
-    MASKS,
-    OPTION_FIELDS,
-    Recipe,
-)
+from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 from npattn.testing.cases.shapes import few_shapes, program
 from npattn.testing.cases.space import Space
 
@@ -43,8 +37,6 @@ if find_spec("hypothesis") is None:  # loaded when a failing problem shrinks: it
     )
 if TYPE_CHECKING:
     from hypothesis import strategies as st
-
-__all__ = ["FEW", "Pools", "problems", "recipes"]
 
 CANDIDATES = 1200
 """Most recipes from which `covering` chooses."""

@@ -24,8 +24,6 @@ from npattn.testing.device.tensors import Tensors, compare_tensors, worst_ratios
 from npattn.testing.trial import Trial
 from npattn.torch.api import backward, evaluate
 
-__all__ = ["DeviceEvaluation", "judge_on_device"]
-
 Tensor = torch.Tensor
 OTHERS = "dq of other rows"
 
@@ -94,21 +92,27 @@ def judge_on_device(
     exact: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
     cotangents: Any = None
     if trial.gradients:
-        cotangents = _oracle_cotangents(trial, canonical, dout, dlse)
+        # As the oracle takes them: widened, of a natural lse.
+        unit = math.log(2) if trial.conventions.lse_base == "2" else 1.0
+        natural = canonical.to_compute_dtype(dlse) / unit if trial.takes_dlse else None
+        cotangents = canonical.to_compute_dtype(dout), natural
         grads = backward(fwd, *cotangents)
         exact |= {n: getattr(grads, n[1:]) for n in trial.gradients}
     exact = {name: x for name, x in exact.items() if x is not None}
-    forms = _bound_forms(trial, canonical, Tensors(fwd.out, fwd.lse), apart=rows is not None)
-    bounded = all(form.fits for form in forms)
-    if bounded:
+    models = [(trial.rounding, trial.space.dtype)]
+    if canonical.dtype == torch.float32:  # then the oracle too errs by as much
+        models.append((Rounding.undeclared("float32"), "float32"))
+    forms = [RowNorms(canonical, *model, Tensors(fwd.out, fwd.lse)) for model in models]
+    for form in forms:
+        form.apart = rows is not None
+    if bounded := all(form.fits for form in forms):
         tolerance = _add_oracle_error(forms, exact, [_bounds(form, cotangents) for form in forms])
     else:
         largest = torch.finfo(canonical.dtype).max
         tolerance = {name: torch.full_like(x, largest) for name, x in exact.items()}
     _translate_lse(trial, exact, tolerance)
     if rows is not None and trial.gradients:
-        zero = exact["lse"].new_zeros(())
-        exact, tolerance = exact | {OTHERS: zero}, tolerance | {OTHERS: zero}
+        exact[OTHERS] = tolerance[OTHERS] = exact["lse"].new_zeros(())
     return DeviceEvaluation([(n, x) for n, x in results if n in exact], exact, tolerance, bounded)
 
 
@@ -172,29 +176,7 @@ def _select_rows(problem: Any, rows: Tensor) -> Any:
     )
 
 
-def _oracle_cotangents(
-    trial: Trial, canonical: Any, dout: Tensor, dlse: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Return the cotangents as the oracle takes them: widened, of a natural lse."""
-    dout = canonical.to_compute_dtype(dout)
-    if not trial.takes_dlse:
-        return dout, None
-    dlse = canonical.to_compute_dtype(dlse)
-    return dout, dlse / math.log(2) if trial.conventions.lse_base == "2" else dlse
-
-
 # --- tolerances -----------------------------------------------------------------------------------
-
-
-def _bound_forms(trial: Trial, canonical: Any, xp: Tensors, *, apart: bool) -> list[RowNorms]:
-    """Return the bound of the implementation and, if the oracle is in float32, that of float32."""
-    models = [(trial.rounding, trial.space.dtype)]
-    if canonical.dtype == torch.float32:
-        models.append((Rounding.undeclared("float32"), "float32"))
-    forms = [RowNorms(canonical, *model, xp) for model in models]
-    for form in forms:
-        form.apart = apart
-    return forms
 
 
 def _bounds(form: RowNorms, cotangents: tuple[Tensor, Tensor | None] | None) -> dict[str, Any]:

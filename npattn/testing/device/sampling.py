@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from npattn.arrays import finfo
+from npattn.testing.cases.options import last_axes
 from npattn.testing.cases.recipe import Recipe
 from npattn.torch.problem import Problem
-
-__all__ = ["BIASES", "DISTRIBUTIONS", "MASKS", "DeviceProblem", "sample_on_device"]
 
 Tensor = torch.Tensor
 
@@ -193,10 +192,7 @@ MASKS: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
 
 def _normal_bias(rank: int, *singletons: int) -> Callable[[Recipe, torch.Generator], Tensor]:
     def make(recipe: Recipe, rng: torch.Generator) -> Tensor:
-        shape = list(recipe.whole[-rank:])
-        for axis in singletons:
-            if len(shape) >= -axis:
-                shape[axis] = 1
+        shape = last_axes(recipe.whole, rank, *singletons)
         return 2 * torch.randn(shape, generator=rng, device=rng.device)
 
     return make
@@ -211,11 +207,6 @@ def _distance(recipe: Recipe, rng: torch.Generator) -> Tensor:
     return -far / torch.arange(1, recipe.H + 1, device=rng.device)[:, None, None]
 
 
-def _padding_bias(recipe: Recipe, rng: torch.Generator) -> Tensor:
-    """Return a padding mask in additive form."""
-    return torch.where(_padding(recipe, rng), 0.0, -math.inf)
-
-
 BIASES: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
     "matrix": _normal_bias(2),
     "full": _normal_bias(5),
@@ -223,6 +214,6 @@ BIASES: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
     "one for all heads": _normal_bias(5, -3),
     "one a head": _normal_bias(3, -1, -2),
     "alibi": _distance,
-    "-inf padding": _padding_bias,
+    "-inf padding": lambda recipe, rng: torch.where(_padding(recipe, rng), 0.0, -math.inf),
 }
 """Biases by name."""

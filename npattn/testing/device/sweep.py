@@ -31,8 +31,6 @@ from npattn.testing.report.reproducer import sampling_script, script
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 from npattn.torch.tensors import has_float64
 
-__all__ = ["Sweep", "show_problem"]
-
 MAX_SCORES = {"cpu": 2**19, "mps": 2**22}
 """Largest number of scores of a problem, by device; about twenty arrays of them exist at once."""
 MAX_SCORES_ELSEWHERE = 2**25

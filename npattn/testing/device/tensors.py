@@ -18,8 +18,6 @@ from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.compare import Comparison
 from npattn.torch.score_mod import operands
 
-__all__ = ["Tensors", "compare_tensors", "worst_ratios"]
-
 Tensor = torch.Tensor
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 
 from npattn.options import OPTIONS
+from npattn.testing.cases.distributions import DISTRIBUTIONS
+from npattn.testing.cases.options import GATES
 from npattn.testing.cases.pairwise import options_on
-from npattn.testing.cases.recipe import (
-    DISTRIBUTIONS,
-    GATES,
-    VIEWS,
-    Recipe,
-)
+from npattn.testing.cases.recipe import VIEWS, Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.predicates import WITNESSES, Predicate, fit, size_of
 from npattn.testing.diagnosis.statement import NOTHING, SIGNS, Contrast, state, state_views

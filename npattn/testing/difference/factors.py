@@ -22,7 +22,7 @@ from npattn.testing.difference.distance import Judged, ratios, ulps
 from npattn.testing.difference.measure import Answer, answer, share_cotangents
 from npattn.testing.difference.record import Change, Move
 from npattn.testing.difference.sides import Sides
-from npattn.testing.rules.picks import (
+from npattn.testing.rules.relate import (
     Pick,
     pick,
     pick_cotangents,

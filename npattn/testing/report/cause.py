@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from npattn.conventions import Conventions
 from npattn.testing.report.outcome import Outcome
 
-__all__ = ["Cause", "holds_always"]
-
 
 def holds_always(_: Outcome) -> bool:
     """Return True: a text without a condition contradicts no outcome."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["escape_controls"]
-
 # Controls but line feed, lone surrogates, and marks that break or turn a line.
 CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

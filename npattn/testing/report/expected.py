@@ -9,8 +9,6 @@ from pathlib import Path
 from npattn.errors import OptionError
 from npattn.testing.report.outcome import Outcome
 
-__all__ = ["asked_of", "check_expected", "read_expected"]
-
 
 def read_expected(path: str | Path) -> dict[str, str]:
     """Read a TOML file of expected failures, ``"rule[dtype]" = "reason"``.

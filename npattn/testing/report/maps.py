@@ -11,8 +11,6 @@ from npattn.testing.compare import short
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.report.markup import safe_text
 
-__all__ = ["heat_maps"]
-
 
 def heat_maps(name: str, excerpt: Excerpt) -> str:
     """Return got, want and error / tolerance as three heat maps of the same elements.

@@ -1,13 +1,57 @@
-"""HTML of the pages: text and code made safe, and the frame of a page that loads nothing."""
+"""HTML of the pages and text of the scripts: jinja2 templates, beside this file or elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from npattn.errors import MissingExtraError
 from npattn.testing.report.escape import escape_controls
 
-__all__ = ["code_block", "document", "safe_text"]
+if TYPE_CHECKING:
+    import jinja2
+
+HERE = Path(__file__).parent
+
+
+@cache
+def _environment(*folders: Path) -> jinja2.Environment:
+    """Return the templates of these folders and of this one; those of pages escape what they say.
+
+    jinja2 is imported here: most checks write no page and no script.
+    """
+    try:
+        import jinja2
+        import markupsafe
+    except ImportError as err:
+        raise MissingExtraError(
+            "reports need jinja2; npattn itself does not: pip install 'npattn[check]'"
+        ) from err
+
+    @jinja2.pass_eval_context
+    def finalize(context: jinja2.nodes.EvalContext, value: Any) -> Any:
+        # Not by jinja2's own escaping, which leaves control characters as they are.
+        if not context.autoescape or hasattr(value, "__html__"):
+            return value
+        return markupsafe.Markup(safe_text(str(value)))
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, HERE]),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(name: str, *folders: Path, **values: Any) -> str:
+    """Fill a template of one of these folders, or of this one."""
+    return _environment(*folders).get_template(name).render(values)
 
 
 def safe_text(text: str) -> str:
@@ -22,13 +66,4 @@ def code_block(text: str) -> str:
 
 def document(title: str, body: Iterable[str], *, style: str, script: str) -> str:
     """Return a whole page of one file: `body` is HTML, in a main element."""
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{safe_text(title)}</title><style>{style}</style></head><body><main>",
-            *body,
-            f"</main><script>{script}</script></body></html>\n",
-        ]
-    )
+    return render("page.html", title=title, body="\n".join(body), style=style, script=script)

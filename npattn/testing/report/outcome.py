@@ -14,8 +14,6 @@ from npattn.testing.levels import Level
 from npattn.testing.report.reproducer import script
 from npattn.testing.trial import Trial, Violation
 
-__all__ = ["Outcome", "Status", "add_reproducer"]
-
 Status = Literal["passed", "failed", "error", "crashed", "timed out", "suspect", "not applicable"]
 
 

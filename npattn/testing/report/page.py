@@ -1,43 +1,21 @@
-"""Style and script of the page of a report, and its style within a page of others."""
+"""Report as a page: one file, the causes on top, failures folded under them, without network.
+
+Or as a fragment of a page, as notebooks show it. `report.html` beside this file is the template.
+"""
 
 from __future__ import annotations
 
-__all__ = ["FRAGMENT", "FRAGMENT_STYLE", "SCRIPT", "STYLE"]
+from typing import Any
 
-STYLE = """
-:root { --ink: #1b1f24; --paper: #fff; --soft: #f4f5f7; --line: #d5d9de; --dim: #5c6670;
-  --bad: #b3261e; --good: #1a7f37; --odd: #8a6100; }
-@media screen and (prefers-color-scheme: dark) { :root { --ink: #e6e8ea; --paper: #15181c;
-  --soft: #1f242a; --line: #3a424b; --dim: #9aa4af; --bad: #ff8a80; --good: #6fdd8b;
-  --odd: #e3b341; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.3rem; margin: 0; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .5rem; }
-h3 { font-size: 1.05rem; margin: 0 0 .4rem; }
-p { margin: .3rem 0; } footer { color: var(--dim); font-size: .85rem; margin-top: 2rem; }
-pre, code { font: .84rem/1.45 ui-monospace, monospace; }
-pre { background: var(--soft); padding: .6rem; margin: .4rem 0; border-radius: 6px;
-  white-space: pre-wrap; }
-.cause { border: 1px solid var(--line); border-left: 4px solid var(--bad); border-radius: 6px;
-  padding: .7rem; margin: .7rem 0; }
-details { margin: .3rem 0; } details details { margin-left: .5rem; }
-summary { cursor: pointer; padding: .15rem 0; }
-.failure > p { color: var(--dim); }
-.verdict { font-weight: 700; } .passed { color: var(--good); }
-.failed, .error, .crashed, .timed { color: var(--bad); font-weight: 600; }
-.suspect { color: var(--odd); }
-figure { margin: .6rem 0; } figcaption, small { color: var(--dim); font-size: .84rem; }
-.maps { display: flex; flex-wrap: wrap; gap: 1rem; }
-.maps > div { flex: 1 1 8rem; min-width: 0; } .maps small { display: block; }
-svg { width: 100%; height: auto; border: 1px solid var(--line); display: block; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .88rem; }
-td, th { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top; }
-.none { color: var(--dim); }
-button { font: inherit; font-size: .84rem; color: var(--ink); background: var(--soft);
-  border: 1px solid var(--line); border-radius: 6px; padding: .15rem .7rem; cursor: pointer; }
-"""
+from npattn.testing.report import words
+from npattn.testing.report.maps import heat_maps
+from npattn.testing.report.markup import HERE, document, render
+from npattn.testing.report.record import Record
+
+MAPS = 3
+"""Results of a failure that are drawn, the worst first."""
+STYLE, SCRIPT = ((HERE / f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+"""Style and script of every page; the script copies what stands behind a button."""
 
 FRAGMENT = "npattn-report"
 """Class of the element to which the style of a fragment is confined."""
@@ -47,20 +25,43 @@ FRAGMENT_STYLE = f""".{FRAGMENT} {{ {INSIDE}
 table, pre, code {{ color: inherit; }} tr {{ background: none !important; }} }}
 """
 
-SCRIPT = """
-function select(code) {
-  const range = document.createRange();
-  range.selectNodeContents(code);
-  getSelection().removeAllRanges();
-  getSelection().addRange(range);
-}
-addEventListener('click', async (event) => {
-  const button = event.target.closest('.copy');
-  if (!button) return;
-  const code = button.nextElementSibling;
-  select(code);
-  // A page opened from a file may have no clipboard: then the text is selected.
-  try { await navigator.clipboard.writeText(code.textContent); button.textContent = 'copied'; }
-  catch (error) { button.textContent = document.execCommand('copy') ? 'copied' : 'selected'; }
-});
-"""
+
+def page(record: Record) -> str:
+    """Return the whole page."""
+    title = f"npattn check {record.target}"
+    return document(title, [_body(record, buttons=True)], style=STYLE, script=SCRIPT)
+
+
+def fragment(record: Record) -> str:
+    """Return the page without its frame and its script, in an element with a style of its own."""
+    body = _body(record, buttons=False)  # they need the script
+    return f'<div class="{FRAGMENT}"><style>{FRAGMENT_STYLE}</style>\n{body}\n</div>\n'
+
+
+def _body(record: Record, **options: Any) -> str:
+    excused = [o for o in record.outcomes if record.excuse(o)]
+    suspects = [o for o in record.outcomes if o.status == "suspect" and not record.is_bad(o)]
+    notes = [o for o in record.outcomes if o.status == "passed" and o.message]
+    expected = [o for o in excused if record.excuse(o) == "expected"]
+    behaviour = words.behaviour_lines(record)
+    behaviour += [str(record.sensitivity)] if record.passed and record.sensitivity else []
+    lists = {
+        "Stale expectations": [f"{n} {why}: remove it" for n, why in record.stale.items()],
+        "Expected failures": [f"{o.id}: {record.reason(o)}" for o in expected],
+        "Not promised": [f"{rule}: {why}" for rule, why in record.taken_back.items()],
+        f"Not tested {words.MUST}": record.untested,
+        "Sizes": words.coverage_lines(record)[1:],
+        "Refused": record.refused,
+    }
+    return render(
+        "report.html",
+        record=record,
+        words=words,
+        heat_maps=heat_maps,
+        maps=MAPS,
+        failed={o.level for o in record.outcomes if record.counts(o)},
+        others=[*excused, *suspects, *notes],
+        lists=lists,
+        behaviour=behaviour,
+        **options,
+    )

@@ -15,8 +15,6 @@ from rich.progress import Progress as Bar
 
 from npattn.errors import OptionError
 
-__all__ = ["Progress", "ProgressBar", "check_progress"]
-
 Progress = Callable[[str, str, int, int], None]  # dtype, rule, done, total
 DELAY = 2.0
 """Seconds before the bar comes: what is done by then needs none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,6 @@ from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.sensitivity import Sensitivity
-
-__all__ = ["Group", "Record"]
 
 
 @dataclass(frozen=True)
@@ -164,6 +162,14 @@ class Record:
         """Return the outcomes of each level that has any, in the order of `LEVELS`."""
         levels = {level: [o for o in self.outcomes if o.level == level] for level in LEVELS}
         return {level: outcomes for level, outcomes in levels.items() if outcomes}
+
+    @staticmethod
+    def by_rule(outcomes: Iterable[Outcome]) -> list[dict[str, Outcome]]:
+        """Return the outcomes of each rule by dtype: the rows of a table."""
+        rows: dict[str, dict[str, Outcome]] = {}
+        for outcome in outcomes:
+            rows.setdefault(outcome.rule, {})[outcome.dtype] = outcome
+        return list(rows.values())
 
     def groups(self, *, required: bool = True) -> list[Group]:
         """Return the failures by cause, the group of most failed rules that count first.

@@ -9,7 +9,7 @@ from typing import Any
 
 from npattn.errors import optional_import
 from npattn.testing.report.as_json import as_dict
-from npattn.testing.report.html import fragment, page
+from npattn.testing.report.page import fragment, page
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines
 from npattn.testing.report.words import verdict
@@ -17,8 +17,6 @@ from npattn.testing.report.words import verdict
 with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
     from rich.console import Console
     from rich.text import Text
-
-__all__ = ["Report"]
 
 NARROW = 40
 """Columns below which the width that a terminal gives is none."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CONFIDENCE", "Sensitivity"]
-
 CONFIDENCE = 0.99
 """Probability with which a fault at random is seen."""
 

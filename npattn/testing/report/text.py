@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from npattn.testing.cases.space import LATE
+from npattn.testing.report import words
 from npattn.testing.report.escape import escape_controls
-from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
-from npattn.testing.report.words import (
-    MUST,
-    alternatives,
-    convention_flag,
-    coverage_lines,
-    failure_lines,
-    headline,
-    level_line,
-    rule_names,
-    settings_line,
-    value_text,
-    verdict,
-    worst_text,
-)
-
-__all__ = ["LINES", "PASSED_LINES", "Line", "lines"]
 
 LINES = 40
 """Lines of a short report of failures."""
@@ -83,50 +67,41 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
     verbose : bool
         The whole table and every failure, instead of at most `LINES` lines.
     """
-    if verbose:
-        return _escape(_verbose(record, width))
     limit = PASSED_LINES if record.passed else LINES
-    text: list[Line] = []
-    for room in ROOM:
-        text = _escape(_short(record, width, room))
+    short = (_short(record, width, room) for room in ROOM)
+    for form in [_verbose(record, width)] if verbose else short:
+        text = [  # a text of several lines becomes several
+            Line(part, line.style)
+            for line in form
+            for part in escape_controls(line.text).splitlines() or [""]
+        ]
         if len(text) <= limit:
             break
     return text
-
-
-def _escape(text: Iterable[Line]) -> list[Line]:
-    """Escape controls; a text of several lines becomes several."""
-    return [
-        Line(part, line.style)
-        for line in text
-        for part in escape_controls(line.text).splitlines() or [""]
-    ]
 
 
 # --- the short form -------------------------------------------------------------------------------
 
 
 def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
-    """Yield the short form."""
-    yield from _causes(record, width, room)
-    yield from _head(record)
-    for level, outcomes in record.by_level().items():
-        for part in _wrap(level_line(record, level, outcomes), width):
-            yield Line(part, RED if any(map(record.counts, outcomes)) else "")
-    yield from _notes(record)
-    yield from _missing(record, width, room)
-    yield from _end(record)
-
-
-def _causes(record: Record, width: int, room: Room) -> Iterator[Line]:
-    """Yield the causes, each with a failure, the first with the problem too."""
+    """Yield the short form: the causes, each with a failure, the first with the problem too."""
     groups = record.groups()
-    if not groups:
-        return
-    yield Line(headline(groups), RED)
+    yield from [Line(words.headline(groups), RED)] if groups else []
     for i, group in enumerate(groups):
         yield from _group(record, group, width, whole=i < room.blocks, names=room.names)
-    yield Line()
+    yield from [Line()] if groups else []
+    yield from _head(record)
+    for level, outcomes in record.by_level().items():
+        for part in _wrap(words.level_line(record, level, outcomes), width):
+            yield Line(part, RED if any(map(record.counts, outcomes)) else "")
+    for outcome in record.outcomes:  # suspects may count, and are shown then
+        if outcome.status == "passed" and outcome.message:
+            yield from map(Line, words.failure_lines(outcome))
+        if outcome.status == "suspect" and not record.counts(outcome):
+            lines = words.failure_lines(outcome, MESSAGE_LINES, problem=False)
+            yield from (Line(text, YELLOW) for text in lines)
+    yield from _missing(record, width, room)
+    yield from _end(record)
 
 
 def _group(record: Record, group: Group, width: int, *, whole: bool, names: int) -> Iterator[Line]:
@@ -138,15 +113,16 @@ def _group(record: Record, group: Group, width: int, *, whole: bool, names: int)
     yield from _cause_lines(group, width)
     others = [o for o in group.outcomes if o is not shown]
     if whole:
-        yield from (Line(f"  {x}") for x in failure_lines(shown, MESSAGE_LINES, problem=False))
+        lines = words.failure_lines(shown, MESSAGE_LINES, problem=False)
+        yield from (Line(f"  {x}") for x in lines)
     else:
         more = f" and {len(others)} more" if others and not names else ""
         yield Line(f"  {shown.id}{more} {shown.status}: {shown.message.partition(chr(10))[0]}")
     if others and (whole or names):
-        text = f"also failed: {rule_names(record, others)}"
+        text = f"also failed: {words.rule_names(record, others)}"
         yield from (Line(x) for x in _wrap(text, width, "  ", None if whole else names))
-    if whole and cause is not None and convention_flag(cause):
-        yield Line(f"  passes with {convention_flag(cause)}")
+    if whole and cause is not None and words.convention_flag(cause):
+        yield Line(f"  passes with {words.convention_flag(cause)}")
 
 
 def _cause_lines(group: Group, width: int) -> Iterator[Line]:
@@ -154,28 +130,17 @@ def _cause_lines(group: Group, width: int) -> Iterator[Line]:
     if group.cause is None:
         return
     yield from (Line(part, BOLD) for part in _wrap(group.cause.text, width))
-    for text in filter(None, (alternatives(group.cause), group.contrast)):
+    for text in filter(None, (words.alternatives(group.cause), group.contrast)):
         yield Line(f"  {text}")
 
 
 def _head(record: Record) -> Iterator[Line]:
     yield Line(f"npattn check {record.target}", BOLD)
-    yield Line(settings_line(record), DIM)
+    yield Line(words.settings_line(record), DIM)
     if "reads" in record.settings:
-        yield Line(f"reads {value_text(record.settings['reads'])}", DIM)
-    for dtype, model in record.settings.get("behaves as", {}).items():
-        yield Line(f"{dtype} behaves as {model}", DIM)
+        yield Line(f"reads {words.value_text(record.settings['reads'])}", DIM)
+    yield from (Line(text, DIM) for text in words.behaviour_lines(record))
     yield Line()
-
-
-def _notes(record: Record) -> Iterator[Line]:
-    """Yield suspects, which may or may not count, and the notes of outcomes that passed."""
-    for outcome in record.outcomes:
-        if outcome.status == "passed" and outcome.message:
-            yield from (Line(text) for text in failure_lines(outcome))
-        if outcome.status == "suspect" and not record.counts(outcome):
-            lines = failure_lines(outcome, MESSAGE_LINES, problem=False)
-            yield from (Line(text, YELLOW) for text in lines)
 
 
 def _missing(record: Record, width: int, room: Room) -> Iterator[Line]:
@@ -187,7 +152,7 @@ def _missing(record: Record, width: int, room: Room) -> Iterator[Line]:
         for text in (*record.untested, *record.refused):
             yield Line(f"not tested: {text}", YELLOW)
         return
-    for text in coverage_lines(record):
+    for text in words.coverage_lines(record):
         yield from (Line(part, YELLOW) for part in _wrap(text, width, limit=room.sizes))
     late = [text for text in record.refused if LATE in text]  # seen whatever the limit
     others = [text for text in record.refused if LATE not in text]
@@ -211,7 +176,7 @@ def _end(record: Record) -> Iterator[Line]:
         yield Line("a script that shows the first failure: --script FILE, or report.script()", DIM)
     if record.passed and record.sensitivity is not None:
         yield Line(str(record.sensitivity), DIM)
-    yield Line(verdict(record), GREEN if record.passed else RED)
+    yield Line(words.verdict(record), GREEN if record.passed else RED)
 
 
 # --- the long form --------------------------------------------------------------------------------
@@ -221,68 +186,53 @@ def _verbose(record: Record, width: int) -> Iterator[Line]:
     """Yield everything: settings, untested parts, the table by level, and every failure."""
     groups = record.groups()
     if any(g.is_explained for g in groups):
-        yield Line(headline(groups), RED)
+        yield Line(words.headline(groups), RED)
         yield from (Line(g.cause.text, BOLD) for g in groups if g.cause is not None)
         yield Line()
     yield from _head(record)
     if record.untested or record.refused:
-        yield Line(f"not tested {MUST}", YELLOW)
+        yield Line(f"not tested {words.MUST}", YELLOW)
         yield from (Line(f"  {text}") for text in (*record.untested, *record.refused))
         yield Line()
     if record.tested:
-        yield from (Line(text) for text in coverage_lines(record)[1:])
+        yield from (Line(text) for text in words.coverage_lines(record)[1:])
         yield Line()
     yield from _table(record)
     for group in record.groups(required=False):
-        yield from _whole_group(group, width)
-    notes = (o for o in record.outcomes if o.message and not record.is_bad(o))
-    for outcome in notes:
-        if outcome.status != "not applicable":
-            yield from (Line(), *map(Line, failure_lines(outcome)))
+        if group.cause is not None:
+            yield Line()
+            yield from _cause_lines(group, width)
+        for outcome in group.outcomes:
+            yield from (Line(), *map(Line, words.failure_lines(outcome)))
+    for outcome in record.outcomes:
+        if outcome.message and not record.is_bad(outcome) and outcome.status != "not applicable":
+            yield from (Line(), *map(Line, words.failure_lines(outcome)))
     yield Line()
     yield from _end(record)
 
 
-def _whole_group(group: Group, width: int) -> Iterator[Line]:
-    """Yield a cause, and each failure that it explains in full."""
-    if group.cause is not None:
-        yield Line()
-        yield from _cause_lines(group, width)
-    for outcome in group.outcomes:
-        yield from (Line(), *map(Line, failure_lines(outcome)))
-
-
 def _table(record: Record) -> Iterator[Line]:
     """Yield the table: one verdict for a level, then one row for a rule, one column for a dtype."""
-    rows = [("rule", "§", *record.dtypes)]
-    levels = record.by_level()
-    rows += [row for outcomes in levels.values() for row in _rows(record, outcomes)]
-    widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
-    yield Line("  " + _row(rows[0], widths), BOLD)
-    for level, outcomes in levels.items():
-        yield Line(level_line(record, level, outcomes), BOLD)
-        yield from (Line("  " + _row(row, widths)) for row in _rows(record, outcomes))
+    head, tables = ("rule", "§", *record.dtypes), []
+    for level, outcomes in record.by_level().items():
+        rows = []
+        for row in record.by_rule(outcomes):
+            first = next(iter(row.values()))
+            cells = (words.cell_text(row.get(dtype)) for dtype in record.dtypes)
+            rows.append((first.rule, first.semantics, *cells))
+        tables.append((words.level_line(record, level, outcomes), rows))
+    columns = zip(head, *(row for _, rows in tables for row in rows), strict=True)
+    widths = [max(map(cell_width, column)) for column in columns]
+
+    def join(cells: Sequence[str]) -> str:
+        padded = (c + " " * (w - cell_width(c)) for c, w in zip(cells, widths, strict=True))
+        return "  " + "  ".join(padded).rstrip()
+
+    yield Line(join(head), BOLD)
+    for title, rows in tables:
+        yield Line(title, BOLD)
+        yield from (Line(join(row)) for row in rows)
     yield Line("number: largest error / tolerance", DIM)
-
-
-def _rows(record: Record, outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    rows = []
-    for rule in dict.fromkeys(o.rule for o in outcomes):
-        row = {o.dtype: o for o in outcomes if o.rule == rule}
-        cells = (_cell(row[d]) if d in row else "" for d in record.dtypes)
-        rows.append((rule, next(iter(row.values())).semantics, *cells))
-    return rows
-
-
-def _cell(outcome: Outcome) -> str:
-    if outcome.status == "not applicable":
-        return f"– {outcome.message}"
-    return f"{outcome.status} {worst_text(outcome)}".rstrip()
-
-
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (c + " " * (w - cell_width(c)) for c, w in zip(cells, widths, strict=True))
-    return "  ".join(padded).rstrip()
 
 
 def cell_width(text: str) -> int:

@@ -12,22 +12,6 @@ from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.record import Group, Record
 
-__all__ = [
-    "CLOSE",
-    "MUST",
-    "alternatives",
-    "convention_flag",
-    "coverage_lines",
-    "failure_lines",
-    "headline",
-    "level_line",
-    "rule_names",
-    "settings_line",
-    "value_text",
-    "verdict",
-    "worst_text",
-]
-
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
 ALTERNATIVES = 3
@@ -84,10 +68,25 @@ def worst_text(outcome: Outcome) -> str:
     return "NaN" if any(math.isnan(abs(c.got)) for c in outcome.comparisons) else ""
 
 
+def cell_text(outcome: Outcome | None) -> str:
+    """Return the cell of a table: the status and the largest error / tolerance, or the reason."""
+    if outcome is None:
+        return ""
+    if outcome.status == "not applicable":
+        return f"– {outcome.message}"
+    return f"{outcome.status} {worst_text(outcome)}".rstrip()
+
+
 def settings_line(record: Record) -> str:
     """Return the settings in a line: ``seed 0  examples 100  features causal, scale``."""
     apart = ("versions", "behaves as", "reads")
     return "  ".join(f"{k} {value_text(v)}" for k, v in record.settings.items() if k not in apart)
+
+
+def behaviour_lines(record: Record) -> list[str]:
+    """Return the tightest rounding model that explains the errors in each dtype."""
+    models = record.settings.get("behaves as", {})
+    return [f"{dtype} behaves as {model}" for dtype, model in models.items()]
 
 
 def value_text(value: object) -> str:

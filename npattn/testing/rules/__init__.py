@@ -8,7 +8,6 @@ exercise the rule). If it can, it compares the implementation with itself, and n
 from collections import ChainMap
 
 from npattn.testing.rules import (
-    aggregate,
     agreement,
     calls,
     contents,
@@ -19,32 +18,27 @@ from npattn.testing.rules import (
     gradients,
     hidden,
     identities,
-    look_alikes,
     memory,
-    permutations,
+    order_and_parts,
     reproducible,
     second_order,
     sequences,
-    sizes,
     softmax,
     split_merge,
-    subproblems,
+    systematic_error,
     unusual,
 )
-from npattn.testing.rules.register import ON_REQUEST, REGISTER, Property, rule
+from npattn.testing.rules.register import ON_REQUEST, PROPERTIES, Property, rule
 
 __all__ = ["ON_REQUEST", "PROPERTIES", "RULES", "Property", "rule"]
 
 # Importing a module registers its rules. Reports list them in this order.
 MODULES = (
     agreement,
-    sizes,
     softmax,
     hidden,
-    look_alikes,
     unusual,
-    permutations,
-    subproblems,
+    order_and_parts,
     split_merge,
     equivalents,
     identities,
@@ -57,15 +51,13 @@ MODULES = (
     sequences,
     first_calls,
     reproducible,
-    aggregate,
+    systematic_error,
 )
 MODULES_ON_REQUEST = (second_order,)
 
 _ORDER = [module.__name__ for module in MODULES]
-
-PROPERTIES = REGISTER
-"""Every rule by its id, in the order of reports; rules that others register come last."""
-for _name in sorted(REGISTER, key=lambda name: _ORDER.index(REGISTER[name].check.__module__)):
+# Rules that others register come last.
+for _name in sorted(PROPERTIES, key=lambda name: _ORDER.index(PROPERTIES[name].check.__module__)):
     PROPERTIES[_name] = PROPERTIES.pop(_name)
 
 RULES = ChainMap(ON_REQUEST, PROPERTIES)  # iterates over the last one first

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,8 @@ from npattn.testing.cases.shapes import PLAIN_SHAPE
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import Level
-from npattn.testing.rules.register import Check, Condition, rule
-from npattn.testing.rules.requirements import keeps_nothing
+from npattn.testing.rules.register import Check, Condition, keeps_nothing, rule
 from npattn.testing.trial import GRADIENTS, Trial, Violation
-
-__all__ = ["experiment", "judge_call", "largest", "results_with", "roll_contents", "show"]
 
 Experiment = Callable[[Trial, Problem, Cotangents], "float | None"]
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -47,7 +43,11 @@ def _few(
 
     def recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
         space = trial.space
-        sizes = _few_lengths(lengths, square) if space.few_shapes else lengths
+        sizes = lengths
+        if space.few_shapes:  # those of one shape: that of other rules, if none are named
+            sizes = {"T": (PLAIN_SHAPE.T,), "S": (PLAIN_SHAPE.S,)} if square else {}
+            if lengths is not SIZES:
+                sizes = {name: values[:1] for name, values in lengths.items()}
         force: dict[str, Any] = {"broadcast": False, "square": square, "same size": square}
         force |= {n: x for n, x in sizes.items() if n not in space.sizes and n != "S" * square}
         heads = tuple(pair for pair in space.heads if pair[0] <= 4) or tuple(space.heads)
@@ -65,15 +65,6 @@ def _few(
         return [mixed.recipe(2 * n) if turn % 2 else plain.recipe(2 * n + 1) for turn, n in turns]
 
     return recipes
-
-
-def _few_lengths(
-    sizes: Mapping[str, tuple[int, ...]], square: bool
-) -> Mapping[str, tuple[int, ...]]:
-    """Return the lengths of one shape: that of other rules, if the experiment names none."""
-    if sizes is not SIZES:
-        return {name: values[:1] for name, values in sizes.items()}
-    return {"T": (PLAIN_SHAPE.T,), "S": (PLAIN_SHAPE.S,)} if square else {}
 
 
 def experiment(
@@ -279,31 +270,21 @@ def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
         barrier.wait()
         return [trial.results(own, cotangents) for _ in range(THREADED)]
 
-    with _frequent_switches(), ThreadPoolExecutor(len(problems)) as pool:
-        results = list(pool.map(work, problems))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # few calls show what they share
+    try:
+        with ThreadPoolExecutor(len(problems)) as pool:
+            results = list(pool.map(work, problems))
+    finally:
+        sys.setswitchinterval(before)
     return largest(
         [
             judge_call(trial, result, own, cotangents, "in one of two threads")
             for own, several in zip(problems, results, strict=True)
-            for result in _distinct(several)
+            # One of those that have the same bits.
+            for result in {tuple(x.tobytes() for _, x in r.pairs): r for r in several}.values()
         ]
     )
-
-
-def _distinct(results: list[Results]) -> list[Results]:
-    """Return results without those that have the same bits as one before."""
-    return list({tuple(x.tobytes() for _, x in r.pairs): r for r in results}.values())
-
-
-@contextmanager
-def _frequent_switches() -> Iterator[None]:
-    """Let threads switch often, so that few calls show what they share."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def show(

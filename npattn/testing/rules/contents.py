@@ -14,24 +14,24 @@ from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.classes import classes_of_problem
+from npattn.testing.cases.recipe import same_bits
 from npattn.testing.rules.calls import (
     experiment,
     judge_call,
     largest,
     roll_contents,
 )
-from npattn.testing.rules.requirements import keeps_nothing
+from npattn.testing.rules.register import first, keeps_nothing, requires
 from npattn.testing.trial import Trial, Violation
 
 HELD = 39
 """Calls while one result is held."""
 
 
-def _immutable(trial: Trial) -> str | None:
-    if reason := keeps_nothing(trial):
-        return reason
-    immutable = trial.implementation.framework.immutable
-    return "its arrays are immutable" if immutable else None
+_immutable = first(
+    keeps_nothing,
+    requires(lambda t: not t.implementation.framework.immutable, "its arrays are immutable"),
+)
 
 
 # --- the same objects with other contents ---
@@ -56,21 +56,6 @@ def _other_options(problem: Problem, f: Implementation) -> Problem | None:
     return problem.replace(**changes) if changes else None
 
 
-def _with_mask(trial: Trial, problem: Problem) -> Problem | None:
-    """Return the problem with a mask that hides every other position; None if that is refused."""
-    if "mask" not in trial.space.features:
-        return None
-    t, s = np.ogrid[: problem.T, : problem.S]
-    masked = problem.replace(mask=(t + s) % 2 == 0)
-    return None if trial.space.refuses(classes_of_problem(masked)) else masked
-
-
-def _spoil(problem: Problem, f: Implementation) -> Problem:
-    """Return the problem with NaN for q, k, v, and other masks, biases, sinks and gates."""
-    nan = {n: np.full_like(getattr(problem, n), np.nan) for n in "qkv"}
-    return (_other_options(problem, f) or problem).replace(**nan)
-
-
 @experiment("arrays-reused", 6, _immutable)
 def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """Results belong to the contents that the arrays had when the call was made.
@@ -82,7 +67,8 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     know an array by its address or its identity.
     """
     f = trial.implementation
-    spoilt = _spoil(problem, f)
+    nan = {n: np.full_like(getattr(problem, n), np.nan) for n in "qkv"}
+    spoilt = (_other_options(problem, f) or problem).replace(**nan)
     inputs = f.inputs(problem)
     ratios: list[float | None] = []
 
@@ -102,10 +88,12 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     ask(problem, lambda: write(spoilt), changed)
     other = roll_contents(f, problem, 1)
     ask(other, lambda: None, "where the same objects hold other contents")
-    masked = None if _other_options(other, f) else _with_mask(trial, other)
-    if masked is not None:
-        other, inputs = masked, f.inputs(masked)
-        ask(other, lambda: None, "where a mask comes with them")
+    if "mask" in trial.space.features and _other_options(other, f) is None:
+        t, s = np.ogrid[: problem.T, : problem.S]
+        masked = other.replace(mask=(t + s) % 2 == 0)
+        if not trial.space.refuses(classes_of_problem(masked)):
+            other, inputs = masked, f.inputs(masked)
+            ask(other, lambda: None, "where a mask comes with them")
     options = _other_options(other, f)
     if options is not None:
         ask(options, lambda: None, "where the same mask, bias, sinks or gate hold other contents")
@@ -157,7 +145,7 @@ def nearly_same_contents(trial: Trial, problem: Problem, cotangents: Cotangents)
         found = trial.compare(results, like, cotangents)
         wrong = [n for n in right if n in found and not found[n].passed]
         # What was wrong before is no answer of the earlier call: agreement reports it.
-        stale = [n for n in wrong if _same_bits(first[n], results[n])]
+        stale = [n for n in wrong if same_bits(first[n], results[n])]
         if stale:
             text = (
                 f"{', '.join(stale)} as of an earlier call, where only this differs: {difference}"
@@ -166,10 +154,6 @@ def nearly_same_contents(trial: Trial, problem: Problem, cotangents: Cotangents)
             raise Violation(text, like, cotangents, "calls", max(found[n].ratio for n in stale))
         ratios += [c.ratio for c in found.values() if c.passed]
     return max(ratios)
-
-
-def _same_bits(x: Array, y: Array) -> bool:
-    return bool(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes())
 
 
 # --- whose memory a result is ---

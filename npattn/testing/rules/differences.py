@@ -11,8 +11,7 @@ from npattn.arrays import Array, finfo, sum_to
 from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only, settle
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import few_queries, no_gradients
+from npattn.testing.rules.register import no_gradients, rule, sampling
 from npattn.testing.rules.terms import sum_over_group
 from npattn.testing.trial import Evaluation, Trial
 
@@ -27,12 +26,7 @@ SMOOTH = ("normal", "large logits", "value offset", "integers", "outliers", "dup
           "tiny values", "flat")  # fmt: skip
 
 
-@rule(
-    "directional",
-    "13",
-    unless=no_gradients,
-    draw=lambda t: {"force": few_queries(t, distribution=SMOOTH), "nonempty": True},
-)
+@rule("directional", "13", unless=no_gradients, draw=sampling(few=True, distribution=SMOOTH))
 def directional(trial: Trial, recipe: Recipe) -> float | None:
     """A small step of an input changes o and lse as its gradient predicts.
 

@@ -12,15 +12,15 @@ from npattn.arrays import Array, sum_to
 from npattn.options import OPTIONS
 from npattn.problem import Problem
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.picks import SAME, generator, relate_restated
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.relate import relate
-from npattn.testing.rules.requirements import (
+from npattn.testing.rules.register import (
     first,
     hidden_keys_matter,
     lacks,
     no_inf,
+    rule,
+    sampling,
 )
+from npattn.testing.rules.relate import SAME, generator, relate, relate_restated
 from npattn.testing.rules.terms import (
     diagonal_shift,
     hidden_keys_count,
@@ -29,15 +29,8 @@ from npattn.testing.rules.terms import (
 )
 from npattn.testing.trial import Evaluation, Trial
 
-__all__: list[str] = []
 
-
-@rule(
-    "window-infinite",
-    "6, 7",
-    unless=lacks("window"),
-    draw=lambda t: {"forbid": frozenset({"window"}), "nonempty": True},
-)
+@rule("window-infinite", "6, 7", unless=lacks("window"), draw=sampling("window"))
 def window_infinite(trial: Trial, recipe: Recipe) -> float:
     """A window as wide as the sequence is no window, and with no keys to the right it is causal.
 
@@ -60,12 +53,7 @@ def window_infinite(trial: Trial, recipe: Recipe) -> float:
     return relate_restated(trial, recipe, problem.replace(**chosen))
 
 
-@rule(
-    "causal-as-mask",
-    "5, 6",
-    unless=lacks("causal", "mask"),
-    draw=lambda t: {"force": {"causal": True}, "nonempty": True},
-)
+@rule("causal-as-mask", "5, 6", unless=lacks("causal", "mask"), draw=sampling(causal=True))
 def causal_as_mask(trial: Trial, recipe: Recipe) -> float:
     """Causal gives the same results as its triangle passed as a mask.
 
@@ -83,7 +71,7 @@ def causal_as_mask(trial: Trial, recipe: Recipe) -> float:
     "window-as-mask",
     "5, 7",
     unless=lacks("window", "mask"),
-    draw=lambda t: {"force": {"window": OPTIONS["window"].examples}, "nonempty": True},
+    draw=sampling(window=OPTIONS["window"].examples),
 )
 def window_as_mask(trial: Trial, recipe: Recipe) -> float:
     """A window gives the same results as its band passed as a mask.
@@ -117,8 +105,7 @@ def _sample_masked(trial: Trial) -> dict[str, Any]:
         forbid.add("softcap")
     if conventions.bias == "before_scale":  # −inf becomes NaN or +inf
         forbid.add("scale")
-    masks = ("padding", "left padding", "matrix", "full")
-    return {"force": {"mask": masks}, "forbid": frozenset(forbid), "nonempty": True}
+    return sampling(*forbid, mask=("padding", "left padding", "matrix", "full"))(trial)
 
 
 @rule(
@@ -153,8 +140,7 @@ def mask_as_bias(trial: Trial, recipe: Recipe) -> float | None:
 
 
 def _sample_scaled(trial: Trial) -> dict[str, Any]:
-    scaled = trial.conventions.bias == "before_scale"
-    return {"forbid": frozenset({"bias"} if scaled else ()), "nonempty": True}
+    return sampling(*(["bias"] if trial.conventions.bias == "before_scale" else []))(trial)
 
 
 @rule("scale-of-query", "1, 13", unless=lacks("scale"), draw=_sample_scaled)

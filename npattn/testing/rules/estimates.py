@@ -20,16 +20,6 @@ from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.relate import is_wrong
 from npattn.testing.trial import Evaluation, Trial, Violation
 
-__all__ = [
-    "Estimate",
-    "agree",
-    "agree_all",
-    "exact",
-    "forward_only",
-    "round_to_grid",
-    "settle",
-]
-
 U = unit_roundoff(np.float64)
 
 

@@ -17,25 +17,18 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import hidden_keys_matter, needs
-from npattn.testing.rules.terms import head_of
+from npattn.testing.rules.register import hidden_keys_matter, needs, rule, sampling
+from npattn.testing.rules.terms import head_of, keep_rows
 from npattn.testing.trial import Trial, Violation
 
 
-def _forbid_beyond_hull(trial: Trial) -> frozenset[str]:
+def _sample_offsets(trial: Trial) -> dict[str, Any]:
     """Forbid dropout and gates, which scale values beyond the visible ones, and a scaled bias."""
-    scaled = {"scale"} if trial.conventions.bias == "before_scale" else set()
-    return frozenset({"dropout_mask", "gate"} | scaled)
+    scaled = ["scale"] if trial.conventions.bias == "before_scale" else []
+    return sampling("dropout_mask", "gate", *scaled, bias=OFFSETS)(trial)
 
 
-@rule(
-    "offset-bias",
-    "4, 8, 13",
-    level="edges",
-    unless=needs("bias"),
-    draw=lambda t: {"force": {"bias": OFFSETS}, "forbid": _forbid_beyond_hull(t), "nonempty": True},
-)
+@rule("offset-bias", "4, 8, 13", level="edges", unless=needs("bias"), draw=_sample_offsets)
 def offset_bias(trial: Trial, recipe: Recipe) -> float:
     """A large finite bias, of some keys or of a whole row, makes no NaN and no weight of its own.
 
@@ -57,11 +50,7 @@ def offset_bias(trial: Trial, recipe: Recipe) -> float:
     "saturated",
     "8, 11, 13",
     level="edges",
-    draw=lambda t: {
-        "force": {"distribution": "saturated"},
-        "forbid": frozenset({"bias", "softcap", "score_mod", "dropout_mask"}),
-        "nonempty": True,
-    },
+    draw=sampling("bias", "softcap", "score_mod", "dropout_mask", distribution="saturated"),
 )
 def saturated_rows(trial: Trial, recipe: Recipe) -> float | None:
     """If one score is far above the rest, o is its value, lse the score; no gradient is left.
@@ -77,11 +66,7 @@ def saturated_rows(trial: Trial, recipe: Recipe) -> float | None:
     sure = (weights == 1).any(-1) & ~trial.empty(problem)  # to float64: a gap of 37 or more
     if not sure.any():
         return None
-    dout, dlse = trial.cotangents(recipe, problem)
-    quiet = Cotangents(
-        np.where(sure[..., None], dout, np.zeros_like(dout)),
-        None if dlse is None else np.zeros_like(dlse),
-    )
+    quiet = keep_rows(trial.cotangents(recipe, problem), sure, lse=False)
     return trial.check(trial.against_oracle(problem, quiet), problem, quiet)
 
 
@@ -99,12 +84,9 @@ def _only_float16(trial: Trial) -> str | None:
 
 def _sample_large(trial: Trial) -> dict[str, Any]:
     deep = tuple(n for n in trial.space.pool("D") if n > 16)
-    force = {} if "scale" in trial.space.features else {"D": deep}
-    return {
-        "force": force | {"distribution": "normal"},
-        "forbid": frozenset({"scale", "bias", "score_mod", "sinks", "dropout_mask", "gate"}),
-        "nonempty": True,
-    }
+    force: dict[str, Any] = {} if "scale" in trial.space.features else {"D": deep}
+    forbid = ("scale", "bias", "score_mod", "sinks", "dropout_mask", "gate")
+    return sampling(*forbid, **force, distribution="normal")(trial)
 
 
 @rule("large-products", "1, 8", level="edges", unless=_only_float16, draw=_sample_large)

@@ -7,20 +7,22 @@ from dataclasses import replace
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison
-from npattn.testing.rules.register import rule
+from npattn.testing.rules.register import requires, rule
 from npattn.testing.trial import Trial, Violation
-
-
-def _no_calls(trial: Trial) -> str | None:
-    return None if trial.first_calls else "no first calls were recorded"
 
 
 def _plainest(trial: Trial, seed: int, examples: int) -> list[Recipe]:
     return [trial.space.base()]
 
 
-@rule("first-calls", "15", level="conduct", unless=_no_calls, recipes=_plainest, last=True)
+@rule(
+    "first-calls",
+    "15",
+    level="conduct",
+    unless=requires(lambda t: t.first_calls, "no first calls were recorded"),
+    recipes=_plainest,
+    last=True,
+)
 def first_calls(trial: Trial, recipe: Recipe) -> float | None:
     """The first calls give results as right as later ones.
 
@@ -32,12 +34,17 @@ def first_calls(trial: Trial, recipe: Recipe) -> float | None:
     """
     ratio, wrong, first = 0.0, 0, None
     for number, (problem, cotangents, results) in enumerate(trial.first_calls, 1):
-        own = _in_dtype(trial, problem.q.dtype.name)
+        own, dtype = trial, problem.q.dtype.name
+        if dtype != trial.space.dtype:  # that in which the framework was found out
+            space = replace(trial.space, dtype=dtype)
+            own = replace(trial, space=space, rounding=Rounding.undeclared(dtype), memo={})
         comparisons = own.compare(results, problem, cotangents, cheap=True)
         failed = [c for c in comparisons.values() if not c.passed]
         if not failed:
             ratio = max([ratio, *(c.ratio for c in comparisons.values())])
-        elif _right_again(own, number - 1, failed):
+            continue
+        again = own.against_oracle(problem, cotangents, cheap=True)
+        if all(again[c.name].passed for c in failed):
             wrong += 1
             first = first or (number, problem, cotangents, failed)
     if first is None:
@@ -50,26 +57,14 @@ def first_calls(trial: Trial, recipe: Recipe) -> float | None:
     raise Violation(f"{text}:\n{lines}", problem, cotangents, ratio=worst)
 
 
-def _in_dtype(trial: Trial, dtype: str) -> Trial:
-    """Return the trial, or that of the dtype in which the framework was found out."""
-    if dtype == trial.space.dtype:
-        return trial
-    space = replace(trial.space, dtype=dtype)
-    return replace(trial, space=space, rounding=Rounding.undeclared(dtype), memo={})
-
-
-def _right_again(trial: Trial, index: int, failed: list[Comparison]) -> bool:
-    """Return True if the results that were wrong in this call are right now."""
-    problem, cotangents, _ = trial.first_calls[index]
-    again = trial.against_oracle(problem, cotangents, cheap=True)
-    return all(again[c.name].passed for c in failed)
-
-
-def _no_refusals(trial: Trial) -> str | None:
-    return None if trial.refusals else "nothing was refused"
-
-
-@rule("refused-again", "15", level="conduct", unless=_no_refusals, recipes=_plainest, last=True)
+@rule(
+    "refused-again",
+    "15",
+    level="conduct",
+    unless=requires(lambda t: t.refusals, "nothing was refused"),
+    recipes=_plainest,
+    last=True,
+)
 def refused_again(trial: Trial, recipe: Recipe) -> float:
     """Calls that were refused once are refused whenever they are made.
 

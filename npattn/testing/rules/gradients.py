@@ -19,16 +19,16 @@ from npattn.testing.rules.estimates import (
     round_to_grid,
     settle,
 )
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import (
-    few_queries,
+from npattn.testing.rules.register import (
     first,
-    forbid_late_softcap,
     force_hiding,
     hidden_keys_matter,
     needs,
     no_gradients,
     nothing_hides,
+    requires,
+    rule,
+    sampling,
     tied_values,
 )
 from npattn.testing.rules.terms import bias_slope, live, lse_per_nat, scale, sum_over_group
@@ -64,11 +64,7 @@ def _compare_bias_rows(trial: Trial, evaluation: Evaluation) -> list[Comparison]
     "dbias-rows",
     "4, 8, 13",
     unless=first(needs("bias", "dbias"), hidden_keys_matter),
-    draw=lambda t: {
-        "force": few_queries(t, bias=ROWS),
-        "forbid": forbid_late_softcap(t, "sinks"),
-        "nonempty": True,
-    },
+    draw=sampling("sinks", few=True, late_softcap=False, bias=ROWS),
 )
 def dbias_rows(trial: Trial, recipe: Recipe) -> float | None:
     """Each row of dbias sums to the cotangent of its lse, and to 0 without one.
@@ -86,11 +82,7 @@ def _sample_unseen(trial: Trial) -> dict[str, Any]:
     masks = ("padding", "left padding", "first tile", "empty rows", "empty head")
     force = force_hiding(trial)["force"]
     force = {"mask": masks} if "mask" in force else force
-    return {
-        "force": few_queries(trial, **force),
-        "forbid": forbid_late_softcap(trial),
-        "nonempty": True,
-    }
+    return sampling(few=True, late_softcap=False, **force)(trial)
 
 
 @rule(
@@ -134,11 +126,7 @@ def unseen_keys(trial: Trial, recipe: Recipe) -> float | None:
     "key-gradient-sum",
     "1, 8, 13",
     unless=first(needs("dk"), tied_values, hidden_keys_matter),
-    draw=lambda t: {
-        "force": few_queries(t),
-        "forbid": frozenset({"softcap", "score_mod", "sinks"}),
-        "nonempty": True,
-    },
+    draw=sampling("softcap", "score_mod", "sinks", few=True),
 )
 def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
     """dk summed over keys is scale · Σ dlse q over the queries of the head, and 0 without dlse.
@@ -165,12 +153,7 @@ def key_gradient_sum(trial: Trial, recipe: Recipe) -> float | None:
 # --- invariance under scaling ---------------------------------------------------------------------
 
 
-@rule(
-    "value-euler",
-    "10, 13",
-    unless=needs("dv"),
-    draw=lambda t: {"force": few_queries(t), "nonempty": True},
-)
+@rule("value-euler", "10, 13", unless=needs("dv"), draw=sampling(few=True))
 def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     """Σ v dv over keys is Σ do o over the queries of the head, in each column.
 
@@ -193,7 +176,7 @@ def value_euler(trial: Trial, recipe: Recipe) -> float | None:
     "query-key-euler",
     "1, 13",
     unless=first(needs("dq", "dk"), tied_values),
-    draw=lambda t: {"force": few_queries(t), "nonempty": True},
+    draw=sampling(few=True),
 )
 def query_key_euler(trial: Trial, recipe: Recipe) -> float | None:
     """Σ q dq is Σ k dk over each key/value head: only their product counts.
@@ -233,12 +216,7 @@ def _split_cotangents(trial: Trial, recipe: Recipe, problem: Problem) -> tuple[C
     return tuple(Cotangents(*pair) for pair in zip(douts, dlses, strict=True))
 
 
-@rule(
-    "cotangent-linear",
-    "13",
-    unless=no_gradients,
-    draw=lambda t: {"force": few_queries(t), "nonempty": True},
-)
+@rule("cotangent-linear", "13", unless=no_gradients, draw=sampling(few=True))
 def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
     """Gradients are linear in the cotangents: those of a sum are the sum of the gradients.
 
@@ -257,19 +235,15 @@ def cotangent_linear(trial: Trial, recipe: Recipe) -> float | None:
     return settle(comparisons, one, two, both, related=True)
 
 
-def _no_dlse(trial: Trial) -> str | None:
-    return None if trial.takes_dlse else "no gradient through lse"
-
-
 @rule(
     "lse-gradient",
     "11, 13",
-    unless=first(no_gradients, _no_dlse, hidden_keys_matter),
-    draw=lambda t: {
-        "force": few_queries(t),
-        "forbid": frozenset({"softcap", "score_mod", "dropout_mask", "gate"}),
-        "nonempty": True,
-    },
+    unless=first(
+        no_gradients,
+        requires(lambda t: t.takes_dlse, "no gradient through lse"),
+        hidden_keys_matter,
+    ),
+    draw=sampling("softcap", "score_mod", "dropout_mask", "gate", few=True),
 )
 def lse_gradient(trial: Trial, recipe: Recipe) -> float | None:
     """Through lse alone, dv = 0, dbias sums to dlse, and dq is scale · dlse · o with v = k.

@@ -9,21 +9,25 @@ import numpy as np
 from npattn.api import evaluate
 from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.base import Results
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.estimates import forward_only
-from npattn.testing.rules.register import Check, rule
-from npattn.testing.rules.requirements import (
+from npattn.testing.rules.register import (
     HIDES,
+    Check,
     first,
     force_hiding,
     hidden_keys_matter,
     no_nan_in_o,
+    nonempty,
     nothing_hides,
+    rule,
+    sampling,
 )
+from npattn.testing.rules.relate import compare_results
+from npattn.testing.rules.terms import keep_rows
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 QUANTIZED = 32.0
@@ -85,15 +89,16 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
     rng = np.random.default_rng([recipe.seed, 8])
     size = min(1e3, float(finfo(recipe.dtype).max) / 64)
     size = size if trial.implementation.quantized is None else QUANTIZED
-    size = min(size, _largest_visible(problem, exposed))
+    # Garbage, at most twice as large, with which no visible score overflows: in float16 one may;
+    # the row is NaN then, and so is dq, for 0 · NaN is NaN.
+    sums = np.broadcast_to(abs(problem.q).astype(np.float64).sum(-1), exposed.shape)
+    scale = max(1.0, abs(cast(float, problem.scale)))
+    reach = max(1.0, float(sums[exposed].max(initial=0)) * scale)
+    size = min(size, float(finfo(problem.q.dtype).max) / 4 / reach)
     garbage = size * (1 + rng.random(7)) * rng.choice([-1, 1], 7)
     changed = _poison(problem, keys, str(rng.choice(["k", "v", "kv"])), garbage)
     changed = trial.implementation.fit(changed)
-    dout, dlse = trial.cotangents(recipe, problem)
-    quiet = Cotangents(
-        np.where(exposed[..., None], np.zeros_like(dout), dout),
-        None if dlse is None else np.where(exposed, np.zeros_like(dlse), dlse),
-    )
+    quiet = keep_rows(trial.cotangents(recipe, problem), ~exposed)
     if trial.rounding.integers is not None or trial.implementation.quantized is not None:
         return trial.check(trial.against_oracle(changed, quiet), changed, quiet)
     before = trial.results(problem, quiet)
@@ -110,17 +115,6 @@ def hidden_finite(trial: Trial, recipe: Recipe) -> float | None:
             text = f"{name} {change} where finite garbage at key {at} is hidden"
             raise Violation(text, changed, quiet, "moves", before=problem)
     return 0.0
-
-
-def _largest_visible(problem: Problem, exposed: Array) -> float:
-    """Return the size of garbage, at most twice as large, with which no visible score overflows.
-
-    In float16 a score may; the row is NaN then, and so is dq, for 0 · NaN is NaN.
-    """
-    sums = abs(problem.q).astype(np.float64).sum(-1)
-    largest = float(np.broadcast_to(sums, exposed.shape)[exposed].max(initial=0))
-    scale = max(1.0, abs(cast(float, problem.scale)))
-    return float(finfo(problem.q.dtype).max) / 4 / max(1.0, largest * scale)
 
 
 def _describe_change(old: Array, new: Array) -> str | None:
@@ -191,17 +185,11 @@ def _check_gradients_behind_fill(trial: Trial, recipe: Recipe, where: str) -> fl
     exact, allowed = trial.oracle(problem, cotangents)
     poisoned = _poison(problem, keys, where, np.array([np.nan]))
 
-    def compare(results: Results) -> list[Comparison]:
-        return [
-            compare_arrays(name, result, exact[name], allowed[name])
-            for name, result in results.pairs
-            if name in exact and result.shape == exact[name].shape
-        ]
-
     # The forward pass alone first: a framework would compile the gradients too.
-    if not all(c.passed for c in compare(trial.implementation.forward(poisoned))):
+    forward = trial.implementation.forward(poisoned)
+    if not all(c.passed for c in compare_results(forward, exact, allowed)):
         return None  # as the convention lets it be
-    comparisons = compare(trial.results(poisoned, cotangents))
+    comparisons = compare_results(trial.results(poisoned, cotangents), exact, allowed)
     if not all(c.passed for c in comparisons if c.name not in GRADIENTS):
         return None
     gradients = [c for c in comparisons if c.name in GRADIENTS]
@@ -212,17 +200,13 @@ def _check_gradients_behind_fill(trial: Trial, recipe: Recipe, where: str) -> fl
     return worst
 
 
-def _nothing_to_ask(trial: Trial) -> str | None:
-    """Return why hidden keys matter, if there are no gradients that they must not reach."""
-    return hidden_keys_matter(trial) if not trial.gradients else None
-
-
 for _where in ("k", "v", "kv"):
     rule(
         f"hidden-nan-{_where}",
         "10",
         level="non-finite",
-        unless=first(nothing_hides, _nothing_to_ask),
+        # Where hidden keys matter, gradients may still not be reached.
+        unless=first(nothing_hides, lambda t: None if t.gradients else hidden_keys_matter(t)),
         draw=force_hiding,
         alters=True,
     )(_hidden_nan(_where))
@@ -252,11 +236,12 @@ def _no_late_keys(trial: Trial) -> str | None:
     "late-keys",
     "5, 8",
     unless=first(_no_late_keys, hidden_keys_matter),
-    draw=lambda t: {
-        "force": {"mask": ("first tile",), "distribution": ("low",), "S": (65, 129, 257)},
-        "forbid": frozenset({"softcap", "score_mod", "scale", "bias"}),
-        "nonempty": True,
-    },
+    draw=sampling(
+        *("softcap", "score_mod", "scale", "bias"),
+        mask=("first tile",),
+        distribution=("low",),
+        S=(65, 129, 257),
+    ),
 )
 def late_keys(trial: Trial, recipe: Recipe) -> float:
     """Scores far below 0 are right after whole tiles of hidden keys.
@@ -274,7 +259,7 @@ def late_keys(trial: Trial, recipe: Recipe) -> float:
     "10",
     level="non-finite",
     unless=hidden_keys_matter,
-    draw=lambda t: {"nonempty": True, "forbid": frozenset({*HIDES, "bias"})},
+    draw=sampling(*HIDES, "bias"),
     alters=True,
 )
 def nan_value(trial: Trial, recipe: Recipe) -> float | None:
@@ -296,21 +281,11 @@ def nan_value(trial: Trial, recipe: Recipe) -> float | None:
     cotangents = trial.cotangents(recipe, poisoned)
     exact, allowed = forward_only(trial).oracle(poisoned, cotangents)
     results = trial.implementation.forward(poisoned)
-    comparisons = {
-        name: compare_arrays(name, results[name], exact[name], allowed[name])
-        for name in FORWARD
-        if name in results and results[name].shape == exact[name].shape
-    }
-    return trial.check(comparisons, poisoned, cotangents)
+    compared = compare_results(results, {n: exact[n] for n in FORWARD}, allowed)
+    return trial.check({c.name: c for c in compared}, poisoned, cotangents)
 
 
-@rule(
-    "nan-query",
-    "10",
-    level="non-finite",
-    unless=no_nan_in_o,
-    draw=lambda t: {"nonempty": True},
-)
+@rule("nan-query", "10", level="non-finite", unless=no_nan_in_o, draw=nonempty)
 def nan_query(trial: Trial, recipe: Recipe) -> float:
     """A NaN query stays NaN: its o and lse are non-finite if it has a visible key.
 
@@ -331,7 +306,7 @@ def nan_query(trial: Trial, recipe: Recipe) -> float:
     return trial.check(comparisons, poisoned, cotangents)
 
 
-@rule("nan-query-alone", "10", level="non-finite", draw=lambda t: {"nonempty": True}, alters=True)
+@rule("nan-query-alone", "10", level="non-finite", draw=nonempty, alters=True)
 def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
     """A NaN query reaches no other row, and no gradient of a key that is hidden from it.
 
@@ -343,9 +318,5 @@ def nan_query_alone(trial: Trial, recipe: Recipe) -> float:
     tolerances = {
         n: np.where(np.isfinite(exact[n]), x, np.inf) for n, x in allowed.items() if n in exact
     }
-    comparisons = {
-        str(i): compare_arrays(name, result, exact[name], tolerances[name])
-        for i, (name, result) in enumerate(trial.results(poisoned, cotangents).pairs)
-        if name in exact and result.shape == exact[name].shape
-    }
-    return trial.check(comparisons, poisoned, cotangents)
+    compared = compare_results(trial.results(poisoned, cotangents), exact, tolerances)
+    return trial.check({str(i): c for i, c in enumerate(compared)}, poisoned, cotangents)

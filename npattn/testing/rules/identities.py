@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npattn.arrays import Array, sum_to
-from npattn.problem import Cotangents, Problem
+from npattn.problem import Problem
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import (
@@ -23,20 +23,19 @@ from npattn.testing.rules.estimates import (
     round_to_grid,
     settle,
 )
-from npattn.testing.rules.picks import identity
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import (
-    few_queries,
+from npattn.testing.rules.register import (
     first,
-    forbid_late_softcap,
     hidden_keys_matter,
     needs,
-    of_few_shapes,
+    rule,
+    sampling,
     tied_values,
 )
+from npattn.testing.rules.relate import identity
 from npattn.testing.rules.terms import (
     bias_slope,
     expand_heads,
+    keep_rows,
     live,
     lse_per_nat,
     scale,
@@ -52,11 +51,7 @@ FINITE = ("full", "matrix", "heads", "keys", "one for all heads", "one a row",
     "bias-shift",
     "4, 11, 13",
     unless=first(needs("bias"), hidden_keys_matter),
-    draw=lambda t: {
-        "force": few_queries(t, bias=FINITE),
-        "forbid": forbid_late_softcap(t, "sinks"),
-        "nonempty": True,
-    },
+    draw=sampling("sinks", few=True, late_softcap=False, bias=FINITE),
 )
 def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
     """A constant added to the bias of a row changes only lse, by that constant.
@@ -84,20 +79,20 @@ def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
 
 def _sample_one_key(trial: Trial) -> dict[str, Any]:
     features, force = trial.space.features, dict[str, Any]()
-    forbid = forbid_late_softcap(trial, "sinks", "dropout_mask", "score_mod", "gate")
+    forbid = ["sinks", "dropout_mask", "score_mod", "gate"]
     if "mask" in features:
-        forbid |= {"mask", "causal", "window"}  # the rule makes its own mask
+        forbid += ["mask", "causal", "window"]  # the rule makes its own mask
     elif "window" in features:
         force = {"window": ((0, 0),)}  # a pool of one
     elif "causal" in features:
         force = {"causal": True, "square": True}
     else:
         force = dict.fromkeys(_letters_of_one(trial), 1)
-    return {"force": few_queries(trial, **force), "forbid": forbid, "nonempty": True}
+    return sampling(*forbid, few=True, late_softcap=False, **force)(trial)
 
 
 def _letters_of_one(trial: Trial) -> str:
-    """Sizes that must be 1 for S to be 1."""
+    """Return the sizes that must be 1 for S to be 1."""
     return "S" if {"T != S", "T > S"} <= trial.space.structure else "ST"
 
 
@@ -107,13 +102,6 @@ def _never_one_key(trial: Trial) -> str | None:
         return None
     excluded = any(1 not in space.sizes.get(letter, (1,)) for letter in _letters_of_one(trial))
     return "nothing leaves a query with one key" if excluded else None
-
-
-def _one_key_mask(trial: Trial, recipe: Recipe) -> Array:
-    """Mask by which each query attends to one key of its own."""
-    rng = np.random.default_rng([recipe.seed, 22])
-    key = rng.integers(recipe.S, size=(*recipe.whole[:-1], 1))
-    return translate_mask(trial, np.arange(recipe.S) == key)
 
 
 def _scores(trial: Trial, problem: Problem) -> Array:
@@ -142,18 +130,16 @@ def one_key(trial: Trial, recipe: Recipe) -> float | None:
     """
     problem = trial.problem(recipe)
     if "mask" in trial.space.features:
-        problem = problem.replace(mask=_one_key_mask(trial, recipe))
+        rng = np.random.default_rng([recipe.seed, 22])  # a key of its own for each query
+        key = rng.integers(recipe.S, size=(*recipe.whole[:-1], 1))
+        problem = problem.replace(mask=translate_mask(trial, np.arange(recipe.S) == key))
     if trial.skips_empty_rows and trial.empty(problem).any():
         return None  # the one key may have a bias of −inf
     visible = live(trial, problem)
     alone = visible.sum(-1) == 1
     if not alone.any():
         return None
-    dout, dlse = trial.cotangents(recipe, problem)
-    quiet = Cotangents(
-        np.where(alone[..., None], dout, np.zeros_like(dout)),
-        None if dlse is None else np.zeros_like(dlse),
-    )
+    quiet = keep_rows(trial.cotangents(recipe, problem), alone, lse=False)
     evaluation = trial.evaluate(problem, quiet)
     value = visible.astype(np.float64) @ expand_heads(trial, problem, problem.v)
     score = np.where(visible, _scores(trial, problem), 0).sum(-1)
@@ -174,11 +160,7 @@ def one_key(trial: Trial, recipe: Recipe) -> float | None:
     "convex-hull",
     "8, 10",
     unless=hidden_keys_matter,
-    draw=lambda t: {
-        "force": few_queries(t),
-        "forbid": forbid_late_softcap(t, "dropout_mask", "gate"),
-        "nonempty": True,
-    },
+    draw=sampling("dropout_mask", "gate", few=True, late_softcap=False),
 )
 def convex_hull(trial: Trial, recipe: Recipe) -> float | None:
     """In each column, o lies between the least and the greatest of the visible values.
@@ -203,7 +185,7 @@ def convex_hull(trial: Trial, recipe: Recipe) -> float | None:
     return settle([agree("o", o.where(rows), exact(inside))], evaluation)
 
 
-@rule("value-linear", "9, 10", draw=lambda t: {"force": few_queries(t), "nonempty": True})
+@rule("value-linear", "9, 10", draw=sampling(few=True))
 def value_linear(trial: Trial, recipe: Recipe) -> float | None:
     """o is linear in v: o(v₁ + v₂) = o(v₁) + o(v₂), and lse does not change.
 
@@ -262,12 +244,8 @@ def _sink_as_key(trial: Trial, problem: Problem) -> Problem:
     "sink-key",
     "8, 13",
     unless=first(needs("sinks", "bias"), _takes_no_further_key),
-    draw=of_few_shapes(
-        lambda t: {
-            "force": few_queries(t, sinks=True),
-            "forbid": forbid_late_softcap(t, "causal", "window", "score_mod"),
-            "nonempty": True,
-        }
+    draw=sampling(
+        *("causal", "window", "score_mod"), few=True, late_softcap=False, shapes=2, sinks=True
     ),
 )
 def sink_key(trial: Trial, recipe: Recipe) -> float | None:
@@ -299,10 +277,12 @@ def sink_key(trial: Trial, recipe: Recipe) -> float | None:
     "equal-scores",
     "8, 10, 11, 12",
     unless=hidden_keys_matter,
-    draw=lambda t: {
-        "force": few_queries(t),
-        "forbid": forbid_late_softcap(t, "bias", "score_mod", "sinks", "dropout_mask", "gate"),
-    },
+    draw=sampling(
+        *("bias", "score_mod", "sinks", "dropout_mask", "gate"),
+        few=True,
+        late_softcap=False,
+        nonempty=False,
+    ),
 )
 def equal_scores(trial: Trial, recipe: Recipe) -> float | None:
     """If all scores of a row are equal, o is the mean of the visible values, lse log their number.

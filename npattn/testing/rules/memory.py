@@ -11,18 +11,18 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
-from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view
-from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.rules.picks import (
+from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view, same_bits
+from npattn.testing.compare import Comparison
+from npattn.testing.rules.register import keeps_nothing, rule, sampling
+from npattn.testing.rules.relate import (
     Pick,
+    compare_results,
     pick_problem,
     pick_queries,
     pick_samples,
     put_back_cotangents,
     relate_part,
 )
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import keeps_nothing, of_few_shapes
 from npattn.testing.rules.terms import fits_sizes
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
@@ -111,13 +111,9 @@ def views(trial: Trial, recipe: Recipe) -> float:
         raise
 
 
-def _same_bits(x: Array, y: Array) -> bool:
-    return bool(x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes())
-
-
 def _changes(old: Results, new: Results) -> list[str]:
     """Names of the results that have other bits."""
-    return [n for (n, x), (_, y) in zip(old.pairs, new.pairs, strict=True) if not _same_bits(x, y)]
+    return [n for (n, x), (_, y) in zip(old.pairs, new.pairs, strict=True) if not same_bits(x, y)]
 
 
 @rule("repeatable", "15", level="conduct")
@@ -137,7 +133,7 @@ def repeatable(trial: Trial, recipe: Recipe) -> float | None:
     same = {
         name
         for (name, x), (_, y) in zip(first.pairs, second.pairs, strict=True)
-        if x.size and np.isfinite(x).all() and _same_bits(x, y)
+        if x.size and np.isfinite(x).all() and same_bits(x, y)
     }
     _check_stale_results(trial, same, CallArguments(problem, cotangents, "contiguous"), call)
     _check_kept_results(trial, problem, cotangents, dict(first), other)
@@ -150,7 +146,7 @@ def repeatable(trial: Trial, recipe: Recipe) -> float | None:
         *zip(first.pairs, again.pairs, strict=False),  # the gradients come later
         *zip(first.pairs, trial.results(problem, cotangents).pairs, strict=True),
     ]:
-        if not _same_bits(old, new):
+        if not same_bits(old, new):
             gap = float(np.max(abs(old.astype(float) - new.astype(float)), initial=0))
             text = f"{name} differs by {gap:.3g} between two calls with the same arrays"
             raise Violation(text, problem, cotangents, "bits")
@@ -230,13 +226,13 @@ def _check_kept_results(
     result = f.raw(problem)
     before = f.framework.take(result)
     f.forward(other)
-    if not _same_bits(before, f.framework.take(result)):
+    if not same_bits(before, f.framework.take(result)):
         raise Violation("o was written to by a later call", problem, cotangents, "bits")
     if not trial.gradients:
         return
     late = f.gradients(problem, cotangents, meanwhile=lambda: f.forward(other))
     for name, gradient in late.items():
-        if not _same_bits(first[name], gradient):
+        if not same_bits(first[name], gradient):
             text = f"{name} changes with a forward between its own forward and its backward"
             raise Violation(text, problem, cotangents, "bits")
 
@@ -249,13 +245,13 @@ OTHERS = ("float16", "bfloat16", "float32", "float64")
 
 
 def _sample_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[str, Any]:
+    """Force one shape of a length in `sizes`."""
     # Plans know options by their arrays and flags, which compile more operations for this shape.
     options = trial.space.features - set(trial.space.always)
-    plain = {"forbid": options} if trial.space.few_shapes else {}
-    queries = {} if "T" in trial.space.sizes else {"T": sizes}
+    forbid = options if trial.space.few_shapes else ()
+    queries: dict[str, Any] = {} if "T" in trial.space.sizes else {"T": sizes}
     # A change of subnormals may not show.
-    force |= {"distribution": ("normal",)}
-    return {"force": queries | force, "nonempty": True, **plain}
+    return sampling(*forbid, shapes=1, **queries, **force, distribution=("normal",))(trial)
 
 
 @rule(
@@ -263,7 +259,7 @@ def _sample_fresh(trial: Trial, sizes: tuple[int, ...], **force: Any) -> dict[st
     "15",
     level="conduct",
     unless=lambda t: None if _views(t) else "refuses every view that is not contiguous",
-    draw=of_few_shapes(lambda t: _sample_fresh(t, FRESH[0], view=_views(t)), 1),
+    draw=lambda t: _sample_fresh(t, FRESH[0], view=_views(t)),
 )
 def after_other_strides(trial: Trial, recipe: Recipe) -> float | None:
     """A call gives the same result after one with the same shapes and other strides.
@@ -301,7 +297,7 @@ def _other_dtypes(trial: Trial, turn: int) -> list[str]:
     "15",
     level="conduct",
     unless=_refuses_other_dtypes,
-    draw=of_few_shapes(lambda t: _sample_fresh(t, FRESH[1]), 1),
+    draw=lambda t: _sample_fresh(t, FRESH[1]),
 )
 def after_other_dtype(trial: Trial, recipe: Recipe) -> float | None:
     """A call gives the same result after one with the same shapes and another dtype.
@@ -341,7 +337,9 @@ def _check_after(trial: Trial, between: CallArguments, call: CallArguments) -> f
     other, first = trial.results(*between), trial.results(*call)
     again, second = trial.results(*between), trial.results(*call)
     same = between.problem is call.problem and not _changes(other, first)
-    comparisons = [] if same else _compare(trial, first, call)  # both correct, or both wrong
+    comparisons: list[Comparison] = []  # if the same, both are correct, or both wrong
+    if not same:
+        comparisons = compare_results(first, *trial.oracle(call.problem, call.cotangents))
     wrong = [c for c in comparisons if not c.passed]
     names = {c.name for c in wrong}
     if wrong and not _differs_in_another_shape(trial, first, call, names):
@@ -351,7 +349,8 @@ def _check_after(trial: Trial, between: CallArguments, call: CallArguments) -> f
         changed = [(between, _changes(other, again)), (call, _changes(first, second))]
         changed = [(one, found) for one, found in changed if found]
         # What changes without another call between, rule repeatable reports.
-        steady = [found for one, found in changed if not _changes(*_results_twice(trial, one))]
+        twice = ((found, [trial.results(*one) for _ in range(2)]) for one, found in changed)
+        steady = [found for found, results in twice if not _changes(*results)]
         if changed and not steady:
             return None
         messages = [f"{name} has other bits the second time" for found in steady for name in found]
@@ -362,16 +361,3 @@ def _check_after(trial: Trial, between: CallArguments, call: CallArguments) -> f
         err.view = between.view
         raise err
     return max((c.ratio for c in comparisons), default=0.0)
-
-
-def _results_twice(trial: Trial, call: CallArguments) -> tuple[Results, Results]:
-    return trial.results(*call), trial.results(*call)
-
-
-def _compare(trial: Trial, results: Results, call: CallArguments) -> list[Comparison]:
-    exact, allowed = trial.oracle(call.problem, call.cotangents)
-    return [
-        compare_arrays(name, result, exact[name], allowed[name])
-        for name, result in results.pairs
-        if name in exact and result.shape == exact[name].shape
-    ]

@@ -12,8 +12,6 @@ from npattn.problem import Problem
 from npattn.testing.rules.terms import lse_unit, scale
 from npattn.testing.trial import Evaluation, Trial
 
-__all__ = ["mistake_effects"]
-
 
 def mistake_effects(evaluation: Evaluation, trial: Trial, name: str) -> Iterator[tuple[str, Array]]:
     """First-order effect of each mistake on a tensor, at size 1."""

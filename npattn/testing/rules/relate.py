@@ -1,18 +1,27 @@
-"""Compare an implementation with itself: results of one problem, carried over to another."""
+"""Two problems whose exact results are the same numbers, perhaps in other places.
+
+One answer of the implementation is compared with the other: no reference is needed. `Pick` selects
+or reorders entries along an axis, of every array that has it.
+
+    B batch   H query heads   K key/value heads (K divides H)   T queries   S keys
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from npattn.arrays import Array, finfo
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import Results
 from npattn.testing.bounds.ulp import excess, half_ulp
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.trial import Evaluation, Violation
-
-__all__ = ["Across", "Side", "is_wrong", "relate"]
+from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
 
 Across = Mapping[str, Callable[[Array], Array]]
 Side = Literal["first", "second"]
@@ -22,7 +31,6 @@ def relate(
     first: Evaluation,
     second: Evaluation,
     across: Across,
-    shift: Mapping[str, Array] | None = None,
     *,
     side: Side = "first",
 ) -> float:
@@ -35,8 +43,6 @@ def relate(
         Name of a result → how an array of `first` becomes that of `second`: linear, and with no
         negative factor, for tolerances are carried likewise. Names that either does not have, or
         not in its right shape, are left out.
-    shift : mapping, optional
-        Added to results of `first`, by name.
     side : {"first", "second"}
         Side whose tolerance is tried before the sum of both: best one that other rules need too.
 
@@ -51,12 +57,11 @@ def relate(
     more than both tolerances together, and the rounding of the first on delivery. Tolerances are
     costly: none is computed if the results are the same, and one if they differ by less than it.
     """
-    shift = shift or {}
-    if _are_same(first, second, across, shift):
+    if _are_same(first, second, across):
         return 0.0
     both = ("first", "second")
     for sides in ((side,), both):
-        comparisons = list(_compare(first, second, across, shift, sides))
+        comparisons = list(_compare(first, second, across, sides))
         if all(c.passed for c in comparisons):
             return max((c.ratio for c in comparisons), default=0.0)
     # One of the two is beyond its tolerance; that is the one to show.
@@ -89,12 +94,10 @@ def _pairs(
         yield name, here, there
 
 
-def _are_same(
-    first: Evaluation, second: Evaluation, across: Across, shift: Mapping[str, Array]
-) -> bool:
+def _are_same(first: Evaluation, second: Evaluation, across: Across) -> bool:
     """Return True if nothing differs by more than rounding on delivery: then the ratio is 0."""
     return not any(
-        excess(there, across[name](here.astype(np.float64)) + shift.get(name, 0.0)).any()
+        excess(there, across[name](here.astype(np.float64))).any()
         for name, here, there in _pairs(first, second, across)
     )
 
@@ -103,7 +106,6 @@ def _compare(
     first: Evaluation,
     second: Evaluation,
     across: Across,
-    shift: Mapping[str, Array],
     sides: tuple[str, ...],
 ) -> Iterator[Comparison]:
     """Compare within the tolerance of these sides."""
@@ -116,15 +118,203 @@ def _compare(
             over = over & (abs(first.exact[name]) + first.tolerance[name] > top)
             here = np.where(over, np.zeros_like(here), here)
             own = np.where(over, np.inf, first.tolerance[name] + half_ulp(here))
-        expected = carry(here.astype(np.float64)) + shift.get(name, 0.0)
+        expected = carry(here.astype(np.float64))
         tolerance = carry(own) + (second.tolerance[name] if "second" in sides else 0.0)
         yield compare_arrays(name, there, expected, tolerance)
 
 
+def compare_results(
+    results: Results, exact: Mapping[str, Array], allowed: Mapping[str, Array]
+) -> list[Comparison]:
+    """Compare all results that have the shape of exact ones."""
+    return [
+        compare_arrays(name, result, exact[name], allowed[name])
+        for name, result in results.pairs
+        if name in exact and result.shape == exact[name].shape
+    ]
+
+
 def is_wrong(evaluation: Evaluation) -> bool:
     """Return True if a result is outside its tolerance."""
-    return any(
-        not compare_arrays(name, x, evaluation.exact[name], evaluation.tolerance[name]).passed
-        for name, x in evaluation.results.items()
-        if name in evaluation.exact and x.shape == evaluation.exact[name].shape
+    results = Results(tuple(evaluation.results.items()))
+    compared = compare_results(results, evaluation.exact, evaluation.tolerance)
+    return not all(c.passed for c in compared)
+
+
+INPUTS = ("q", "k", "v", "mask", "bias", "dropout_mask", "sinks", "gate")
+FORWARD = ("o", "lse", "weights", "max_score")
+RESULTS = (*FORWARD, *GRADIENTS)
+
+# Axes of keys, queries and heads, from the end. A gradient has those of its input.
+KEYS = {"k": -2, "v": -2, "mask": -1, "bias": -1, "dropout_mask": -1, "weights": -1}
+QUERIES = {"q": -2, "mask": -2, "bias": -2, "dropout_mask": -2, "gate": -2}
+QUERIES |= {"o": -2, "lse": -1, "weights": -2, "max_score": -1}
+HEADS = {n: axis - 1 for n, axis in QUERIES.items()} | {"sinks": -1}
+SHARED = {"k": -3, "v": -3}
+
+
+# --- entries along an axis ---
+
+
+class Pick(NamedTuple):
+    """Some entries along an axis, in some order.
+
+    An array that lacks the axis, or broadcasts along it, stays as it is.
+    """
+
+    axes: Mapping[str, int]  # by the name of the array
+    order: Array
+    size: int  # of the axis
+
+
+def pick_keys(problem: Problem, order: Array) -> Pick:
+    return Pick(KEYS, order, problem.S)
+
+
+def pick_queries(problem: Problem, order: Array) -> Pick:
+    return Pick(QUERIES, order, problem.T)
+
+
+def pick_heads(problem: Problem, order: Array, shared_order: Array) -> list[Pick]:
+    """Pick query heads, and key/value heads."""
+    return [Pick(HEADS, order, problem.H), Pick(SHARED, shared_order, problem.K)]
+
+
+def pick_samples(problem: Problem, order: Array) -> Pick:
+    """Pick along the first of the leading axes."""
+    axis = -3 - len(problem.lead)
+    names = ("q", "k", "v", "mask", "bias", "dropout_mask", "gate", "o", "weights")
+    rows = dict.fromkeys(("lse", "max_score"), axis + 1)
+    return Pick(dict.fromkeys(names, axis) | rows, order, problem.lead[0])
+
+
+def pick(name: str, x: Array, picks: Sequence[Pick]) -> Array:
+    """Apply picks to the array of this name."""
+    own = name[1:] if name in GRADIENTS else name
+    for axes, order, size in picks:
+        axis = axes.get(own, 0)
+        if axis and x.ndim >= -axis and x.shape[axis] == size:
+            x = np.take(x, order, axis)
+    return x
+
+
+def put_back(name: str, x: Array, picks: Sequence[Pick], shape: tuple[int, ...]) -> Array:
+    """Put x back into zeros of this shape, from which it was picked."""
+    places = pick(name, np.arange(math.prod(shape)).reshape(shape), picks)
+    whole = np.zeros(math.prod(shape), x.dtype)
+    whole[places] = x
+    return whole.reshape(shape)
+
+
+def pick_problem(problem: Problem, picks: Sequence[Pick]) -> Problem:
+    arrays = {name: getattr(problem, name) for name in INPUTS}
+    return problem.replace(**{n: pick(n, x, picks) for n, x in arrays.items() if x is not None})
+
+
+def pick_cotangents(cotangents: Cotangents, picks: Sequence[Pick]) -> Cotangents:
+    return _map_cotangents(cotangents, partial(pick, picks=picks))
+
+
+def put_back_cotangents(
+    cotangents: Cotangents, picks: Sequence[Pick], whole: Problem
+) -> Cotangents:
+    """Extend cotangents of a part to the whole problem, by 0."""
+    rows = (*whole.lead, *(() if whole.headless else (whole.H,)), whole.T)
+    shapes = {"o": (*rows, whole.E), "lse": rows, "weights": (*rows, whole.S)}
+    return _map_cotangents(cotangents, lambda name, x: put_back(name, x, picks, shapes[name]))
+
+
+def _map_cotangents(cotangents: Cotangents, change: Callable[[str, Array], Array]) -> Cotangents:
+    more = {"lse": cotangents.dlse, "weights": cotangents.dweights}
+    return Cotangents(
+        change("o", cotangents.dout),
+        *(None if x is None else change(name, x) for name, x in more.items()),
     )
+
+
+# --- comparisons ---
+
+
+def identity(x: Array) -> Array:
+    """Carry a result across as it is."""
+    return x
+
+
+SAME: Across = dict.fromkeys(RESULTS, identity)
+
+
+def relate_reordered(trial: Trial, recipe: Recipe, picks: Sequence[Pick]) -> float:
+    """Compare the recipe's problem with the one whose entries are picked in another order."""
+    plain = trial.evaluation(recipe)
+    across = {name: partial(pick, name, picks=picks) for name in RESULTS}
+    problem, cotangents = (
+        pick_problem(plain.problem, picks),
+        pick_cotangents(plain.cotangents, picks),
+    )
+    return _relate_exact(trial, plain, problem, cotangents, across)
+
+
+def relate_restated(trial: Trial, recipe: Recipe, other: Problem) -> float:
+    """Compare the recipe's problem with another statement of the same problem."""
+    plain = trial.evaluation(recipe)
+    return _relate_exact(trial, plain, other, plain.cotangents, SAME)
+
+
+def _relate_exact(
+    trial: Trial, plain: Evaluation, problem: Problem, cotangents: Cotangents, across: Across
+) -> float:
+    """Compare with a problem whose exact results are those of `plain`, carried across.
+
+    So are its bounds, which depend on the inputs as the results do, but for the factor of o in 8
+    bits: that is another call's.
+    """
+    results = dict(trial.results(problem, cotangents))
+
+    def carry(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return {n: across[n](x) for n, x in arrays.items() if n in across}
+
+    exact = carry(plain.exact)
+
+    def bound() -> Mapping[str, Array]:
+        if trial.implementation.output is not None:
+            return trial.tolerance(problem, cotangents, exact)
+        return carry(plain.tolerance)
+
+    return relate(plain, Evaluation(problem, cotangents, results, exact, bound), across)
+
+
+def relate_part(
+    trial: Trial,
+    whole: Evaluation,
+    part: Evaluation,
+    picks: Sequence[Pick],
+    zero_elsewhere: Sequence[str] = GRADIENTS,
+    *,
+    part_is_plain: bool = False,
+) -> float:
+    """Compare the results of a part with those of the whole, some of which are 0 elsewhere.
+
+    The tolerance of the whole is tried first, or that of the part if it is the plain problem.
+    """
+    cut = {n: partial(pick, n, picks=picks) for n in FORWARD}
+    back = {
+        name: partial(put_back, name, picks=picks, shape=whole.exact[name].shape)
+        for name in zero_elsewhere
+        if name in whole.exact
+    }
+    sides: tuple[Side, Side] = ("second", "first") if part_is_plain else ("first", "second")
+    return max(relate(whole, part, cut, side=sides[0]), relate(part, whole, back, side=sides[1]))
+
+
+# --- chance ---
+
+
+def generator(recipe: Recipe) -> np.random.Generator:
+    """Random numbers of a rule, from the recipe's seed."""
+    return np.random.default_rng([recipe.seed, 12])
+
+
+def another_order(rng: np.random.Generator, n: int) -> Array:
+    """Permute 0, ..., n − 1; not the identity, if there is a choice."""
+    order = rng.permutation(n)
+    return order if (order != np.arange(n)).any() else order[::-1]

@@ -10,11 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import Results
 from npattn.testing.rules.calls import experiment
-from npattn.testing.rules.picks import (
+from npattn.testing.rules.register import (
+    first,
+    hidden_keys_matter,
+    in_bytes,
+    lacks,
+    refuses,
+    single,
+)
+from npattn.testing.rules.relate import (
     Pick,
     pick,
     pick_cotangents,
@@ -24,18 +31,8 @@ from npattn.testing.rules.picks import (
     pick_samples,
     put_back_cotangents,
 )
-from npattn.testing.rules.requirements import (
-    first,
-    hidden_keys_matter,
-    in_bytes,
-    lacks,
-    refuses,
-    single,
-)
 from npattn.testing.rules.terms import fits_sizes, hidden_keys_count, translate_mask
 from npattn.testing.trial import Trial, Violation
-
-__all__: list[str] = []
 
 SIZES = {"B": (3,), "T": (16, 33, 24), "S": (64, 130, 96), "D": (64,)}
 """Large enough for a kernel to choose between orders of summation."""
@@ -63,7 +60,10 @@ def _compare_bits(
         alike = here.shape == there.shape and here.dtype == there.dtype
         if not alike or here.dtype.kind in "biuc":
             continue  # other rules report it
-        differ = _bits(here) != _bits(there)
+        # As integers; NaN is NaN, whatever its payload.
+        numbers = (np.where(np.isnan(x), np.array(np.nan, x.dtype), x) for x in (here, there))
+        bits = [np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}") for x in numbers]
+        differ = bits[0] != bits[1]
         size, count = size + differ.size, count + int(differ.sum())
         if differ.any():
             with np.errstate(invalid="ignore"):  # inf − inf
@@ -74,12 +74,6 @@ def _compare_bits(
     if lines:
         text = "\n".join([f"other bits {when}:", *lines])
         raise Violation(text, problem, cotangents, "calls", ratio=float("inf"))
-
-
-def _bits(x: Array) -> Array:
-    """Return the bits of numbers as integers; NaN is NaN, whatever its payload."""
-    x = np.where(np.isnan(x), np.array(np.nan, x.dtype), x)
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
 @experiment("same-bits-again", 3, level="reproducible", sizes=SIZES)
@@ -218,13 +212,13 @@ def same_bits_threads(trial: Trial, problem: Problem, cotangents: Cotangents) ->
     What computes on a server should give what was computed on a laptop. Broken by sums that are
     split among the threads, each of which adds its part first.
     """
-    one, several = (_with_threads(trial, problem, cotangents, count) for count in (1, 2))
-    _compare_bits(one, several, (), tuple(one), problem, cotangents, "with two threads")
+    by_count = []
+    for count in (1, 2):
+        threads = trial.implementation.framework.threads(count)
+        assert threads is not None
+        with threads:
+            by_count.append(trial.results(problem, cotangents))
+    one, several = by_count
+    names, when = tuple(one), "with two threads"
+    _compare_bits(one, several, (), names, problem, cotangents, when)
     return 0.0
-
-
-def _with_threads(trial: Trial, problem: Problem, cotangents: Cotangents, count: int) -> Results:
-    threads = trial.implementation.framework.threads(count)
-    assert threads is not None
-    with threads:
-        return trial.results(problem, cotangents)

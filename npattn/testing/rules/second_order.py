@@ -15,22 +15,20 @@ from npattn.testing.bounds.second_order import second_order_bounds
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.compare import Comparison
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import (
-    few_queries,
+from npattn.testing.rules.register import (
     first,
-    forbid_late_softcap,
     hidden_keys_matter,
     no_gradients,
+    rule,
+    sampling,
 )
-from npattn.testing.trial import Trial, Violation, worst_by_name
-
-__all__ = ["SECOND"]
+from npattn.testing.trial import Trial, worst_by_name
 
 SECOND = "second "
 """How the names of second derivatives begin."""
 
 SMOOTH = ("normal", "large logits", "value offset", "integers", "duplicate keys", "flat")
+SAMPLE = sampling("score_mod", "gate", few=True, late_softcap=False, distribution=SMOOTH)
 TRIES = 16
 """Problems that must all be refused before the rule does not apply."""
 LEAST = 2.0**-24
@@ -50,15 +48,11 @@ def _not_twice(trial: Trial) -> str | None:
     if conventions.kv_head != "repeat" or conventions.bias != "after_scale":
         return "conventions that move heads or bias are not translated"
     refusal = None
-    for recipe in trial.cases(Pools(trial.space, **_sample(trial)), 0, TRIES):
+    for recipe in trial.cases(Pools(trial.space, **SAMPLE(trial)), 0, TRIES):
         problem = trial.problem(recipe)
         try:
-            _call(
-                trial,
-                problem,
-                trial.cotangents(recipe, problem),
-                _directions(trial, recipe, problem),
-            )
+            cotangents = trial.cotangents(recipe, problem)
+            f.gradients_twice(problem, cotangents, _directions(trial, recipe, problem))
         except ImplementationError as err:
             if err.is_refusal:
                 refusal = f"its gradients cannot be differentiated: {err}"
@@ -67,19 +61,11 @@ def _not_twice(trial: Trial) -> str | None:
     return refusal
 
 
-def _sample(trial: Trial) -> dict[str, Any]:
-    return {
-        "force": few_queries(trial, distribution=SMOOTH),
-        "forbid": forbid_late_softcap(trial, "score_mod", "gate"),
-        "nonempty": True,
-    }
-
-
 @rule(
     "double-backward",
     "13",
     unless=first(no_gradients, hidden_keys_matter, _not_twice),
-    draw=_sample,
+    draw=SAMPLE,
     on_request=True,
 )
 def double_backward(trial: Trial, recipe: Recipe) -> float | None:
@@ -94,17 +80,14 @@ def double_backward(trial: Trial, recipe: Recipe) -> float | None:
         return None  # rule empty-row has them
     cotangents, directions = trial.cotangents(recipe, problem), _directions(trial, recipe, problem)
     try:
-        results = _call(trial, problem, cotangents, directions)
+        results = trial.implementation.gradients_twice(problem, cotangents, directions)
     except ImplementationError as err:
         if err.is_refusal:
             return None  # a kernel for these options that autograd cannot differentiate twice
         raise
     comparisons = _compare(trial, problem, cotangents, directions, results)
-    wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
-    if wrong:
-        text, ratio = "\n".join(map(str, wrong)), wrong[0].ratio
-        raise Violation(text, problem, cotangents, ratio=ratio, comparisons=tuple(wrong))
-    return max((c.ratio for c in comparisons), default=None)
+    ratio = trial.check(comparisons, problem, cotangents)
+    return ratio if comparisons else None
 
 
 def _directions(trial: Trial, recipe: Recipe, problem: Problem) -> dict[str, Array]:
@@ -118,19 +101,13 @@ def _directions(trial: Trial, recipe: Recipe, problem: Problem) -> dict[str, Arr
     return directions
 
 
-def _call(
-    trial: Trial, problem: Problem, cotangents: Cotangents, directions: dict[str, Array]
-) -> Results:
-    return trial.implementation.gradients_twice(problem, cotangents, directions)
-
-
 def _compare(
     trial: Trial,
     problem: Problem,
     cotangents: Cotangents,
     directions: dict[str, Array],
     results: Results,
-) -> list[Comparison]:
+) -> dict[str, Comparison]:
     """Compare with the gradients by hand, of the problem in npattn's own terms."""
     canonical = trial.conventions.canonical(problem)
     dlse = None if cotangents.dlse is None else cotangents.dlse.astype(np.float64)
@@ -157,4 +134,4 @@ def _compare(
         name: np.where(abs(x) + allowed[name] > most, np.inf, allowed[name])
         for name, x in exact.items()
     }
-    return list(worst_by_name(results, exact, tolerance).values())
+    return worst_by_name(results, exact, tolerance)

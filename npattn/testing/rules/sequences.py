@@ -9,13 +9,10 @@ from typing import Any
 from npattn.problem import Cotangents, Problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.calls import experiment
+from npattn.testing.rules.register import requires
 from npattn.testing.trial import Trial, Violation
 
-__all__: list[str] = []
-
-
-def _takes_none(trial: Trial) -> str | None:
-    return "takes no sequences" if trial.implementation.storage is None else None
+_takes_none = requires(lambda t: t.implementation.storage is not None, "takes no sequences")
 
 
 def _judge_stored(

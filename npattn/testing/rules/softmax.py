@@ -7,22 +7,20 @@ from typing import Any
 import numpy as np
 
 from npattn.api import evaluate
-from npattn.arrays import Array, finfo
-from npattn.problem import Cotangents
+from npattn.arrays import finfo
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.requirements import first, lacks, no_inf
+from npattn.testing.rules.register import first, lacks, no_inf, rule, sampling
+from npattn.testing.rules.terms import keep_rows
 from npattn.testing.trial import Trial, Violation
 
+ROWS = ("o", "lse", "weights", "max_score", "dq")
+"""Results that have rows."""
 
-@rule(
-    "rows-sum-to-one",
-    "8",
-    draw=lambda t: {"forbid": frozenset({"sinks", "dropout_mask", "gate"}), "nonempty": True},
-)
+
+@rule("rows-sum-to-one", "8", draw=sampling("sinks", "dropout_mask", "gate"))
 def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
     """The weights of a row sum to 1, or to 0 in a fully masked row.
 
@@ -59,17 +57,18 @@ def _sample_empty(trial: Trial) -> dict[str, Any]:
     elif _causal_empties(trial):
         force |= {"causal": (True,), "T": (5, 7, 17), "S": (3, 2, 5)}
     if not _bias_empties(trial):
-        return {"force": force, "nonempty": True}
+        return sampling(**force)(trial)
     for name, off in {"mask": (None,), "causal": (False,)}.items():
         if name in force:
             force[name] += off
     force["bias"] = ("-inf rows", None, None) if force else ("-inf rows",)
     # A bias of −inf times a scale of 0 or less is NaN, or +inf.
-    scaled = {"scale"} if trial.conventions.bias == "before_scale" else set()
-    return {"force": force, "forbid": frozenset(scaled), "nonempty": True}
+    scaled = ["scale"] if trial.conventions.bias == "before_scale" else []
+    return sampling(*scaled, **force)(trial)
 
 
 def _causal_empties(trial: Trial) -> bool:
+    """Return True if causal can hide all keys of a query."""
     space = trial.space
     late = trial.conventions.causal == "bottom_right" and "T > S" in space.structure
     return "causal" in space.features and late and not set(space.sizes) & {"T", "S"}
@@ -97,15 +96,16 @@ def empty_row(trial: Trial, recipe: Recipe) -> float | None:
     if not rows.any():
         return None
     # Only fully masked rows have cotangents: gradients of the others are left to other rules.
-    dout, dlse = recipe.cotangents(problem, lse=trial.takes_dlse)
-    dout = np.where(rows[..., None], dout, np.zeros_like(dout))
-    cotangents = Cotangents(dout, None if dlse is None else np.where(rows, dlse, 0 * dlse))
+    cotangents = keep_rows(recipe.cotangents(problem, lse=trial.takes_dlse), rows)
     exact, allowed = trial.oracle(problem, cotangents)
     comparisons: dict[str, Comparison] = {}
     for name, result in trial.results(problem, cotangents).pairs:
         if name not in exact or result.shape != exact[name].shape:
             continue
-        tolerance = _only_rows(rows, name, allowed[name])
+        tolerance = allowed[name]
+        if name in ROWS and tolerance.shape[: rows.ndim] == rows.shape:  # nothing of other rows
+            here = rows[(...,) + (None,) * (tolerance.ndim - rows.ndim)]
+            tolerance = np.where(here, tolerance, np.inf)
         comparison = compare_arrays(name, real(result), exact[name], tolerance)
         if name == "lse" and problem.sinks is None and comparison.passed:
             odd = rows & ~np.isfinite(exact["lse"])  # −inf is neither NaN nor +inf here
@@ -120,8 +120,10 @@ def empty_row(trial: Trial, recipe: Recipe) -> float | None:
 
 def _sample_lone_sinks(trial: Trial) -> dict[str, Any]:
     """Force sinks and, in a third of the problems, rows that see nothing else."""
-    masks = {"mask": (None, None, "empty rows")} if "mask" in trial.space.features else {}
-    return {"force": {"sinks": True, **masks}, "nonempty": True}
+    masks: dict[str, Any] = (
+        {"mask": (None, None, "empty rows")} if "mask" in trial.space.features else {}
+    )
+    return sampling(sinks=True, **masks)(trial)
 
 
 @rule(
@@ -144,13 +146,3 @@ def sink_minus_inf(trial: Trial, recipe: Recipe) -> float:
     problem = problem.replace(sinks=sinks)
     cotangents = trial.cotangents(recipe, problem)
     return trial.check(trial.against_oracle(problem, cotangents), problem, cotangents)
-
-
-def _only_rows(rows: Array, name: str, tolerance: Array) -> Array:
-    """Require nothing of other rows, in results that have rows."""
-    if (
-        name not in ("o", "lse", "weights", "max_score", "dq")
-        or tolerance.shape[: rows.ndim] != rows.shape
-    ):
-        return tolerance
-    return np.where(rows[(...,) + (None,) * (tolerance.ndim - rows.ndim)], tolerance, np.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,34 +13,32 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.picks import (
-    generator,
-    identity,
-    pick_cotangents,
-    pick_keys,
-    pick_problem,
-)
-from npattn.testing.rules.register import rule
-from npattn.testing.rules.relate import is_wrong, relate
-from npattn.testing.rules.requirements import (
+from npattn.testing.rules.register import (
     first,
     fixed_size,
     no_lse,
-    of_few_shapes,
     refuses,
+    rule,
     without_positions,
+)
+from npattn.testing.rules.relate import (
+    generator,
+    identity,
+    is_wrong,
+    pick_cotangents,
+    pick_keys,
+    pick_problem,
+    relate,
 )
 from npattn.testing.rules.terms import fits_sizes, lse_unit, narrow
 from npattn.testing.trial import Evaluation, Trial
-
-__all__ = ["merge"]
 
 
 @rule(
     "split-merge",
     "8, 11",
     unless=first(no_lse, refuses("T != S"), fixed_size("S")),
-    draw=of_few_shapes(without_positions, 1),
+    draw=partial(without_positions, shapes=1),
 )
 def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     """Two parts of the keys, each with its lse, merge to the whole.

@@ -11,24 +11,8 @@ import numpy as np
 from npattn import dense
 from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
-from npattn.problem import Problem
+from npattn.problem import Cotangents, Problem
 from npattn.testing.trial import Trial
-
-__all__ = [
-    "bias_slope",
-    "diagonal_shift",
-    "expand_heads",
-    "fits_sizes",
-    "head_of",
-    "hidden_keys_count",
-    "live",
-    "lse_per_nat",
-    "lse_unit",
-    "narrow",
-    "scale",
-    "sum_over_group",
-    "translate_mask",
-]
 
 Size = TypeVar("Size", int, tuple[int, int])
 
@@ -39,6 +23,14 @@ def live(trial: Trial, problem: Problem) -> Array:
     if problem.bias_array is None:
         return visible
     return visible & ~np.isneginf(problem.bias_array.astype(float))
+
+
+def keep_rows(cotangents: Cotangents, rows: Array, lse: bool = True) -> Cotangents:
+    """Return cotangents that are 0 in other rows; without `lse`, that of lse is 0 in all."""
+    dout, dlse = cotangents.dout, cotangents.dlse
+    if dlse is not None:
+        dlse = np.where(rows & lse, dlse, np.zeros_like(dlse))
+    return Cotangents(np.where(rows[..., None], dout, np.zeros_like(dout)), dlse)
 
 
 def hidden_keys_count(trial: Trial, problem: Problem) -> bool:

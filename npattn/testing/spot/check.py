@@ -18,8 +18,6 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.spot.evaluation import SampledRows
 from npattn.testing.spot.result import SpotCheck
 
-__all__ = ["spot_check"]
-
 
 def spot_check(
     out: ArrayLike,

@@ -23,8 +23,6 @@ from npattn.testing.bounds.worst_case import finite
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.spot.result import SpotCheck
 
-__all__ = ["SampledRows", "sample_indices"]
-
 AT_ONCE = 64
 """Rows, or keys, that are evaluated together."""
 SCORES = 2**24

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from npattn.errors import OptionError
 from npattn.testing.compare import Comparison
 
-__all__ = ["SpotCheck"]
-
 PRINTED = 10
 """Number of failures that a report prints."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from npattn import Conventions
 from npattn.testing import Cause, Outcome, Report, check
-from npattn.testing.report.html import page as make_page
+from npattn.testing.report.page import page as make_page
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.report.words import MUST
 from npattn.testing.targets.numpy import flash

@@ -14,7 +14,8 @@ import pytest
 from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
 from npattn.testing import Implementation, Integers, Rounding, check
-from npattn.testing.report.reproducer import SHOW, _literal
+from npattn.testing.report.markup import HERE
+from npattn.testing.report.reproducer import _literal
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash
 
@@ -217,7 +218,9 @@ def test_rows_that_see_the_garbage_are_compared_in_gradients_alone(name, row, va
     before, after = np.ones((2, 3)), np.ones((2, 3))
     after[row] = value
     given = {"before": {name: before}, "problem": {name: after}, "results": lambda found: found}
-    exec("\n".join(SHOW["moves"]), {"np": np, "dout": np.array([[1.0], [0.0]])} | given)
+    template = (HERE / "script.jinja").read_text("utf-8")
+    shown_moves = template.partition('kind == "moves" %}\n')[2].partition("{% elif")[0]
+    exec(shown_moves, {"np": np, "dout": np.array([[1.0], [0.0]])} | given)
     assert capsys.readouterr().out.strip() == shown
 
 

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import npattn
 from benchmarks.zoo.mutants import MUTANTS
 from npattn.arrays import finfo
 from npattn.conventions import Conventions
-from npattn.mistakes import Attention, base, base_backward
+from npattn.mistakes import MISTAKES, Attention, base, base_backward
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.bounds.rounding import Rounding
@@ -27,10 +26,13 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
+from tests.testing.rules.relations import Oracle
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 
 RULES = ("bias-shift", "one-key", "convex-hull", "value-linear", "sink-key", "equal-scores")
+OF_GRADIENTS = ("dbias-rows", "unseen-keys", "key-gradient-sum", "value-euler", "query-key-euler")
+OF_GRADIENTS += ("cotangent-linear", "lse-gradient", "directional")
 RIGHT = {
     "base in float64": (base, base_backward, "float64"),
     "base in float16": (base, base_backward, "float16"),
@@ -97,33 +99,14 @@ def script_output(rule, trial, error):
 
 def oracle_under(conventions):
     """Return the oracle under these conventions, rounded once, and its backward."""
-
-    def forward(q, k, v, mask, options):
-        return npattn.forward(q, k, v, mask, conventions=conventions, **options)
-
-    def f(
-        q, k, v, mask=None, *, causal=False, window=None, bias=None, scale=None, softcap=None,
-        score_mod=None, sinks=None, dropout_mask=None, dropout_rate=0.0, return_lse=False,
-    ):  # fmt: skip
-        options = {"causal": causal, "window": window, "bias": bias, "scale": scale}
-        options |= {"softcap": softcap, "score_mod": score_mod, "sinks": sinks}
-        options |= {"dropout_mask": dropout_mask, "dropout_rate": dropout_rate}
-        fwd = forward(q, k, v, mask, options)
-        out, lse = fwd.out.astype(q.dtype), fwd.lse.astype(np.result_type(q.dtype, np.float32))
-        return (out, lse) if return_lse else out
-
-    def backward(dout, q, k, v, *, out, lse, dlse=None, mask=None, **options):
-        fwd = forward(q, k, v, mask, options)
-        grads = vars(npattn.backward(fwd, dout.astype(float), dlse.astype(float)))
-        return {n: x.astype(q.dtype) for n, x in grads.items() if x is not None}
-
-    return f, backward
+    oracle = Oracle(conventions)
+    return oracle.forward, oracle.backward
 
 
 # --- correct implementations ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *OF_GRADIENTS])
 @pytest.mark.parametrize("named", RIGHT)
 @pytest.mark.broad
 def test_correct_implementations_pass(named, rule):
@@ -133,7 +116,7 @@ def test_correct_implementations_pass(named, rule):
     assert max(values) <= 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *OF_GRADIENTS])
 @pytest.mark.parametrize("named", CONVENTIONS)
 def test_oracle_passes_under_conventions(named, rule):
     conventions = CONVENTIONS[named]
@@ -146,15 +129,16 @@ def test_oracle_passes_under_conventions(named, rule):
     assert max(values) <= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch_passes(dtype):
     pytest.importorskip("torch")
     from npattn.testing.targets.torch import sdpa_math
 
-    conventions = PROFILES["torch.sdpa"].conventions
-    report = check(sdpa_math, only=RULES, examples=6, dtypes=(dtype,), conventions=conventions)
+    conventions, rules = PROFILES["torch.sdpa"].conventions, (*RULES, *OF_GRADIENTS)
+    report = check(sdpa_math, only=rules, examples=6, dtypes=(dtype,), conventions=conventions)
     status = {o.rule: o.status for o in report.outcomes}
-    assert status.pop("sink-key") == "not applicable"
+    assert status.pop("sink-key") == status.pop("lse-gradient") == "not applicable"
     assert set(status.values()) == {"passed"}, str(report)
 
 
@@ -175,14 +159,6 @@ def test_mutants_fail_and_the_script_shows_it(rule, name):
     trial = trial_of(mutant.forward, mutant.backward, sizes={"D": (3, 5), "E": (2, 3)})
     error = violation(rule, trial)
     assert "WRONG" in script_output(rule, trial, error)
-
-
-class ValuesOfKeys(Attention):
-    """The keys are combined, not the values, if their sizes agree."""
-
-    def inputs(self, *arrays, **options):
-        c = super().inputs(*arrays, **options)
-        return c._replace(v=c.k) if c.v.shape == c.k.shape else c
 
 
 class ValuesSaturate(Attention):
@@ -230,7 +206,7 @@ class NaNOut(Attention):
 @pytest.mark.parametrize(
     ("rule", "wrong", "dtype", "sizes"),
     [
-        ("value-linear", ValuesOfKeys, "float32", {"D": (3,), "E": (3,)}),
+        ("value-linear", lambda: MISTAKES["values-ignored"], "float32", {"D": (3,), "E": (3,)}),
         ("value-linear", ValuesSaturate, "float32", {"D": (3,), "E": (2,)}),
         ("value-linear", NaNOut, "float32", {"D": (3,), "E": (2,)}),
         ("equal-scores", NothingWithoutChannels, "float32", {"E": (2,)}),

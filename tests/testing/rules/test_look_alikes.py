@@ -11,7 +11,7 @@ from npattn.testing.cases.options import MASKS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.rules.look_alikes import LOOK_ALIKES
+from npattn.testing.rules.unusual import LOOK_ALIKES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Violation
 from tests.testing.rules.relations import trial_of

@@ -14,8 +14,6 @@ from npattn.testing.bounds.variance.forward import ForwardVariance, storage_vari
 from npattn.testing.bounds.variance.generic import DEVIATIONS, R2
 from npattn.testing.bounds.worst_case import finite, row_sum
 
-__all__ = ["DeltaVarianceSums", "DqVarianceSums", "TopVarianceSums", "Variance"]
-
 
 class DeltaVarianceSums(NamedTuple):
     """Sums over the keys of a row in the variance of D."""

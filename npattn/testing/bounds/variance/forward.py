@@ -18,9 +18,6 @@ from npattn.testing.bounds.variance.generic import (
 )
 from npattn.testing.bounds.worst_case import finite, row_sum, swing
 
-__all__ = ["ForwardVariance", "OutVarianceSums", "storage_variance"]
-
-
 EXPONENT = np.uint64(0x7FF0_0000_0000_0000)
 """The bits of the exponent of a float64."""
 

@@ -12,9 +12,6 @@ from npattn import dense
 from npattn.arrays import Array
 from npattn.testing.bounds.worst_case import Operands, WorstCase, row_sum
 
-__all__ = ["DEVIATIONS", "DISTINCT", "FEW", "R2", "GenericRows", "Variety"]
-__all__ += ["count_rises", "row_sum", "tile_maxima"]
-
 R2 = 1 / (8 * math.log(2))
 """Mean square of a rounding error in units of u|x|, for a significand distributed as 1/x: 0.18."""
 DEVIATIONS = 8.0

@@ -16,8 +16,6 @@ from npattn.testing.bounds.rounding import EXACT, Rounding, Storage
 from npattn.testing.bounds.worst_case.forward import ForwardErrors
 from npattn.testing.bounds.worst_case.scores import are_tame, row_sum
 
-__all__ = ["DeltaErrorSums", "DqErrorSums", "TopErrorSums", "WorstCase"]
-
 
 class DeltaErrorSums(NamedTuple):
     """Sums over the keys of a row in the bound of D."""

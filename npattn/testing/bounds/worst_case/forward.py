@@ -10,8 +10,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.testing.bounds.worst_case.scores import ScoreErrors, finite, row_sum
 
-__all__ = ["VAST", "ForwardErrors", "OutErrorSums", "WeightSums"]
-
 VAST = 50.0
 """An error of the argument of exp that is too large to take its exponential."""
 GONE = -746.0

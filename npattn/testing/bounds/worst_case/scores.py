@@ -15,8 +15,6 @@ from npattn.problem import Problem
 from npattn.testing.bounds.integers import IntegerErrors, integer_errors
 from npattn.testing.bounds.rounding import EXACT, Rounding, Units
 
-__all__ = ["Operands", "ScoreErrors", "are_tame", "finite", "row_sum", "swing"]
-
 WIDE = 0.25
 """Errors of scores within which a score_mod may turn."""
 TAME = 1e100
