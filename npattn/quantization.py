@@ -22,6 +22,7 @@ from npattn.checks import check_integer, read_array
 from npattn.descales import check_descale, gather, read_real, spread
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
+from npattn.twins import on_arrays
 
 __all__ = [
     "FORMATS",
@@ -180,7 +181,10 @@ def quantize_backward(
 
 
 @reject_unknown_options
-def dequantize(values: ArrayLike, descale: ArrayLike, *, rows: int | None = None) -> Array:
+@on_arrays
+def dequantize(
+    xp: Any, /, values: ArrayLike, descale: ArrayLike, *, rows: int | None = None
+) -> Array:
     """Return values · descale, exactly.
 
     Parameters
@@ -217,8 +221,13 @@ def dequantize(values: ArrayLike, descale: ArrayLike, *, rows: int | None = None
     <BLANKLINE>
            [[ 8. , 10. ]]])
     """
-    values = _read_values(values)
-    return np.asarray(values * spread(check_descale(descale), values.shape, rows))
+    arrays, facts = xp.read(check=_read_values, values=values)
+    factors = xp.read(check=read_real, descale=descale)[0]["descale"]
+    check_descale(xp.on_host(factors))
+    product: Array = xp.float64(arrays["values"]) * spread(
+        xp.float64(factors), facts["values"].shape, rows, xp
+    )
+    return product
 
 
 @reject_unknown_options
@@ -244,7 +253,8 @@ def dequantize_backward(
     ShapeError, DtypeError, OptionError
         As of `dequantize`; ShapeError also if dx has another shape than values.
     """
-    values, dx, descale = _read_values(values), _read("dx", dx), check_descale(descale)
+    values, dx = _read_values("values", values), _read("dx", dx)
+    descale = check_descale(descale)
     if dx.shape != values.shape:
         raise ShapeError(f"dx has shape {dx.shape}, must be {values.shape}")
     factor = spread(descale, values.shape, rows)
@@ -288,8 +298,8 @@ def _read(name: str, x: ArrayLike) -> Array:
     return array.astype(np.float64)
 
 
-def _read_values(values: ArrayLike) -> Array:
-    array = read_array("values", values)
+def _read_values(name: str, values: ArrayLike) -> Array:
+    array = read_array(name, values)
     if array.dtype == np.uint8:
         raise DtypeError("values is uint8, must be floating or int8: npattn has no zero points")
     if array.dtype.kind in "biu" and array.dtype != np.int8:

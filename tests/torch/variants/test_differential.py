@@ -82,7 +82,7 @@ def test_rank_2_and_a_number():
         ({"q1": np.ones((B, H, T, D))}, DtypeError, "use npattn.variants.differential"),
         ({"q2": torch.ones(B, H, T + 1, D)}, ShapeError, "q2 has shape"),
         ({"lam": torch.ones(H + 1)}, ShapeError, "must be one number, or have (H,) = (6,)"),
-        ({"lam": torch.ones(H).long()}, DtypeError, "lam is int64, must be real floating"),
+        ({"lam": torch.ones(H).long()}, DtypeError, "lam is int64, must be floating"),
         ({"lam": torch.ones(H, device="meta")}, OptionError, "lam is on meta, must be on cpu"),
         ({"lam": True}, DtypeError, "lam is bool, must be a tensor"),
         ({"norm_weight": torch.ones(E)}, OptionError, "pass norm=True"),
