@@ -177,10 +177,17 @@ def bind(library: Any, function: Callable[Concatenate[Any, P], R]) -> Callable[P
 
     signature = inspect.signature(function)
     public: Any = bound
-    public.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    sign(public, signature.replace(parameters=list(signature.parameters.values())[1:]))
     public.of_library = function
     del public.__wrapped__
     return bound
+
+
+def sign(function: Any, signature: inspect.Signature) -> None:
+    """Give a function a signature, and the annotations of it."""
+    function.__signature__ = signature
+    annotations = {name: p.annotation for name, p in signature.parameters.items()}
+    function.__annotations__ = annotations | {"return": signature.return_annotation}
 
 
 def only_out(
@@ -195,7 +202,9 @@ def only_out(
 
     public: Any = function
     public.__name__ = public.__qualname__ = name
-    public.__module__, public.__signature__ = home.__module__, inspect.signature(body)
+    public.__module__ = home.__module__
+    returned = "Array" if kind is np.ndarray else kind.__name__
+    sign(public, inspect.signature(body).replace(return_annotation=returned))
     doc = re.sub(r"(?s)( Returns\n +-+\n).*?(\n\n +Raises\n)", rf"\1    {returns}\2", home.__doc__)
     public.__doc__ = summary + "\n" + doc.partition("\n")[2]
     return reject_unknown_options(bind(ARRAYS, function) if body is not forward else function)

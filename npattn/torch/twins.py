@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -149,12 +150,14 @@ class Tensors(twins.Arrays):
     ) -> Callable[P, R]:
         """Return a function of npattn on tensors, whose result is a tensor or has such fields."""
         body: Any = function
-        bound = twins.bind(self, body.of_library)
+        library = copy.copy(self)
+        library.home += f".{body.__name__}"  # for errors
+        bound = twins.bind(library, body.of_library)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return _convert(bound(*args, **kwargs), result)
 
-        return self._describe(call, bound, example)
+        return self._describe(call, bound, result, example)
 
     def bind_on_host(self, function: Callable[P, Any], result: type[R]) -> Callable[P, R]:
         """Return a function of npattn computed on the host, where no gradient passes through it."""
@@ -166,16 +169,22 @@ class Tensors(twins.Arrays):
             back = tuple(to_tensor(y, device) for y in (out if isinstance(out, tuple) else (out,)))
             return _convert(back if isinstance(out, tuple) else back[0], result)
 
-        return self._describe(call, function)
+        return self._describe(call, function, result)
 
     def _describe(
-        self, call: Callable[..., Any], function: Callable[P, Any], example: str = ""
-    ) -> Callable[P, Any]:
+        self, call: Any, function: Callable[P, Any], result: type[R], example: str = ""
+    ) -> Callable[P, R]:
         """Name a function as the one of npattn, and document it on tensors."""
         like: Any = function
-        public: Any = call
-        public.__name__, public.__qualname__ = like.__name__, like.__qualname__
-        public.__module__, public.__signature__ = self.module, inspect.signature(like)
+        call.__name__, call.__qualname__, call.__module__ = (
+            like.__name__, like.__qualname__, self.module
+        )  # fmt: skip
+        signature = inspect.signature(like)
+        parameters = [
+            p.replace(annotation=re.sub("ArrayLike", "Tensor", p.annotation))
+            for p in signature.parameters.values()
+        ]
+        twins.sign(call, inspect.Signature(parameters, return_annotation=result.__name__))
         text = (like.__doc__ or "").split("\n    Examples\n")[0].rstrip()
         summary, _, rest = text.partition("\n")
         summary += (
@@ -183,8 +192,9 @@ class Tensors(twins.Arrays):
         )
         for pattern, word in WORDS:
             rest = re.sub(pattern, word, rest)
-        public.__doc__ = f"{summary}\n{rest}\n    {example and EXAMPLES + example}"
-        return reject_unknown_options(public)
+        call.__doc__ = f"{summary}\n{rest}\n    {example and EXAMPLES + example}"
+        rejecting: Callable[P, R] = reject_unknown_options(call)
+        return rejecting
 
 
 EXAMPLES = "\n    Examples\n    --------"
