@@ -221,12 +221,10 @@ def dequantize(
     <BLANKLINE>
            [[ 8. , 10. ]]])
     """
-    arrays, facts = xp.read(check=_read_values, values=values)
-    factors = xp.read(check=read_real, descale=descale)[0]["descale"]
-    check_descale(xp.on_host(factors))
-    product: Array = xp.float64(arrays["values"]) * spread(
-        xp.float64(factors), facts["values"].shape, rows, xp
-    )
+    arrays, facts = xp.read(check=_check_values, values=values)
+    check_descale(xp.on_host(descale))
+    factors = spread(xp.float64(descale), facts["values"].shape, rows, xp)
+    product: Array = xp.float64(arrays["values"]) * factors
     return product
 
 
@@ -253,7 +251,7 @@ def dequantize_backward(
     ShapeError, DtypeError, OptionError
         As of `dequantize`; ShapeError also if dx has another shape than values.
     """
-    values, dx = _read_values("values", values), _read("dx", dx)
+    values, dx = _check_values("values", values).astype(np.float64), _read("dx", dx)
     descale = check_descale(descale)
     if dx.shape != values.shape:
         raise ShapeError(f"dx has shape {dx.shape}, must be {values.shape}")
@@ -298,10 +296,15 @@ def _read(name: str, x: ArrayLike) -> Array:
     return array.astype(np.float64)
 
 
-def _read_values(name: str, values: ArrayLike) -> Array:
+def _check_values(name: str, values: ArrayLike) -> Array:
+    """Return a real array of at least two axes, floating or int8, in its own dtype."""
     array = read_array(name, values)
     if array.dtype == np.uint8:
         raise DtypeError("values is uint8, must be floating or int8: npattn has no zero points")
     if array.dtype.kind in "biu" and array.dtype != np.int8:
         raise DtypeError(f"values is {array.dtype}, must be floating or int8")
-    return _read("values", array.astype(np.float64) if array.dtype == np.int8 else array)
+    if array.dtype != np.int8:
+        read_real(name, array)
+    if array.ndim < 2:
+        raise ShapeError(f"{name} has shape {array.shape}, must be (..., T, D)")
+    return array

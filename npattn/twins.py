@@ -57,7 +57,6 @@ class Arrays:
     isneginf = staticmethod(np.isneginf)
     repeat = staticmethod(np.repeat)
     sqrt = np.sqrt
-    stack = staticmethod(np.stack)
     take_along_axis = staticmethod(np.take_along_axis)
     where = staticmethod(np.where)
 
@@ -94,12 +93,13 @@ class Arrays:
         """Return x in a dtype of the same order, without gradient."""
         return x.astype(np.float64)
 
-    def argsort(self, x: Any) -> Any:
-        """Return the indices of the last axis in rising order; equal numbers keep theirs."""
-        return np.argsort(x, axis=-1, kind="stable")
+    def largest(self, x: Any, n: int) -> tuple[Any, Any]:
+        """Return the n largest numbers of each row and their indices; of equal ones the first."""
+        order = np.argsort(-x, axis=-1, kind="stable")[..., :n]
+        return np.take_along_axis(x, order, -1), order
 
     def float64(self, x: Any) -> Any:
-        return x.astype(np.float64, copy=False)
+        return np.asarray(x, np.float64)
 
     def widest(self, x: Any) -> Any:
         """Return x in float64, or in the widest dtype of its device."""
@@ -113,6 +113,9 @@ class Arrays:
         """Return arrays of integers beside `like`."""
         return tuple(arrays)
 
+    def check_dtype(self, dtype: Any) -> None:
+        """Check a dtype of linear attention, which its problem checks too."""
+
     def name_dtype(self, dtype: Any) -> Any:
         """Return a dtype of the library as NumPy reads it."""
         return dtype
@@ -124,6 +127,11 @@ class Arrays:
     def features(self, problem: Any, x: Any) -> Any:
         """Return the features of x in a problem of linear attention."""
         return problem.map.value(x)
+
+    def stack(self, arrays: Sequence[Any], axis: int = 0) -> Any:
+        """Join arrays along a new axis: np.stack takes twice as long with small ones."""
+        at = (None,) if axis == 0 else (..., None, *(slice(None),) * (-axis - 1))
+        return np.concatenate([x[at] for x in arrays], axis)
 
     def full(self, shape: Sequence[int], value: Any, like: Any) -> Any:
         return np.full(shape, value, like.dtype)

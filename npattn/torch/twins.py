@@ -66,7 +66,7 @@ class Tensors(twins.Arrays):
                 raise DtypeError(f"{name} is {type(x).__name__}, must be a tensor: use {self.home}")
             if x.is_complex():
                 raise DtypeError(
-                    f"{name} is {short_name(x.dtype)}, must be real on tensors: use {self.home}"
+                    f"{name} is {short_name(x.dtype)}, must be a real tensor: use {self.home}"
                 )
             beside = x if beside is None else beside
             if x.device != beside.device:
@@ -113,8 +113,9 @@ class Tensors(twins.Arrays):
     def to_rank(self, x: Any) -> Any:
         return x.detach()
 
-    def argsort(self, x: Any) -> Any:
-        return torch.argsort(x, dim=-1, stable=True)
+    def largest(self, x: Any, n: int) -> tuple[Any, Any]:
+        values, order = torch.sort(x, dim=-1, descending=True, stable=True)
+        return values[..., :n], order[..., :n]
 
     def float64(self, x: Any) -> Any:
         return x.double()
@@ -127,6 +128,10 @@ class Tensors(twins.Arrays):
 
     def indices(self, arrays: Iterable[Array], like: Any) -> tuple[Any, ...]:
         return tuple(torch.as_tensor(x, device=like.device) for x in arrays)
+
+    def check_dtype(self, dtype: Any) -> None:
+        if dtype not in (None, torch.float32, torch.float64):
+            raise DtypeError(f"dtype is {self.name_dtype(dtype)}, must be float32 or float64")
 
     def name_dtype(self, dtype: Any) -> Any:
         return short_name(dtype) if isinstance(dtype, torch.dtype) else dtype

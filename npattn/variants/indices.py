@@ -195,8 +195,8 @@ def top_k(xp: Any, /, scores: ArrayLike, n: int, mask: ArrayLike | None = None) 
     ranked = ranked if visible is None else xp.where(visible, ranked, -math.inf)
     if xp.isnan(ranked).any():
         raise OptionError(NAN_SCORE)
-    order = xp.argsort(-ranked)[..., :n]
-    chosen = xp.where(xp.isneginf(xp.take_along_axis(ranked, order, -1)), -1, order)
+    values, order = xp.largest(ranked, n)
+    chosen = xp.where(xp.isneginf(values), -1, order)
     missing = xp.full((*chosen.shape[:-1], n - chosen.shape[-1]), -1, like=order)
     return xp.concatenate([chosen, missing], axis=-1)  # type: ignore[no-any-return]
 

@@ -121,6 +121,7 @@ def forward(
         "initial_state": initial_state, "initial_normaliser": initial_normaliser,
     }  # fmt: skip
     arrays, facts = xp.read(**{name: x for name, x in given.items() if x is not None})
+    xp.check_dtype(dtype)
     problem = LinearProblem(
         **facts, causal=causal, feature_map=xp.read_features(feature_map), normalise=normalise,
         eps=eps, scale=scale, form=form, chunk_size=chunk_size, dtype=xp.name_dtype(dtype),
