@@ -7,9 +7,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._compile import _disable_dynamo
 
 from npattn import twins
 from npattn.arrays import Array
@@ -179,7 +181,7 @@ class Tensors(twins.Arrays):
     def _describe(
         self, call: Any, function: Callable[P, Any], result: type[R], example: str = ""
     ) -> Callable[P, R]:
-        """Name a function as the one of npattn, and document it on tensors."""
+        """Name a function as the one of npattn, document it on tensors, and keep it from dynamo."""
         like: Any = function
         call.__name__, call.__qualname__, call.__module__ = (
             like.__name__, like.__qualname__, self.module
@@ -198,8 +200,16 @@ class Tensors(twins.Arrays):
         for pattern, word in WORDS:
             rest = re.sub(pattern, word, rest)
         call.__doc__ = f"{summary}\n{rest}\n    {example and EXAMPLES + example}"
-        rejecting: Callable[P, R] = reject_unknown_options(call)
-        return rejecting
+        rejecting: Any = reject_unknown_options(call)
+        # Dynamo must not trace it: NumPy checks the shapes.
+        in_no_graph = _disable_dynamo(rejecting)
+
+        @wraps(rejecting)
+        def public(*args: P.args, **kwargs: P.kwargs) -> R:
+            compute = in_no_graph if torch.compiler.is_compiling() else rejecting
+            return compute(*args, **kwargs)  # type: ignore[no-any-return]
+
+        return public
 
 
 EXAMPLES = "\n    Examples\n    --------"

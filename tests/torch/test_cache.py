@@ -143,3 +143,17 @@ def test_errors_are_those_of_numpy(call, error, words):
     with pytest.raises(error) as caught:
         call(torch.ones(3, 2, 4))
     assert words in str(caught.value)
+
+
+@pytest.mark.thorough
+def test_compiled_calls_give_the_same():
+    x = torch.rand(2, 3, 4)
+    calls = (
+        lambda: npt.cache.varlen(x, x, x, [0, 2]),
+        lambda: npt.cache.merge([x], [x[..., 0]]).out,
+        lambda: npt.variants.linear.attention(x, x, x, causal=True),
+        lambda: npt.variants.gathered.top_k(x, 2),
+        lambda: npt.quantization.dequantize(x, torch.ones(2)),
+    )
+    for call in calls:
+        assert torch.equal(torch.compile(call, backend="eager")(), call())
