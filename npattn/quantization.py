@@ -22,7 +22,6 @@ from npattn.checks import check_integer, read_array
 from npattn.descales import check_descale, gather, read_real, spread
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
-from npattn.twins import on_arrays
 
 __all__ = [
     "FORMATS",
@@ -181,10 +180,7 @@ def quantize_backward(
 
 
 @reject_unknown_options
-@on_arrays
-def dequantize(
-    xp: Any, /, values: ArrayLike, descale: ArrayLike, *, rows: int | None = None
-) -> Array:
+def dequantize(values: ArrayLike, descale: ArrayLike, *, rows: int | None = None) -> Array:
     """Return values · descale, exactly.
 
     Parameters
@@ -221,11 +217,8 @@ def dequantize(
     <BLANKLINE>
            [[ 8. , 10. ]]])
     """
-    arrays, facts = xp.read(check=_check_values, values=values)
-    check_descale(xp.on_host(descale))
-    factors = spread(xp.float64(descale), facts["values"].shape, rows, xp)
-    product: Array = xp.float64(arrays["values"]) * factors
-    return product
+    values = _read_values(values)
+    return np.asarray(values * spread(check_descale(descale), values.shape, rows))
 
 
 @reject_unknown_options
@@ -251,8 +244,7 @@ def dequantize_backward(
     ShapeError, DtypeError, OptionError
         As of `dequantize`; ShapeError also if dx has another shape than values.
     """
-    values, dx = _check_values("values", values).astype(np.float64), _read("dx", dx)
-    descale = check_descale(descale)
+    values, dx, descale = _read_values(values), _read("dx", dx), check_descale(descale)
     if dx.shape != values.shape:
         raise ShapeError(f"dx has shape {dx.shape}, must be {values.shape}")
     factor = spread(descale, values.shape, rows)
@@ -296,15 +288,10 @@ def _read(name: str, x: ArrayLike) -> Array:
     return array.astype(np.float64)
 
 
-def _check_values(name: str, values: ArrayLike) -> Array:
-    """Return a real array of at least two axes, floating or int8, in its own dtype."""
-    array = read_array(name, values)
+def _read_values(values: ArrayLike) -> Array:
+    array = read_array("values", values)
     if array.dtype == np.uint8:
         raise DtypeError("values is uint8, must be floating or int8: npattn has no zero points")
     if array.dtype.kind in "biu" and array.dtype != np.int8:
         raise DtypeError(f"values is {array.dtype}, must be floating or int8")
-    if array.dtype != np.int8:
-        read_real(name, array)
-    if array.ndim < 2:
-        raise ShapeError(f"{name} has shape {array.shape}, must be (..., T, D)")
-    return array
+    return _read("values", array.astype(np.float64) if array.dtype == np.int8 else array)

@@ -60,11 +60,9 @@ class Arrays:
     take_along_axis = staticmethod(np.take_along_axis)
     where = staticmethod(np.where)
 
-    def read(
-        self, beside: Any = None, check: Any = read_floating, **given: Any
-    ) -> tuple[dict[str, Any], dict[str, Array]]:
+    def read(self, beside: Any = None, **given: Any) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return floating arrays by name, and arrays of their shapes and dtypes for checks."""
-        arrays = {name: check(name, x) for name, x in given.items()}
+        arrays = {name: read_floating(name, x) for name, x in given.items()}
         return arrays, arrays
 
     def read_boolean(self, name: str, x: Any) -> Any:
@@ -97,9 +95,6 @@ class Arrays:
         """Return the n largest numbers of each row and their indices; of equal ones the first."""
         order = np.argsort(-x, axis=-1, kind="stable")[..., :n]
         return np.take_along_axis(x, order, -1), order
-
-    def float64(self, x: Any) -> Any:
-        return np.asarray(x, np.float64)
 
     def widest(self, x: Any) -> Any:
         """Return x in float64, or in the widest dtype of its device."""

@@ -8,9 +8,10 @@ import torch
 from numpy.typing import ArrayLike
 
 from npattn import quantization
-from npattn.descales import spread
+from npattn.descales import check_descale, spread
+from npattn.errors import DtypeError
 from npattn.quantization import FORMATS, Per, largest
-from npattn.torch.tensors import cast, short_name
+from npattn.torch.tensors import cast, short_name, to_host
 from npattn.torch.twins import Tensors
 
 __all__ = ["FORMATS", "Quantized", "dequantize", "fake_quantize", "quantize"]
@@ -27,7 +28,37 @@ class Quantized(NamedTuple):
 
 _tensors = Tensors(__name__)
 quantize = _tensors.bind_on_host(quantization.quantize, Quantized)
-dequantize = _tensors.bind(quantization.dequantize, Tensor)
+
+
+def dequantize(values: Tensor, descale: Tensor, *, rows: int | None = None) -> Tensor:
+    """Return values · descale in float64, as `npattn.quantization.dequantize`.
+
+    Parameters
+    ----------
+    values : tensor (..., H, T, D)
+        Of a floating dtype, or int8; differentiable unless it is of 8 bits.
+    descale : float tensor
+        As of `npattn.quantization.dequantize`; differentiable.
+    rows : int, optional
+        Number of rows in a block, if there is a descale for each.
+
+    Returns
+    -------
+    float64 tensor (..., H, T, D)
+
+    Raises
+    ------
+    ShapeError, OptionError
+        As of `npattn.quantization.dequantize`.
+    DtypeError
+        If values is neither floating nor int8.
+    """
+    if not (values.is_floating_point() or values.dtype == torch.int8):
+        raise DtypeError(f"values is {short_name(values.dtype)}, must be floating or int8")
+    check_descale(to_host(descale))
+    wide: Any = descale.double()
+    factors: Any = spread(wide, tuple(values.shape), rows, _tensors)
+    return values.double() * factors  # type: ignore[no-any-return]
 
 
 def fake_quantize(

@@ -59,9 +59,7 @@ class Tensors(twins.Arrays):
     def __init__(self, module: str) -> None:
         self.module, self.home = module, module.replace(".torch", "")
 
-    def read(
-        self, beside: Any = None, check: Any = read_floating, **given: Any
-    ) -> tuple[dict[str, Any], dict[str, Array]]:
+    def read(self, beside: Any = None, **given: Any) -> tuple[dict[str, Any], dict[str, Array]]:
         facts = {}
         for name, x in given.items():
             if not isinstance(x, Tensor):
@@ -75,7 +73,7 @@ class Tensors(twins.Arrays):
                 raise OptionError(
                     f"{name} is on {x.device}, must be on {beside.device} as the other tensors"
                 )
-            facts[name] = check(name, stand_in(name, x))
+            facts[name] = read_floating(name, stand_in(name, x))
         return given, facts
 
     def read_boolean(self, name: str, x: Any) -> Any:
@@ -118,9 +116,6 @@ class Tensors(twins.Arrays):
     def largest(self, x: Any, n: int) -> tuple[Any, Any]:
         values, order = torch.sort(x, dim=-1, descending=True, stable=True)
         return values[..., :n], order[..., :n]
-
-    def float64(self, x: Any) -> Any:
-        return x.double()
 
     def widest(self, x: Any) -> Any:
         return x.to(torch.float64 if has_float64(x.device.type) else torch.float32)

@@ -135,7 +135,7 @@ def test_no_sequence_and_no_sample():
         (lambda x: npt.cache.paged(x, x, x, [[0]], [1]), ShapeError, "must be (B, T, H, D)"),
         (lambda x: npt.cache.merge([x], [x]), ShapeError, "all alike"),
         (lambda x: npt.cache.merge([x.int()], [x[..., 0]]), DtypeError, "outs is int32"),
-        (lambda x: npt.cache.merge([x * 1j], [x[..., 0]]), DtypeError, "must be real"),
+        (lambda x: npt.cache.merge([x * 1j], [x[..., 0]]), DtypeError, "must be a real tensor"),
         (lambda x: npt.cache.merge([x], [x[..., 0]], base=2), OptionError, "must be 'e' or '2'"),
     ],
 )
