@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -34,7 +36,7 @@ def read_real(name: str, x: ArrayLike) -> Array:
     return array
 
 
-def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None) -> Array:
+def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None, xp: Any = np) -> Array:
     """Return descales in a shape that broadcasts against an array (..., H, T, D) of a shape.
 
     Raises
@@ -42,14 +44,16 @@ def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None) -> A
     ShapeError, OptionError
         As of `repeats`.
     """
-    blocks, heads = repeats(descale.shape, shape, rows)
+    blocks, heads = repeats(tuple(descale.shape), shape, rows)
     if descale.ndim == 0:
         return descale
     if blocks:
-        descale = np.repeat(descale, blocks, axis=-1)[..., : shape[-2], None]
+        descale = xp.repeat(descale, blocks, -1)[..., : shape[-2], None]
     else:
         descale = descale[..., None, None]
-    return np.repeat(descale, heads, axis=-3) if heads > 1 else descale
+    if heads > 1:
+        descale = xp.repeat(descale, heads, -3)
+    return descale
 
 
 def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) -> tuple[int, int]:

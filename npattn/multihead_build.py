@@ -24,7 +24,7 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
 from npattn.projections import NORMS, Merge, Norm
 
-__all__ = ["PARAMETERS", "MultiHeadParameters", "Order", "remaining_heads"]
+__all__ = ["PARAMETERS", "MultiHeadParameters", "Order"]
 
 PARAMETERS = (
     "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "bias_k", "bias_v",
@@ -231,7 +231,7 @@ class MultiHeadParameters:
             heads would be shared by unequal numbers of query heads, or heads are mixed by a merge
             "reshape" or a qk_norm of the whole projection.
         """
-        query_heads, kv_heads = remaining_heads(heads, self.num_heads, self._kv_heads)
+        query_heads, kv_heads = _remaining_heads(heads, self.num_heads, self._kv_heads)
         if len(query_heads) < self.num_heads and self.merge == "reshape":
             raise OptionError('cannot prune heads with merge="reshape", which mixes them')
         if len(query_heads) < self.num_heads and (self.qk_norm or "").endswith("_projection"):
@@ -467,7 +467,7 @@ def _copy_heads(
     return {**changes, "num_heads": len(query_heads), "num_kv_heads": len(kv_heads)}
 
 
-def remaining_heads(heads: Sequence[int], H: int, K: int) -> tuple[list[int], list[int]]:
+def _remaining_heads(heads: Sequence[int], H: int, K: int) -> tuple[list[int], list[int]]:
     """Return the query heads and the key/value heads that remain without these query heads."""
     if not np.iterable(heads):
         raise OptionError(f"heads is {heads!r}, must be a sequence of indices")

@@ -9,7 +9,7 @@ complex-step differentiation works. Derivations: docs/derivations/multihead.md.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -97,7 +97,9 @@ class NormResiduals(NamedTuple):
     moves: Array  # (..., 1) True where the divisor depends on the row
 
 
-def normalise(x: Array, kind: Norm, w: Array | None, b: Array | None, eps: float) -> NormResiduals:
+def normalise(
+    x: Array, kind: Norm, w: Array | None, b: Array | None, eps: float, xp: Any = np
+) -> NormResiduals:
     """Scale each row of x to mean square 1 ("rms"), mean 0 and variance 1 ("layer") or length 1.
 
     The result is · w + b, where w and b are (D,), or (n, D) or (n, 1) for each head. Rows of a
@@ -112,8 +114,8 @@ def normalise(x: Array, kind: Norm, w: Array | None, b: Array | None, eps: float
         moves = size.real > eps
         size = np.where(moves, size, eps)
     else:
-        size = np.sqrt(squares.mean(-1, keepdims=True) + eps)
-        moves = np.ones(size.shape, bool)
+        size = xp.sqrt(squares.mean(-1, keepdims=True) + eps)
+        moves = np.ones(tuple(size.shape), bool)
     unit = x / size
     y = unit if w is None else unit * _beside(w)
     y = y if b is None else y + _beside(b)

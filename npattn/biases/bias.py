@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, and_
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +26,8 @@ class Bias(Sized):
     """
 
     kind = "bias"
+    linear_in = ""
+    """Name of the array that the bias is linear in."""
 
     def __add__(self, other: Bias | ArrayLike) -> Bias:
         return Sum((*self.parts, *of(other).parts))
@@ -36,7 +38,7 @@ class Bias(Sized):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of `to_array`: float64, or complex128 where the parameter is complex."""
-        raise NotImplementedError
+        return dtype_of(widen(np.empty(0, self.parameter.dtype)))
 
     @property
     def parts(self) -> tuple[Bias, ...]:
@@ -46,7 +48,7 @@ class Bias(Sized):
     @property
     def parameter(self) -> Any:
         """Array that the bias is linear in; for a sum a tuple of those of its terms."""
-        raise NotImplementedError
+        return getattr(self, self.linear_in)
 
     def with_parameter(self, parameter: Any, name: str = "parameter") -> Bias:
         """Return the bias of the same kind with another parameter.
@@ -79,10 +81,9 @@ class Bias(Sized):
         >>> biases.alibi(2).with_parameter(np.array([1.0, -1.0])).parameter
         array([ 1., -1.])
         """
-        return self._with(read_parameter(name, parameter, self.parameter.shape))
-
-    def _with(self, parameter: Array) -> Bias:
-        raise NotImplementedError
+        value, own = read_parameter(name, parameter, self.parameter.shape), cast(Any, self)
+        changed: Bias = replace(own, **{self.linear_in: value})
+        return changed
 
     def tile(self, tile: Tile) -> Array:
         """Bias of a rectangle of one head's scores.
@@ -115,7 +116,7 @@ class Bias(Sized):
         array or tuple of array
             Shaped as the parameter; for a sum one array for each of its terms.
         """
-        raise NotImplementedError
+        return np.zeros(self.parameter.shape, dtype)
 
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
         """Add the gradient of one tile in place.
@@ -222,6 +223,7 @@ class Dense(Bias):
     """A float array."""
 
     array: Array
+    linear_in = "array"
 
     def __repr__(self) -> str:
         return format_call("biases.dense", self.array)
@@ -229,13 +231,6 @@ class Dense(Bias):
     @property
     def dtype(self) -> np.dtype[Any]:
         return dtype_of(self.array)
-
-    @property
-    def parameter(self) -> Array:
-        return self.array
-
-    def _with(self, parameter: Array) -> Bias:
-        return replace(self, array=parameter)
 
     def _known_sizes(self) -> KnownSizes:
         return sizes_of_array(self.array)
@@ -249,11 +244,6 @@ class Dense(Bias):
 
     def tile(self, tile: Tile) -> Array:
         return read_only(widen(tile_of(self.array, tile)))
-
-    def zeros(
-        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
-    ) -> Array:
-        return np.zeros(self.array.shape, dtype)
 
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
         here = tile_of(total, tile)

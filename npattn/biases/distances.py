@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.arrays import Array, Tile, diagonal, plane_of
-from npattn.biases.bias import Bias, dtype_of, widen
+from npattn.biases.bias import Bias, widen
 from npattn.checks import check_alignment, check_integer, read_floating
 from npattn.errors import OptionError, ShapeError
 from npattn.options import Alignment
@@ -127,20 +127,10 @@ def relative(
 class Alibi(Bias):
     slopes: Array  # (H,)
     alignment: Alignment
+    linear_in = "slopes"
 
     def __repr__(self) -> str:
         return format_call("biases.alibi", self.slopes, alignment=self.alignment)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return dtype_of(self._parameter)
-
-    @property
-    def parameter(self) -> Array:
-        return self.slopes
-
-    def _with(self, parameter: Array) -> Bias:
-        return replace(self, slopes=parameter)
 
     @cached_property
     def _parameter(self) -> Array:
@@ -159,11 +149,6 @@ class Alibi(Bias):
     def tile(self, tile: Tile) -> Array:
         return np.asarray(-plane_of(self._parameter, tile.plane) * self._distance(tile))
 
-    def zeros(
-        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
-    ) -> Array:
-        return np.zeros(self.slopes.shape, dtype)
-
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
         here = plane_of(total[:, None], tile.plane, 1)
         here -= (ds * self._distance(tile)).sum()
@@ -178,6 +163,7 @@ class Relative(Bias):
     max_distance: int
     bidirectional: bool
     alignment: Alignment
+    linear_in = "table"
 
     def __repr__(self) -> str:
         return format_call(
@@ -187,17 +173,6 @@ class Relative(Bias):
             bidirectional=self.bidirectional,
             alignment=self.alignment,
         )
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return dtype_of(self._parameter)
-
-    @property
-    def parameter(self) -> Array:
-        return self.table
-
-    def _with(self, parameter: Array) -> Bias:
-        return replace(self, table=parameter)
 
     @cached_property
     def _parameter(self) -> Array:
@@ -234,11 +209,6 @@ class Relative(Bias):
     def tile(self, tile: Tile) -> Array:
         of_head = plane_of(self._parameter, tile.plane, 1)
         return _spread(of_head[self.diagonals(tile)], tile.t1 - tile.t0, tile.s1 - tile.s0)
-
-    def zeros(
-        self, lead: tuple[int, ...], H: int, T: int, S: int, *, dtype: Any = np.float64
-    ) -> Array:
-        return np.zeros(self.table.shape, dtype)
 
     def add(self, total: Any, tile: Tile, ds: Array) -> None:
         if ds.size:

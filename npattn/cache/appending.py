@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, cast
+from npattn.arrays import Array
 from npattn.cache.paging import check_pages, find_slots, read_integers
 from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
-from npattn.positions import rope, rope_backward
+from npattn.positions import rope_backward
+from npattn.twins import on_arrays
 
 __all__ = [
     "CacheGradients",
@@ -28,7 +29,10 @@ ROTARY = ("layout", "base", "size", "frequencies")
 
 
 @reject_unknown_options
+@on_arrays
 def append(
+    xp: Any,
+    /,
     k_cache: ArrayLike,
     v_cache: ArrayLike,
     k: ArrayLike,
@@ -78,20 +82,16 @@ def append(
     >>> k[0, :, 0, 0], seqlens
     (array([0., 0., 1., 0.]), array([3]))
     """
-    caches = (read_floating("k_cache", k_cache), read_floating("v_cache", v_cache))
-    check_pages("k_cache", caches[0], "v_cache", caches[1])
-    new = (read_floating("k", k), read_floating("v", v))
-    slots = find_new_slots(*caches, *new, seqlens, block_table)
+    arrays, facts = xp.read(k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    check_pages("k_cache", facts["k_cache"], "v_cache", facts["v_cache"])
+    slots = find_new_slots(facts, xp.on_host(seqlens), xp.on_host(block_table))
+    old_k, old_v, new_k, new_v = arrays.values()
     if rotary is not None:
         options = read_rotary(rotary)
-        turned = rope(new[0].swapaxes(1, 2), positions=slots.positions[:, None], **options)
-        new = (turned.swapaxes(1, 2), new[1])
-    out = []
-    for old, x in zip(caches, new, strict=True):
-        filled = old.copy()
-        filled[slots.page, slots.slot] = cast(x, old.dtype)
-        out.append(filled)
-    return out[0], out[1], slots.lengths
+        turned = xp.rope(new_k.swapaxes(1, 2), positions=slots.positions[:, None], **options)
+        new_k = turned.swapaxes(1, 2)
+    *at, lengths = xp.indices((slots.page, slots.slot, slots.lengths), like=old_k)
+    return xp.put(old_k, tuple(at), new_k), xp.put(old_v, tuple(at), new_v), lengths
 
 
 class CacheGradients(NamedTuple):
@@ -139,7 +139,8 @@ def append_backward(
     grads = (read_floating("dk_cache", dk_cache), read_floating("dv_cache", dv_cache))
     check_pages("dk_cache", grads[0], "dv_cache", grads[1])
     given = (read_floating("k", k), read_floating("v", v))
-    slots = find_new_slots(*grads, *given, seqlens, block_table)
+    arrays = dict(zip(("k_cache", "v_cache", "k", "v"), (*grads, *given), strict=True))
+    slots = find_new_slots(arrays, seqlens, block_table)
     dk, dv = (x[slots.page, slots.slot] for x in grads)
     if rotary is not None:
         options = read_rotary(rotary)
@@ -160,10 +161,9 @@ class NewSlots(NamedTuple):
     lengths: Array  # (B,)
 
 
-def find_new_slots(
-    k_cache: Array, v_cache: Array, k: Array, v: Array, seqlens: Any, block_table: Any
-) -> NewSlots:
+def find_new_slots(arrays: Mapping[str, Array], seqlens: Any, block_table: Any) -> NewSlots:
     """Check the arguments of `append`, and return where new keys and values go."""
+    k_cache, v_cache, k, v = arrays.values()
     for name, x, old in (("k", k, k_cache), ("v", v, v_cache)):
         if x.ndim != 4 or x.shape[2:] != old.shape[2:] or x.shape[:2] != k.shape[:2]:
             raise ShapeError(

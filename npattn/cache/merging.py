@@ -9,25 +9,27 @@ A part i of the keys without a visible one has lse_i = −inf, and is left out, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.arrays import Array
-from npattn.checks import check_cotangent, read_floating
+from npattn.checks import check_cotangent
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
+from npattn.twins import ARRAYS, on_arrays
 
-__all__ = ["Base", "check_base", "check_parts", "merge", "merge_backward"]
+__all__ = ["Base", "merge", "merge_backward"]
 
 Base = Literal["e", "2"]
 
 
 @reject_unknown_options
+@on_arrays
 def merge(
-    outs: Sequence[ArrayLike], lses: Sequence[ArrayLike], *, base: Base = "e"
+    xp: Any, /, outs: Iterable[ArrayLike], lses: Iterable[ArrayLike], *, base: Base = "e"
 ) -> tuple[Array, Array]:
     """Merge the results of attention over parts of the keys.
 
@@ -64,8 +66,7 @@ def merge(
     >>> o.round(6), lse.round(3)
     (array([[3.]]), array([1.099]))
     """
-    o, lse, _ = _merge(*_read_parts(outs, lses), base)
-    return o, lse
+    return _merge(xp, *_read_parts(xp, outs, lses), base)[:2]
 
 
 @reject_unknown_options
@@ -98,8 +99,8 @@ def merge_backward(
     ShapeError, DtypeError, OptionError
         As `merge`, and if a gradient has another shape than its result.
     """
-    parts, logs = _read_parts(outs, lses)
-    o, lse, weights = _merge(parts, logs, base)
+    parts, logs = _read_parts(ARRAYS, outs, lses)
+    o, lse, weights = _merge(ARRAYS, parts, logs, base)
     do = check_cotangent("dout", dout, o.shape).astype(np.float64)
     flow = 0.0 if dlse is None else check_cotangent("dlse", dlse, lse.shape).astype(np.float64)
     unit = math.log(2) if base == "2" else 1.0  # d log₂ x = dx / (x log 2), and back again
@@ -112,31 +113,32 @@ def merge_backward(
 
 
 def _merge(
-    parts: Sequence[Array], logs: Sequence[Array], base: Any
-) -> tuple[Array, Array, list[Array]]:
+    xp: Any, parts: Sequence[Array], logs: Sequence[Array], base: Any
+) -> tuple[Array, Array, Array]:
     """Return o, lse and the weight of each part."""
-    check_base(base)
-    exp, log = (np.exp2, np.log2) if base == "2" else (np.exp, np.log)
-    top = np.max(logs, axis=0)
-    top = np.where(np.isneginf(top), 0, top)
-    sizes = [exp(x - top) for x in logs]
-    total = np.sum(sizes, axis=0)
-    with np.errstate(divide="ignore"):
-        lse = np.asarray(log(total) + top)
-    weights = [np.divide(x, total, out=np.zeros_like(x), where=total != 0) for x in sizes]
-    o = np.zeros(parts[0].shape)
-    for part, w, x in zip(parts, weights, logs, strict=True):
-        o += w[..., None] * np.where(np.isneginf(x)[..., None], 0, part)
+    _check_base(base)
+    exp, log = (xp.exp2, xp.log2) if base == "2" else (xp.exp, xp.log)
+    # A dead part has −inf: what it would compute is replaced first, so that no gradient is NaN.
+    every = xp.stack(logs)
+    live = ~xp.isneginf(every)
+    top = xp.amax(every, 0)
+    top = xp.where(xp.isneginf(top), 0, top)
+    sizes = xp.where(live, exp(xp.where(live, every - top, 0)), 0)
+    some = live.any(0)
+    total = xp.where(some, sizes.sum(0), 1)
+    lse = xp.where(some, log(total) + top, -math.inf)
+    weights = sizes / total
+    o = xp.add_parts(weights[..., None] * xp.where(live[..., None], xp.stack(parts), 0))
     return o, lse, weights
 
 
-def check_base(base: Any) -> None:
+def _check_base(base: Any) -> None:
     """Raise OptionError if the base of logarithms is neither."""
     if not isinstance(base, str) or base not in ("e", "2"):
         raise OptionError(f"base is {base!r}, must be 'e' or '2'")
 
 
-def check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
+def _check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
     """Check the number and the shapes of parts and of their lse."""
     for name, xs in (("outs", parts), ("lses", logs)):
         for x in xs:
@@ -153,16 +155,19 @@ def check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
         )
 
 
-def _read_parts(outs: Any, lses: Any) -> tuple[list[Array], list[Array]]:
+def _read_parts(xp: Any, outs: Any, lses: Any) -> tuple[list[Any], list[Any]]:
+    arrays, facts = [], []
     for name, value in (("outs", outs), ("lses", lses)):
-        if not isinstance(value, (Sequence, np.ndarray)) or getattr(value, "ndim", 1) < 1:
+        if not isinstance(value, Iterable) or getattr(value, "ndim", 1) < 1:
             raise OptionError(
                 f"{name} is of type {type(value).__name__}, must be a sequence: an array a part"
             )
-    parts, logs = ([read_floating(n, x) for x in xs] for n, xs in (("outs", outs), ("lses", lses)))
-    check_parts(parts, logs)
-    parts, logs = ([x.astype(np.float64) for x in xs] for xs in (parts, logs))
-    if any(np.isposinf(x).any() for x in logs):
+        read = [xp.read(**{name: x}) for x in value]
+        arrays.append([x[name] for x, _ in read])
+        facts.append([x[name] for _, x in read])
+    _check_parts(*facts)
+    parts, logs = ([xp.widest(x) for x in xs] for xs in arrays)
+    if xp.reads_numbers and any(np.isposinf(x).any() for x in logs):
         raise OptionError(
             "lses has +inf, must be −inf where a part has no visible key: "
             "pass np.where(np.isposinf(lse), -np.inf, lse)"

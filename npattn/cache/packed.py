@@ -9,25 +9,24 @@ a key of another sequence. Each is one problem of `npattn.forward`, with its own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward, evaluate
+from npattn.api import backward
 from npattn.arrays import Array, BiasLike, MaskLike
-from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
-from npattn.conventions import check_conventions
-from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
+from npattn.checks import check_cotangent, check_result_of, read_array
+from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
-from npattn.problem import Forward, Gradients, Problem
+from npattn.problem import Forward, Gradients
+from npattn.twins import ARRAYS, on_arrays, only_out
 
 __all__ = [
     "PackedForward",
     "check_packed",
-    "evaluate_sequences",
     "read_options",
     "sum_parameters",
     "varlen",
@@ -59,15 +58,18 @@ class PackedForward:
     bounds: tuple[Array, Array] = field(repr=False)
 
 
-def varlen(
+@on_arrays
+def varlen_forward(
+    xp: Any,
+    /,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
     cu_seqlens_q: ArrayLike,
     cu_seqlens_k: ArrayLike | None = None,
     **options: Any,
-) -> Array:
-    """Attention within each of several packed sequences.
+) -> PackedForward:
+    """Attention within each of several packed sequences, with its lse.
 
     Parameters
     ----------
@@ -84,7 +86,8 @@ def varlen(
 
     Returns
     -------
-    ndarray (total_q, H, E)
+    PackedForward
+        .out (total_q, H, E), .lse (H, total_q), .parts
 
     Raises
     ------
@@ -104,46 +107,25 @@ def varlen(
     >>> cache.varlen(q, k, v, [0, 2, 5], causal="bottom_right").shape
     (5, 1, 2)
     """
-    return varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, **options).out
-
-
-def varlen_forward(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    cu_seqlens_q: ArrayLike,
-    cu_seqlens_k: ArrayLike | None = None,
-    **options: Any,
-) -> PackedForward:
-    """`varlen` with its lse, and with what `varlen_backward` needs.
-
-    Parameters
-    ----------
-    q, k, v, cu_seqlens_q, cu_seqlens_k, **options
-        As in `varlen`.
-
-    Returns
-    -------
-    PackedForward
-        .out (total_q, H, E), .lse (H, total_q), .parts
-
-    Raises
-    ------
-    ShapeError, DtypeError, OptionError
-        As `varlen`.
-    """
-    arrays = tuple(read_floating(n, x) for n, x in zip("qkv", (q, k, v), strict=True))
-    of_q, of_k = check_packed(arrays, cu_seqlens_q, cu_seqlens_k)
-    N = len(of_q) - 1
-    each = read_options(options, N)
+    arrays, facts = xp.read(q=q, k=k, v=v)
+    of_q, of_k = check_packed(facts, xp.on_host(cu_seqlens_q), xp.on_host(cu_seqlens_k))
+    each = read_options(options, len(of_q) - 1)
     ends = list(zip(*(x[i:].tolist() for x in (of_q, of_k) for i in (0, 1)), strict=False))
-    heads = [x.swapaxes(0, 1) for x in arrays]
+    heads = [x.swapaxes(0, 1) for x in arrays.values()]
     # Without a sequence, sizes and dtypes are those of one that has no tokens.
     own = [(heads[0][:, a:b], *(x[:, c:d] for x in heads[1:])) for a, b, c, d in ends or [(0,) * 4]]
-    parts = evaluate_sequences(own, each)
-    out = _join([part.out for part in parts])
-    lse = np.concatenate([part.lse for part in parts], axis=1)
-    return PackedForward(out, lse, tuple(parts), (of_q, of_k))
+    parts = xp.forward_each(own, each)
+    lse = xp.concatenate([part.lse for part in parts], axis=1)
+    return PackedForward(_join(xp, [x.out for x in parts]), lse, tuple(parts), (of_q, of_k))
+
+
+varlen = only_out(
+    "varlen",
+    varlen_forward,
+    np.ndarray,
+    "Attention within each of several packed sequences.",
+    "ndarray (total_q, H, E)",
+)
 
 
 @reject_unknown_options
@@ -180,25 +162,27 @@ def varlen_backward(
         backward(part, do[a:b].swapaxes(0, 1), None if dl is None else dl[:, a:b])
         for part, a, b in zip(fwd.parts, of_q, of_q[1:], strict=False)
     ]
-    dq, dk, dv = (_join([getattr(grad, name) for grad in grads]) for name in "qkv")
+    dq, dk, dv = (_join(ARRAYS, [getattr(grad, name) for grad in grads]) for name in "qkv")
     return Gradients(dq, dk, dv, *sum_parameters(fwd.parts, grads))
 
 
-def _join(parts: Sequence[Array]) -> Array:
+def _join(xp: Any, parts: Sequence[Array]) -> Array:
     """Return (total, heads, size) of parts (heads, length, size)."""
     # Whole rows first: turning each of many short parts takes five times as long.
-    return np.ascontiguousarray(np.concatenate(parts, axis=1).swapaxes(0, 1))
+    joined: Array = xp.contiguous(xp.concatenate(parts, axis=1).swapaxes(0, 1))
+    return joined
 
 
-def check_packed(arrays: Sequence[Array], of_q: Any, of_k: Any) -> tuple[Array, Array]:
+def check_packed(arrays: Mapping[str, Array], of_q: Any, of_k: Any) -> tuple[Array, Array]:
     """Check q, k, v against the bounds of their sequences, and return these."""
-    for name, x in zip("qkv", arrays, strict=True):
+    for name, x in arrays.items():
         if x.ndim != 3:
             raise ShapeError(f"{name} has shape {x.shape}, must be (total, heads, size)")
-    if len(arrays[1]) != len(arrays[2]):
-        raise ShapeError(f"k has {len(arrays[1])} keys and v {len(arrays[2])}, must be as many")
-    queries = _read_bounds("cu_seqlens_q", of_q, len(arrays[0]))
-    keys = _read_bounds("cu_seqlens_k", of_q if of_k is None else of_k, len(arrays[1]))
+    total_q, total_k, total_v = (len(x) for x in arrays.values())
+    if total_k != total_v:
+        raise ShapeError(f"k has {total_k} keys and v {total_v}, must be as many")
+    queries = _read_bounds("cu_seqlens_q", of_q, total_q)
+    keys = _read_bounds("cu_seqlens_k", of_q if of_k is None else of_k, total_k)
     if len(keys) != len(queries):
         raise ShapeError(
             f"cu_seqlens_k has {len(keys) - 1} sequences, must have {len(queries) - 1}, as q"
@@ -247,23 +231,6 @@ def read_options(options: dict[str, Any], N: int) -> list[dict[str, Any]]:
         if not N:
             del each[0][name]
     return each
-
-
-def evaluate_sequences(
-    arrays: Sequence[tuple[Array, ...]], each: Sequence[dict[str, Any]]
-) -> list[Forward]:
-    """Check q, k, v and the options of every sequence, and then evaluate them."""
-    problems = []
-    for i, (xs, options) in enumerate(zip(arrays, each, strict=True)):
-        own = dict(options)
-        conventions = own.pop("conventions", None)
-        check_conventions(conventions)
-        alignment = None if conventions is None else conventions.causal
-        try:
-            problems.append((Problem(*xs, **own, alignment=alignment), conventions))
-        except NpattnError as err:
-            raise type(err)(f"{err} (sequence {i})") from err
-    return [evaluate(problem, conventions) for problem, conventions in problems]
 
 
 def sum_parameters(parts: Sequence[Forward], grads: Sequence[Gradients]) -> tuple[Any, Any]:

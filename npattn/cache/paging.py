@@ -10,6 +10,7 @@ later slots and later entries of the table are never read. The last query stands
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,12 @@ from numpy.typing import ArrayLike
 
 from npattn.api import backward
 from npattn.arrays import Array, cast
-from npattn.cache.packed import evaluate_sequences, read_options, sum_parameters
-from npattn.checks import check_cotangent, check_result_of, read_array, read_floating
+from npattn.cache.packed import read_options, sum_parameters
+from npattn.checks import check_cotangent, check_result_of, read_array
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
+from npattn.twins import on_arrays, only_out
 
 __all__ = [
     "PagedForward",
@@ -55,15 +57,18 @@ class PagedForward:
     shapes: tuple[tuple[int, ...], ...] = field(repr=False)
 
 
-def paged(
+@on_arrays
+def paged_forward(
+    xp: Any,
+    /,
     q: ArrayLike,
     k_pages: ArrayLike,
     v_pages: ArrayLike,
     block_table: ArrayLike,
     seqlens: ArrayLike,
     **options: Any,
-) -> Array:
-    """Attention of each sample's queries to its keys, which lie in pages.
+) -> PagedForward:
+    """Attention of each sample's queries to its keys, which lie in pages, with its lse.
 
     Parameters
     ----------
@@ -81,7 +86,8 @@ def paged(
 
     Returns
     -------
-    ndarray (B, T, H, E)
+    PagedForward
+        .out (B, T, H, E), .lse (B, H, T), .parts
 
     Raises
     ------
@@ -100,52 +106,35 @@ def paged(
     >>> cache.paged(np.ones((1, 1, 1, 2)), pages, pages, [[3, 0, -1]], [20]).shape
     (1, 1, 1, 2)
     """
-    return paged_forward(q, k_pages, v_pages, block_table, seqlens, **options).out
-
-
-def paged_forward(
-    q: ArrayLike,
-    k_pages: ArrayLike,
-    v_pages: ArrayLike,
-    block_table: ArrayLike,
-    seqlens: ArrayLike,
-    **options: Any,
-) -> PagedForward:
-    """`paged` with its lse, and with what `paged_backward` needs.
-
-    Parameters
-    ----------
-    q, k_pages, v_pages, block_table, seqlens, **options
-        As in `paged`.
-
-    Returns
-    -------
-    PagedForward
-        .out (B, T, H, E), .lse (B, H, T), .parts
-
-    Raises
-    ------
-    ShapeError, DtypeError, OptionError
-        As `paged`.
-    """
-    query = read_floating("q", q)
-    pages = (read_floating("k_pages", k_pages), read_floating("v_pages", v_pages))
-    lengths = check_paged(query, *pages, seqlens)
-    B = len(lengths)
-    slots = find_slots(block_table, lengths, pages[0].shape[:2])
+    arrays, facts = xp.read(q=q, k_pages=k_pages, v_pages=v_pages)
+    lengths = check_paged(facts, xp.on_host(seqlens))
+    B, (query, *pages) = len(lengths), arrays.values()
+    slots = find_slots(xp.on_host(block_table), lengths, facts["k_pages"].shape[:2])
     each = read_options(options, B)
-    own = [(query[b], *(x[slots[b]] for x in pages)) for b in range(B)]
+    own = [
+        (query[b], *(x[at] for x in pages))
+        for b in range(B)
+        for at in [xp.indices(slots[b], like=pages[0])]
+    ]
     if not own:  # sizes and dtypes are those of a sample without tokens
-        arrays = (query, *pages)
-        own = [tuple(np.zeros((0, *x.shape[2:]), x.dtype) for x in arrays)]
-    parts = evaluate_sequences([tuple(x.swapaxes(0, 1) for x in xs) for xs in own], each)
+        own = [tuple(xp.full((0, *x.shape[2:]), 0, like=x) for x in arrays.values())]
+    parts = xp.forward_each([tuple(x.swapaxes(0, 1) for x in xs) for xs in own], each)
     T, (H, _, E) = query.shape[1], parts[0].out.shape
-    out = np.zeros((B, T, H, E), parts[0].out.dtype)
-    lse = np.zeros((B, H, T), parts[0].lse.dtype)
-    for b in range(B):
-        out[b], lse[b] = parts[b].out.swapaxes(0, 1), parts[b].lse
-    shapes = (query.shape, *(x.shape for x in pages))
-    return PagedForward(out, lse, tuple(parts), slots, shapes)
+    if B:
+        out = xp.stack([part.out.swapaxes(0, 1) for part in parts])
+        lse = xp.stack([part.lse for part in parts])
+    else:
+        out, lse = parts[0].out.reshape(0, T, H, E), parts[0].lse.reshape(0, H, T)
+    return PagedForward(out, lse, tuple(parts), slots, tuple(x.shape for x in arrays.values()))
+
+
+paged = only_out(
+    "paged",
+    paged_forward,
+    np.ndarray,
+    "Attention of each sample's queries to its keys, which lie in pages.",
+    "ndarray (B, T, H, E)",
+)
 
 
 @reject_unknown_options
@@ -195,8 +184,9 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
     return Gradients(dq, pages[0], pages[1], *sum_parameters(fwd.parts, grads))
 
 
-def check_paged(q: Array, k_pages: Array, v_pages: Array, seqlens: Any) -> Array:
+def check_paged(arrays: Mapping[str, Array], seqlens: Any) -> Array:
     """Check q and pages against each other, and return the lengths of the samples."""
+    q, k_pages, v_pages = arrays.values()
     if q.ndim != 4:
         raise ShapeError(f"q has shape {q.shape}, must be (B, T, H, D)")
     check_pages("k_pages", k_pages, "v_pages", v_pages)

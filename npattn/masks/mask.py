@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -132,6 +134,10 @@ class Pair(Mask):
 
     one: Mask
     other: Mask
+    symbol: ClassVar[str]
+    combine: ClassVar[Any]
+    decides: ClassVar[bool]
+    """What one of the two decides alone."""
 
     def __post_init__(self) -> None:
         self._known_sizes()  # raises if the two are for different sizes
@@ -139,56 +145,42 @@ class Pair(Mask):
     def _known_sizes(self) -> KnownSizes:
         return self.one._known_sizes() & self.other._known_sizes()
 
+    def __repr__(self) -> str:
+        return f"({self.one!r} {self.symbol} {self.other!r})"
+
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         one, other = (mask.shape(lead, H, T, S) for mask in (self.one, self.other))
         return np.broadcast_shapes(one, other)
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class And(Pair):
-    def __repr__(self) -> str:
-        return f"({self.one!r} & {self.other!r})"
-
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         one, other = (mask._values(lead, H, T, S) for mask in (self.one, self.other))
-        return np.asarray(one & other)
+        return np.asarray(self.combine(one, other))
+
+    def tile(self, tile: Tile) -> bool | Array:
+        one = self.one.tile(tile)
+        if one is self.decides:
+            return one
+        other = self.other.tile(tile)
+        if isinstance(one, bool) or other is self.decides:
+            return other
+        return one if isinstance(other, bool) else simplify(self.combine(one, other))
+
+
+class And(Pair):
+    symbol, combine, decides = "&", staticmethod(operator.and_), False
 
     def hull(self, tile: Tile) -> tuple[int, int]:
         one, other = self.one.hull(tile), self.other.hull(tile)
         lo = max(one[0], other[0])
         return lo, max(lo, min(one[1], other[1]))
 
-    def tile(self, tile: Tile) -> bool | Array:
-        one = self.one.tile(tile)
-        if isinstance(one, bool):
-            return one and self.other.tile(tile)
-        other = self.other.tile(tile)
-        if isinstance(other, bool):
-            return other and one
-        return simplify(one & other)
 
-
-@dataclass(frozen=True, eq=False, repr=False)
 class Or(Pair):
-    def __repr__(self) -> str:
-        return f"({self.one!r} | {self.other!r})"
-
-    def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
-        one, other = (mask._values(lead, H, T, S) for mask in (self.one, self.other))
-        return np.asarray(one | other)
+    symbol, combine, decides = "|", staticmethod(operator.or_), True
 
     def hull(self, tile: Tile) -> tuple[int, int]:
         hulls = [h for h in (self.one.hull(tile), self.other.hull(tile)) if h[0] < h[1]]
         return min((lo for lo, _ in hulls), default=0), max((hi for _, hi in hulls), default=0)
-
-    def tile(self, tile: Tile) -> bool | Array:
-        one = self.one.tile(tile)
-        if isinstance(one, bool):
-            return one or self.other.tile(tile)
-        other = self.other.tile(tile)
-        if isinstance(other, bool):
-            return other or one
-        return simplify(one | other)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -16,16 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
 from npattn.arrays import Array
-from npattn.plot.looks import FLAG, Look
-from npattn.plot.numbers import text_colour
+from npattn.plot.looks import FLAG, Look, text_colour
 
 __all__ = [
     "CROSS",
@@ -37,12 +38,14 @@ __all__ = [
     "Labels",
     "Ruler",
     "Ticks",
+    "column_ticks",
+    "draw_key",
     "draw_panel",
     "finish_bar",
-    "key_entries",
     "label_columns",
     "label_rows",
     "number_size",
+    "row_ticks",
     "write_numbers",
 ]
 
@@ -104,6 +107,36 @@ class Ticks:
     texts: list[str]
     upright: bool
     space: float
+
+
+def row_ticks(texts: list[str], cell: float, ruler: Ruler) -> Ticks:
+    step = _round_up(ruler.height(LABEL) / cell)
+    selected = texts[::step]
+    space = max(ruler.width(text, LABEL) for text in selected)
+    return Ticks(list(range(0, len(texts), step)), selected, False, space)
+
+
+def column_ticks(labels: Labels, cell: float, ruler: Ruler) -> Ticks:
+    """Flat labels if they fit side by side (positions may be thinned for that), else upright."""
+    texts = labels.texts
+    width = max(ruler.width(text, LABEL) for text in texts) + 0.5 * ruler.height(LABEL)
+    upright = width > cell and not labels.positions
+    step = _round_up((ruler.height(LABEL) if upright else width) / cell)
+    selected = texts[::step]
+    space = ruler.height(LABEL)
+    if upright:
+        space = max(ruler.width(text, LABEL) for text in selected)
+    return Ticks(list(range(0, len(texts), step)), selected, upright, space)
+
+
+def _round_up(least: float) -> int:
+    """Smallest of 1, 2, 5, 10, 20, 50, ... that is not below `least`."""
+    power = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * power >= least:
+                return digit * power
+        power *= 10
 
 
 # --- drawing --------------------------------------------------------------------------------------
@@ -192,8 +225,8 @@ def finish_bar(bar: Colorbar, look: Look) -> None:
     bar.set_label(look.scale or "", fontsize=TITLE)
 
 
-def key_entries(heat: HeatMap, look: Look) -> list[tuple[Any, str]]:
-    """Return the handles and words of cells without a colour of the scale."""
+def draw_key(owner: Axes | Figure, heat: HeatMap, look: Look, **place: Any) -> Legend | None:
+    """Draw the key of cells without a colour of the scale; None if there are none."""
     entries: list[tuple[Any, str]] = []
     zero = (heat.values == 0) & ~heat.flagged
     if look.full and not zero.all():
@@ -203,7 +236,13 @@ def key_entries(heat: HeatMap, look: Look) -> list[tuple[Any, str]]:
     if heat.flagged.any():
         cross = Line2D([], [], linestyle="", marker="x", color="black", markersize=6)
         entries.append(((Patch(facecolor=FLAG), cross), look.flagged))
-    return entries
+    if not entries:
+        return None
+    handles, words = zip(*entries, strict=True)
+    return owner.legend(
+        handles, words, loc="lower center", ncols=len(words), fontsize=LABEL, frameon=False,
+        borderpad=0, **place,
+    )  # fmt: skip
 
 
 def number_size(values: Array, look: Look, cell: tuple[float, float], ruler: Ruler) -> float | None:

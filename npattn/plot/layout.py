@@ -27,16 +27,17 @@ from npattn.plot.cells import (
     TITLE,
     HeatMap,
     Ruler,
+    column_ticks,
+    draw_key,
     draw_panel,
     finish_bar,
-    key_entries,
     label_columns,
     label_rows,
     number_size,
+    row_ticks,
     write_numbers,
 )
 from npattn.plot.looks import Look
-from npattn.plot.ticks import column_ticks, row_ticks
 
 __all__ = ["draw"]
 
@@ -158,7 +159,7 @@ def draw(heat: HeatMap, look: Look, figsize: tuple[float, float] | None = None) 
     figure = _Figure(figsize=(1, 1), dpi=DPI)
     figure.set_layout_engine("none")  # everything here has its place
     ruler = Ruler(FigureCanvasAgg(figure))
-    key = _draw_key(figure, heat, look)
+    key = draw_key(figure, heat, look, borderaxespad=0)
     if figsize is None:
         panel = grid.panel
         rows = row_ticks(heat.rows.texts, panel[1] / T, ruler)
@@ -205,21 +206,3 @@ def draw(heat: HeatMap, look: Look, figsize: tuple[float, float] | None = None) 
     if heat.title:
         figure.suptitle(heat.title, fontsize=1.2 * TITLE, y=1 - GAP / height, va="top", **PLAIN)
     return figure
-
-
-def _draw_key(figure: Figure, heat: HeatMap, look: Look) -> Legend | None:
-    """Draw the key below everything; None if there are no entries."""
-    entries = key_entries(heat, look)
-    if not entries:
-        return None
-    handles, words = zip(*entries, strict=True)
-    return figure.legend(
-        handles,
-        words,
-        loc="lower center",
-        ncols=len(words),
-        fontsize=LABEL,
-        frameon=False,
-        borderpad=0,
-        borderaxespad=0,
-    )

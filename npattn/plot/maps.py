@@ -94,18 +94,7 @@ def head(
     >>> figure = npattn.plot.head(weights, queries=["a", "b", "c"], keys=["a", "b", "c"])
     >>> figure.savefig("head.png")  # doctest: +SKIP
     """
-    values = read_reals("weights", weights, (2,), (queries, keys))
-    return _draw(
-        "weights",
-        values,
-        ~np.isfinite(values),
-        weight_look(values, cmap, fmt),
-        rows=("queries", "query", queries),
-        columns=("keys", "key", keys),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+    return _draw_weights(2, weights, queries, keys, title, cmap, fmt, figsize, ax)
 
 
 def heads(
@@ -143,18 +132,7 @@ def heads(
     OptionError
         As in `head`; and if title is given beside several axes.
     """
-    values = read_reals("weights", weights, (3,), (queries, keys))
-    return _draw(
-        "weights",
-        values,
-        ~np.isfinite(values),
-        weight_look(values, cmap, fmt),
-        rows=("queries", "query", queries),
-        columns=("keys", "key", keys),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+    return _draw_weights(3, weights, queries, keys, title, cmap, fmt, figsize, ax)
 
 
 def mask(
@@ -280,6 +258,31 @@ def error(
         error_look(cmap, fmt),
         rows=("rows", axes[0], rows),
         columns=("columns", axes[1], columns),
+        title=title,
+        figsize=figsize,
+        ax=ax,
+    )
+
+
+def _draw_weights(
+    rank: int,
+    weights: ArrayLike,
+    queries: Sequence[str] | None,
+    keys: Sequence[str] | None,
+    title: Any,
+    cmap: Any,
+    fmt: Any,
+    figsize: Any,
+    ax: Any,
+) -> Figure:
+    values = read_reals("weights", weights, (rank,), (queries, keys))
+    return _draw(
+        "weights",
+        values,
+        ~np.isfinite(values),
+        weight_look(values, cmap, fmt),
+        rows=("queries", "query", queries),
+        columns=("keys", "key", keys),
         title=title,
         figsize=figsize,
         ax=ax,

@@ -21,16 +21,17 @@ from npattn.plot.cells import (
     TITLE,
     HeatMap,
     Ruler,
+    column_ticks,
+    draw_key,
     draw_panel,
     finish_bar,
-    key_entries,
     label_columns,
     label_rows,
     number_size,
+    row_ticks,
     write_numbers,
 )
 from npattn.plot.looks import Look
-from npattn.plot.ticks import column_ticks, row_ticks
 
 __all__ = ["draw_within", "read_axes"]
 
@@ -78,14 +79,14 @@ def draw_within(heat: HeatMap, look: Look, every: Sequence[Axes]) -> Figure:
     figure = _figure_of(every[0])
     ruler = Ruler(FigureCanvasAgg(Figure(dpi=DPI)))
     H, T, S = heat.values.shape
-    entries = key_entries(heat, look)
+    key = draw_key(every[0], heat, look, bbox_to_anchor=(0.5, 1.0), borderaxespad=0.3)
     level = every[0].get_position().y1  # of the key, and of those beside it
     for h, axes in enumerate(every):
         cell = _cell(axes, T, S)
         image = draw_panel(axes, heat.values[h], heat.flagged[h], look, cell)
         title = heat.title if H == 1 else f"head {h}"
         if title:
-            above_key = entries and np.isclose(axes.get_position().y1, level)
+            above_key = key and np.isclose(axes.get_position().y1, level)
             pad = 6.0 + (2 * LABEL if above_key else 0)  # points
             axes.set_title(title, fontsize=TITLE, pad=pad, **PLAIN)
         label_rows(axes, row_ticks(heat.rows.texts, cell[1], ruler), heat.rows.word)
@@ -95,19 +96,6 @@ def draw_within(heat: HeatMap, look: Look, every: Sequence[Axes]) -> Figure:
         beside = every[0] if H == 1 else list(every)  # tight layouts take no list
         bar = figure.colorbar(image, ax=beside, extend=extend, format="%.3g")
         finish_bar(bar, look)
-    if entries:
-        handles, words = zip(*entries, strict=True)
-        every[0].legend(
-            handles,
-            words,
-            loc="lower center",
-            bbox_to_anchor=(0.5, 1.0),
-            ncols=len(words),
-            fontsize=LABEL,
-            frameon=False,
-            borderpad=0,
-            borderaxespad=0.3,
-        )
     # The bar and the layout engine of the figure have moved the axes: labels and numbers that fit
     # are those of their present place.
     _lay_out(figure)

@@ -30,6 +30,7 @@ from npattn.torch.engine.operations import Saved
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
 from npattn.torch.tensors import refuse_batched, short_name, stand_in, to_tensor
+from npattn.twins import only_out
 
 __all__ = [
     "attention",
@@ -40,82 +41,11 @@ __all__ = [
     "jvp",
     "read_cotangents",
     "read_direction",
+    "read_problem",
 ]
 
 Tensor = torch.Tensor
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-@reject_unknown_options
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | ArrayLike | MaskLike | None = None,
-    *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    bias: Tensor | ArrayLike | BiasLike | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    score_mod: ScoreMod | None = None,
-    sinks: Tensor | ArrayLike | None = None,
-    dropout_mask: Tensor | ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    gate: Tensor | ArrayLike | None = None,
-    dtype: torch.dtype | DTypeLike | None = None,
-    engine: str = "auto",
-    precision: Precision | None = None,
-    conventions: Conventions | None = None,
-) -> Tensor:
-    """Exact multi-head attention on tensors, differentiable by autograd.
-
-    Parameters
-    ----------
-    q, k, v : torch.Tensor
-        (..., H, T, D), (..., K, S, D), (..., K, S, E), on one device, of real floating dtypes.
-    mask, causal, window, bias, scale, softcap, sinks, dropout_mask, dropout_rate, gate, conventions
-        As in `npattn.attention`; arrays may be tensors on that device or NumPy arrays.
-    score_mod : callable, optional
-        f(s, b, h, t, s_index) → modified scores, elementwise in s, on tensors.
-    dtype : torch.dtype or dtype_like, optional
-        Computed in and returned. Default float64, or float32 on a device without float64.
-        bfloat16 and float16 emulate mixed precision.
-    engine : {"auto", "dense", "tiled", "fused"}
-        "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled". "fused" calls
-        PyTorch's own kernels, in the dtype of q, where they compute exactly this problem.
-    precision : None
-        "extended" is for NumPy arrays: `npattn.attention`.
-
-    Returns
-    -------
-    torch.Tensor (..., H, T, E)
-        A fully masked row is 0.
-
-    Raises
-    ------
-    ShapeError
-        If a tensor has a shape that does not fit q, k, v.
-    DtypeError
-        If a tensor or `dtype` has a dtype that is not legal here, or q, k or v is no tensor.
-    OptionError
-        If an option has an illegal value, or does not exist; if tensors are on different devices;
-        if PyTorch's kernels cannot compute the problem exactly ("fused").
-
-    Examples
-    --------
-    >>> import torch, npattn.torch
-    >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)
-    >>> v = torch.arange(6.0).reshape(1, 3, 2).requires_grad_()
-    >>> npattn.torch.attention(q, k, v, causal="bottom_right").sum().backward()
-    >>> v.grad[0, :, 0]
-    tensor([0.8333, 0.8333, 0.3333])
-    """
-    return _forward(
-        q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
-        softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate, gate=gate, dtype=dtype, engine=engine, precision=precision,
-    ).out  # type: ignore[return-value]  # fmt: skip
 
 
 @reject_unknown_options
@@ -144,9 +74,20 @@ def forward(
 
     Parameters
     ----------
-    q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
-    dropout_rate, gate, dtype, engine, precision, conventions
-        As in `attention`.
+    q, k, v : torch.Tensor
+        (..., H, T, D), (..., K, S, D), (..., K, S, E), on one device, of real floating dtypes.
+    mask, causal, window, bias, scale, softcap, sinks, dropout_mask, dropout_rate, gate, conventions
+        As in `npattn.attention`; arrays may be tensors on that device or NumPy arrays.
+    score_mod : callable, optional
+        f(s, b, h, t, s_index) → modified scores, elementwise in s, on tensors.
+    dtype : torch.dtype or dtype_like, optional
+        Computed in and returned. Default float64, or float32 on a device without float64.
+        bfloat16 and float16 emulate mixed precision.
+    engine : {"auto", "dense", "tiled", "fused"}
+        "tiled" never holds T × S numbers, "dense" is one tile; "auto" is "tiled". "fused" calls
+        PyTorch's own kernels, in the dtype of q, where they compute exactly this problem.
+    precision : None
+        "extended" is for NumPy arrays: `npattn.attention`.
 
     Returns
     -------
@@ -156,14 +97,37 @@ def forward(
 
     Raises
     ------
-    ShapeError, DtypeError, OptionError
-        As in `attention`.
+    ShapeError
+        If a tensor has a shape that does not fit q, k, v.
+    DtypeError
+        If a tensor or `dtype` has a dtype that is not legal here, or q, k or v is no tensor.
+    OptionError
+        If an option has an illegal value, or does not exist; if tensors are on different devices;
+        if PyTorch's kernels cannot compute the problem exactly ("fused").
+
+    Examples
+    --------
+    >>> import torch, npattn.torch
+    >>> q, k = torch.zeros(1, 2, 4), torch.zeros(1, 3, 4)
+    >>> v = torch.arange(6.0).reshape(1, 3, 2).requires_grad_()
+    >>> npattn.torch.attention(q, k, v, causal="bottom_right").sum().backward()
+    >>> v.grad[0, :, 0]
+    tensor([0.8333, 0.8333, 0.3333])
     """
     return _forward(
         q, k, v, mask, conventions, causal=causal, window=window, bias=bias, scale=scale,
         softcap=softcap, score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask,
         dropout_rate=dropout_rate, gate=gate, dtype=dtype, engine=engine, precision=precision,
     )  # fmt: skip
+
+
+attention = only_out(
+    "attention",
+    forward,
+    Tensor,
+    "Exact multi-head attention on tensors, differentiable by autograd.",
+    "torch.Tensor (..., H, T, E)\n        A fully masked row is 0.",
+)
 
 
 def _forward(
@@ -187,12 +151,17 @@ def _forward(
         torch._dynamo.graph_break(msg=NO_GRAPH)
         return _forward_in_no_graph(q, k, v, mask, conventions, **options)
     refuse_batched(q, k, v, options.get("bias"), options.get("gate"))
+    check_conventions(conventions)
+    alignment = None if conventions is None else conventions.causal
+    return evaluate(read_problem(q, k, v, mask, alignment=alignment, **options), conventions)
+
+
+def read_problem(q: Any, k: Any, v: Any, mask: Any = None, **options: Any) -> Problem:
+    """Return the problem of a call; a bias on tensors becomes one tensor."""
     bias = options.get("bias")
     if isinstance(bias, TensorBias) and all(isinstance(x, Tensor) and x.ndim > 1 for x in (q, k)):
         options["bias"] = bias.to_tensor(q.shape[-2], k.shape[-2], q.device)
-    check_conventions(conventions)
-    alignment = None if conventions is None else conventions.causal
-    return evaluate(Problem(q, k, v, mask, alignment=alignment, **options), conventions)
+    return Problem(q, k, v, mask, **options)
 
 
 NO_GRAPH = (

@@ -10,7 +10,6 @@ from torch import nn
 
 from npattn import multihead
 from npattn.errors import OptionError
-from npattn.multihead_build import remaining_heads
 from npattn.weights.exchange import check_kind, optional, read, transpose
 from npattn.weights.torch import tensor_of
 
@@ -41,42 +40,10 @@ GATE = ("gate_proj.weight", "gate_proj.bias")
 
 def prune(kind: type[Module], module: Any, heads: Sequence[int]) -> Module:
     """Return a module of `kind` with copies of the parameters of the other query heads."""
-    queries, keys = remaining_heads(heads, module.num_heads, module.num_kv_heads)
-    if len(queries) < module.num_heads and module.merge == "reshape":
-        raise OptionError('cannot prune heads with merge="reshape", which mixes them')
-    if len(queries) < module.num_heads and (module.qk_norm or "").endswith("_projection"):
-        raise OptionError(
-            f"cannot prune heads with qk_norm {module.qk_norm!r}, whose size is that of all heads"
-        )
-    D, E = module.head_dim, module.value_head_dim
-
-    def take(x: Tensor, chosen: Sequence[int], axis: int, size: int) -> Tensor:
-        x = x.movedim(axis, -1)
-        x = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)[..., list(chosen), :]
-        return x.flatten(-2).movedim(-1, axis).contiguous()
-
-    def take_packed(x: Tensor) -> Tensor:
-        parts = torch.split(x, projection_rows(module))
-        each = zip(parts, (queries, keys, keys), (D, D, E), strict=True)
-        return torch.cat([take(rows, chosen, 0, size) for rows, chosen, size in each])
-
-    state: dict[str, Tensor] = {}
-    for name, x in module.state_dict().items():
-        if name.startswith("in_proj"):
-            state[name] = take_packed(x)
-        elif name == "out_proj.weight":
-            state[name] = take(x, queries, 1, E)
-        elif name in (*NORMS, *NORM_BIASES) and x.ndim == 2:
-            state[name] = x[list(queries if name.startswith("norm_q") else keys)]
-        elif name in ("out_proj.bias", *NORMS, *NORM_BIASES):
-            state[name] = x
-        elif name in GATE:
-            state[name] = take(x, queries, 0, E)
-        else:
-            chosen = queries if name == "q_proj_weight" else keys
-            size = E if name in ("bias_v", "v_proj_weight") else D
-            state[name] = take(x, chosen, 2 if name in ("bias_k", "bias_v") else 0, size)
-    other = _like(kind, module, num_heads=len(queries), num_kv_heads=len(keys))
+    kept = to_numpy(module).prune(heads)
+    other = _like(kind, module, num_heads=kept.num_heads, num_kv_heads=kept.num_kv_heads)
+    device = next(module.parameters()).device
+    state = {name: x.to(device) for name, x in _state_of(kept, other).items()}
     return _load_copies(other, state, module)
 
 
@@ -200,6 +167,13 @@ def from_numpy(
         gate="wg" in p,
         **options,
     )
+    module.load_state_dict(_state_of(mha, module), assign=True)
+    return module  # type: ignore[no-any-return]
+
+
+def _state_of(mha: multihead.MultiHeadAttention, module: Any) -> dict[str, Tensor]:
+    """Return the parameters of `mha` by the names of the module, on the CPU."""
+    p = mha.parameters
     tensors = {name: tensor_of(array) for name, array in p.items()}
     weights = [tensors[name].T for name in ("wq", "wk", "wv")]
     state = {"out_proj.weight": tensors["wo"].T.contiguous()}
@@ -216,15 +190,14 @@ def from_numpy(
     if "bg" in p:
         state["gate_proj.bias"] = tensors["bg"]
     own = dict(module.named_parameters())
-    for name in names:
+    for name in (*NORMS, *NORM_BIASES):
         if name in own:  # npattn's may be left out
             make: Any = torch.zeros if name in NORM_BIASES else torch.ones
             given = tensors.get(name)
             if given is None:
                 given = make(own[name].shape, dtype=tensors["wq"].dtype)
             state[name] = given
-    module.load_state_dict(state, assign=True)
-    return module  # type: ignore[no-any-return]
+    return state
 
 
 def to_numpy(module: Any) -> multihead.MultiHeadAttention:

@@ -27,6 +27,7 @@ from npattn.dense import sum_shared
 from npattn.errors import DtypeError
 from npattn.foreign import reject_unknown_options, unknown_option
 from npattn.problem import Forward, Gradients, Problem
+from npattn.twins import ARRAYS, on_arrays, only_out
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 
 __all__ = [
@@ -67,15 +68,21 @@ class GatheredForward:
     lists: Array = field(repr=False)  # (..., K or H, T, n), S where an entry is unused
 
     @property
+    def headless(self) -> bool:
+        """True if q, k, v have rank 2: one head, without an axis in the results."""
+        return self.problem.headless
+
+    @property
     def weights(self) -> Array:
         weights = self.attention.weights[..., 0, :].swapaxes(-3, -2)
-        return weights[0] if self.problem.headless else weights
+        return weights[0] if self.headless else weights
 
 
-def attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, indices: ArrayLike, **options: Any
-) -> Array:
-    """Attention in which each query sees the keys of a list.
+@on_arrays
+def forward(
+    xp: Any, /, q: ArrayLike, k: ArrayLike, v: ArrayLike, indices: ArrayLike, **options: Any
+) -> GatheredForward:
+    """Attention in which each query sees the keys of a list, and what `backward` needs.
 
     Parameters
     ----------
@@ -91,8 +98,8 @@ def attention(
 
     Returns
     -------
-    ndarray (..., H, T, E)
-        0 where a query sees no key.
+    GatheredForward
+        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, n), .problem
 
     Raises
     ------
@@ -113,62 +120,51 @@ def attention(
     array([[[2., 3.],
             [2., 3.]]])
     """
-    return forward(q, k, v, indices, **options).out
-
-
-def forward(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, indices: ArrayLike, **options: Any
-) -> GatheredForward:
-    """Gathered attention with its lse and weights, and what `backward` needs.
-
-    Parameters
-    ----------
-    q, k, v, indices, **options
-        As in `attention`.
-
-    Returns
-    -------
-    GatheredForward
-        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, n), .problem
-
-    Raises
-    ------
-    ShapeError, DtypeError, OptionError
-        As `attention`.
-    """
     for name in options:
         if name not in OPTIONS:
             raise unknown_option("gathered.attention", name, OPTIONS)
-    whole = Problem(q, k, v, **options)  # type: ignore[arg-type]  # it reads them
+    whole = xp.problem(q, k, v, **options)
     if whole.storage is not None:
-        raise DtypeError(f"dtype is {whole.storage}, must be float32, float64 or complex")
-    chosen = read_indices(indices)
+        raise DtypeError(f"dtype is {whole.storage}, must be {xp.WIDE}")
+    chosen = read_indices(xp.on_host(indices))
     check_lists(chosen, whole.lead, whole.H, whole.T, whole.S)
     heads = chosen.shape[-3] if chosen.ndim > 2 and chosen.shape[-3] > 1 else whole.K
     shape = (*whole.lead, heads, whole.T, chosen.shape[-1])
     # Unused entries read a key of zeros behind the last.
-    lists = np.broadcast_to(np.where(chosen < 0, whole.S, chosen), shape)
-    keys, values = (gather_rows(_by_head(x, whole, heads), lists) for x in (whole.k, whole.v))
-    q = whole.q[None] if whole.headless else whole.q
-    hidden = {"bias": 0, "dropout_mask": True}
-    beside: dict[str, Any] = {
-        name: gather_scores(array, lists, whole, fill)
-        for name, fill in hidden.items()
-        if (array := whole.bias_array if name == "bias" else whole.dropout_mask) is not None
+    (lists,) = xp.indices((np.where(chosen < 0, whole.S, chosen),), like=whole.q)
+    lists = xp.broadcast_to(lists, shape)
+    of_heads = _of_heads(xp, lists, whole)
+    keys, values = (
+        gather_rows(xp, _by_head(xp, x, whole, heads), lists) for x in (whole.k, whole.v)
+    )
+    query = whole.q[None] if whole.headless else whole.q
+    fills = (("bias", whole.bias_array, 0), ("dropout_mask", whole.dropout_mask, True))
+    beside = {
+        name: gather_scores(xp, array, of_heads, whole, fill)
+        for name, array, fill in fills
+        if array is not None
     }
-    listed = (lists < whole.S).swapaxes(-3, -2)[..., None, :]
-    listed = np.repeat(listed, whole.H // heads, axis=-3) if 1 < heads < whole.H else listed
+    listed = (of_heads < whole.S).swapaxes(-3, -2)[..., None, :]
     if whole.visible is not None:
-        listed = listed & gather_scores(whole.visible, lists, whole, False)
-    gathered = Problem(
-        q.swapaxes(-3, -2)[..., None, :], keys, values, listed, **beside, sinks=whole.sinks,
+        listed = listed & gather_scores(xp, whole.visible, of_heads, whole, False)
+    gathered = xp.Problem(
+        query.swapaxes(-3, -2)[..., None, :], keys, values, listed, **beside, sinks=whole.sinks,
         scale=whole.scale, softcap=whole.softcap, dropout_rate=whole.dropout_rate,
-        dtype=whole.dtype, engine="dense",
+        dtype=whole.dtype, engine=xp.ENGINE,
     )  # fmt: skip
-    attention = api.evaluate(gathered)
+    attention = xp.evaluate(gathered)
     out, lse = attention.out[..., 0, :].swapaxes(-3, -2), attention.lse[..., 0].swapaxes(-2, -1)
     out, lse = (out[0], lse[0]) if whole.headless else (out, lse)
     return GatheredForward(out, lse, whole, attention, lists)
+
+
+attention = only_out(
+    "attention",
+    forward,
+    np.ndarray,
+    "Attention in which each query sees the keys of a list.",
+    "ndarray (..., H, T, E)\n        0 where a query sees no key.",
+)
 
 
 @reject_unknown_options
@@ -226,19 +222,19 @@ def backward(
     return Gradients(sum_to(dq, whole.q.shape), dk, dv, dbias, grads.sinks)
 
 
-def _by_head(x: Array, whole: Problem, heads: int) -> Array:
+def _by_head(xp: Any, x: Any, whole: Problem, heads: int) -> Any:
     """Return k or v with leading axes in full, and a head for each list or the K that they have."""
     x = x[None] if whole.headless else x
-    x = np.repeat(x, heads // whole.K, axis=-3) if heads > whole.K else x
-    return np.broadcast_to(x, (*whole.lead, *x.shape[-3:]))
+    x = xp.repeat(x, heads // whole.K, -3) if heads > whole.K else x
+    return xp.broadcast_to(x, (*whole.lead, *x.shape[-3:]))
 
 
-def gather_rows(x: Array, lists: Array) -> Array:
+def gather_rows(xp: Any, x: Any, lists: Any) -> Any:
     """Read rows of x (..., heads, S, m) by lists (..., heads, T, n): (..., T, heads, n, m)."""
-    extended = np.concatenate([x, np.zeros_like(x, shape=(*x.shape[:-2], 1, x.shape[-1]))], -2)
+    extended = xp.concatenate([x, xp.full((*x.shape[:-2], 1, x.shape[-1]), 0, like=x)], axis=-2)
     *heads, T, n = lists.shape
     flat = lists.reshape(*heads, T * n, 1)
-    rows = np.take_along_axis(extended, flat, -2).reshape(*lists.shape, x.shape[-1])
+    rows = xp.take_along_axis(extended, flat, -2).reshape(*lists.shape, x.shape[-1])
     return rows.swapaxes(-4, -3)
 
 
@@ -252,11 +248,11 @@ def scatter_rows(dx: Array, lists: Array, S: int) -> Array:
     return total.reshape(*lead, S + 1, m)[..., :S, :]
 
 
-def gather_scores(array: Array, lists: Array, whole: Problem, fill: Any) -> Array:
-    """Read the entries of lists from an array beside the scores: (..., T, H, 1, n)."""
-    full = np.broadcast_to(array, (*whole.lead, whole.H, whole.T, whole.S))
-    unused = np.full((*full.shape[:-1], 1), fill, array.dtype)
-    entries = np.take_along_axis(np.concatenate([full, unused], -1), _of_heads(lists, whole), -1)
+def gather_scores(xp: Any, array: Any, lists: Any, whole: Problem, fill: Any) -> Any:
+    """Read the entries of lists (..., H, T, n) from beside the scores: (..., T, H, 1, n)."""
+    full = xp.broadcast_to(array, (*whole.lead, whole.H, whole.T, whole.S))
+    unused = xp.full((*full.shape[:-1], 1), fill, like=array)
+    entries = xp.take_along_axis(xp.concatenate([full, unused], axis=-1), lists, -1)
     return entries.swapaxes(-3, -2)[..., None, :]
 
 
@@ -264,11 +260,13 @@ def scatter_scores(ds: Array, lists: Array, whole: Problem) -> Array:
     """Put the entries (..., T, H, 1, n) of lists where they belong beside the scores."""
     total = np.zeros((*whole.lead, whole.H, whole.T, whole.S + 1), ds.dtype)
     entries = ds[..., 0, :].swapaxes(-3, -2)
-    np.put_along_axis(total, _of_heads(lists, whole), entries, -1)  # no list has a key twice
+    np.put_along_axis(
+        total, _of_heads(ARRAYS, lists, whole), entries, -1
+    )  # no list has a key twice
     return total[..., : whole.S]
 
 
-def _of_heads(lists: Array, whole: Problem) -> Array:
-    """Return lists (..., H, T, n), of each query head."""
+def _of_heads(xp: Any, lists: Any, whole: Problem) -> Any:
+    """Return lists (..., H or 1, T, n), of each query head or of all."""
     heads = lists.shape[-3]
-    return np.repeat(lists, whole.H // heads, axis=-3) if 0 < heads < whole.H else lists
+    return xp.repeat(lists, whole.H // heads, -3) if 0 < heads < whole.H else lists

@@ -9,14 +9,16 @@ so that it counts twice.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.arrays import Array
-from npattn.checks import check_integer, read_array, read_boolean, read_floating
+from npattn.checks import check_integer, read_array
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.twins import on_arrays
 
 __all__ = [
     "check_ranking",
@@ -148,7 +150,8 @@ def check_lists(lists: Array, lead: tuple[int, ...], H: int, T: int, S: int) -> 
         )
 
 
-def top_k(scores: ArrayLike, n: int, mask: ArrayLike | None = None) -> Array:
+@on_arrays
+def top_k(xp: Any, /, scores: ArrayLike, n: int, mask: ArrayLike | None = None) -> Array:
     """Return the n keys of the largest visible scores of each query, largest first.
 
     Of equal scores the lower key comes first. The choice is piecewise constant in the scores, so
@@ -185,17 +188,17 @@ def top_k(scores: ArrayLike, n: int, mask: ArrayLike | None = None) -> Array:
     >>> variants.gathered.top_k(np.array([[1.0, 3.0, 3.0, 2.0]]), 3)
     array([[1, 2, 3]])
     """
-    given = read_floating("scores", scores)
-    visible = None if mask is None else read_boolean("mask", mask)
-    n = check_ranking(given, n, None if visible is None else visible.shape)
-    ranked = given.astype(np.float64)
-    ranked = ranked if visible is None else np.where(visible, ranked, -np.inf)
-    if np.isnan(ranked).any():
+    arrays, facts = xp.read(scores=scores)
+    visible = None if mask is None else xp.read_boolean("mask", mask)
+    n = check_ranking(facts["scores"], n, None if visible is None else tuple(visible.shape))
+    ranked = xp.to_rank(arrays["scores"])
+    ranked = ranked if visible is None else xp.where(visible, ranked, -math.inf)
+    if xp.isnan(ranked).any():
         raise OptionError(NAN_SCORE)
-    order = np.argsort(-ranked, axis=-1, kind="stable")[..., :n]
-    chosen = np.where(np.isneginf(np.take_along_axis(ranked, order, -1)), -1, order)
-    missing = np.full((*chosen.shape[:-1], n - chosen.shape[-1]), -1)
-    return np.concatenate([chosen, missing], axis=-1)
+    values, order = xp.largest(ranked, n)
+    chosen = xp.where(xp.isneginf(values), -1, order)
+    missing = xp.full((*chosen.shape[:-1], n - chosen.shape[-1]), -1, like=order)
+    return xp.concatenate([chosen, missing], axis=-1)  # type: ignore[no-any-return]
 
 
 NAN_SCORE = "scores has NaN, which has no rank: hide it with mask=, or replace it by −inf"

@@ -24,11 +24,12 @@ from numpy.typing import ArrayLike
 
 from npattn import api
 from npattn.arrays import Array, sum_to
-from npattn.checks import check_cotangent, check_dtype, check_result, read_floating
+from npattn.checks import check_cotangent, check_result
 from npattn.dense import QUIET
-from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.errors import OptionError, ShapeError
 from npattn.foreign import reject_unknown_options, unknown_option
 from npattn.problem import Forward
+from npattn.twins import on_arrays, only_out
 
 __all__ = [
     "Form",
@@ -91,7 +92,11 @@ class LatentGradients:
     sinks: Array | None = None
 
 
-def attention(
+@on_arrays
+@np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
+def forward(
+    xp: Any,
+    /,
     q_nope: ArrayLike,
     q_rope: ArrayLike,
     c: ArrayLike,
@@ -101,8 +106,8 @@ def attention(
     *,
     form: Form = "unabsorbed",
     **options: Any,
-) -> Array:
-    """Multi-head latent attention.
+) -> LatentForward:
+    """Multi-head latent attention with its lse and weights, and what `backward` needs.
 
     Parameters
     ----------
@@ -122,7 +127,8 @@ def attention(
 
     Returns
     -------
-    ndarray (..., H, T, E)
+    LatentForward
+        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, S), .form, .attention
 
     Raises
     ------
@@ -143,63 +149,36 @@ def attention(
     >>> variants.latent.attention(q_nope, q_rope, c, k_rope, w_uk, w_uv).shape
     (2, 3, 7)
     """
-    arrays = (q_nope, q_rope, c, k_rope, w_uk, w_uv)
-    return forward(*arrays, form=form, **options).out
-
-
-@np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
-def forward(
-    q_nope: ArrayLike,
-    q_rope: ArrayLike,
-    c: ArrayLike,
-    k_rope: ArrayLike,
-    w_uk: ArrayLike,
-    w_uv: ArrayLike,
-    *,
-    form: Form = "unabsorbed",
-    **options: Any,
-) -> LatentForward:
-    """Multi-head latent attention with its lse and weights, and what `backward` needs.
-
-    Parameters
-    ----------
-    q_nope, q_rope, c, k_rope, w_uk, w_uv, form, **options
-        As in `attention`.
-
-    Returns
-    -------
-    LatentForward
-        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, S), .form, .attention
-
-    Raises
-    ------
-    ShapeError, DtypeError, OptionError
-        As `attention`.
-    """
-    given = (q_nope, q_rope, c, k_rope, w_uk, w_uv)
-    arrays = {n: read_floating(n, x) for n, x in zip(NAMES, given, strict=True)}
-    sizes = check_latent({name: x.shape for name, x in arrays.items()})
+    given, facts = xp.read(q_nope=q_nope, q_rope=q_rope, c=c, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv)
+    shapes = {name: x.shape for name, x in facts.items()}
+    sizes = check_latent(shapes)
     check_form(form, options)
-    wide, narrow = check_dtype(options.get("dtype"), "dense", tuple(arrays.values()))
-    if narrow is not None:
-        raise DtypeError(f"dtype is {narrow}, must be float32, float64, longdouble or complex")
-    inputs = {name: x.astype(wide, copy=False) for name, x in arrays.items()}
-    own = {"scale": sizes.scale} | options | {"dtype": wide}
+    dtype = xp.compute_dtype(options.get("dtype"), facts.values(), like=q_nope)
+    inputs = {name: xp.astype(x, dtype) for name, x in given.items()}
+    own = {"scale": sizes.scale} | options | {"dtype": dtype}
     own["scale"] = sizes.scale if own["scale"] is None else own["scale"]
 
-    query, rotary, c, k_rope, w_uk, w_uv = inputs.values()
-    c, k_rope = c[..., None, :, :], k_rope[..., None, :, :]  # (..., 1, S, C), (..., 1, S, R)
-    if form == "unabsorbed":
-        k = _join(c @ w_uk, k_rope)  # (..., H, S, N + R)
-        attention = api.forward(_join(query, rotary), k, c @ w_uv, **own)
-        out = attention.out
-    else:
-        absorbed = query @ w_uk.swapaxes(-1, -2)  # (..., H, T, C)
-        k = _join(c, k_rope)[..., : sizes.H, :, :]  # one head, which no head shares if H = 0
-        attention = api.forward(_join(absorbed, rotary), k, c[..., : sizes.H, :, :], **own)
-        out = attention.out @ w_uv
-    shapes = {name: x.shape for name, x in arrays.items()}
+    query, rotary, keys, k_rotary, uk, uv = inputs.values()
+    # (..., 1, S, C), (..., 1, S, R)
+    keys, k_rotary = keys[..., None, :, :], k_rotary[..., None, :, :]
+    with xp.exact(dtype, query):
+        if form == "unabsorbed":
+            k = _join(xp, xp.matmul(keys, uk), k_rotary)  # (..., H, S, N + R)
+            v = xp.matmul(keys, uv)
+            attention = xp.forward(_join(xp, query, rotary), k, v, **own)
+            out = attention.out
+        else:
+            absorbed = xp.matmul(query, uk.swapaxes(-1, -2))  # (..., H, T, C)
+            # One head, which no head shares if H = 0.
+            k, v = (x[..., : sizes.H, :, :] for x in (_join(xp, keys, k_rotary), keys))
+            attention = xp.forward(_join(xp, absorbed, rotary), k, v, **own)
+            out = xp.matmul(attention.out, uv)
     return LatentForward(out, attention.lse, form, attention, inputs, shapes)
+
+
+attention = only_out(
+    "attention", forward, np.ndarray, "Multi-head latent attention.", "ndarray (..., H, T, E)"
+)
 
 
 @reject_unknown_options
@@ -343,7 +322,7 @@ def sum_products(x: Array, dy: Array) -> Array:
     return summed
 
 
-def _join(x: Array, y: Array) -> Array:
+def _join(xp: Any, x: Any, y: Any) -> Any:
     """Join features of two arrays whose other axes broadcast."""
-    lead = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    return np.concatenate([np.broadcast_to(a, (*lead, a.shape[-1])) for a in (x, y)], -1)
+    lead = np.broadcast_shapes(tuple(x.shape[:-1]), tuple(y.shape[:-1]))
+    return xp.concatenate([xp.broadcast_to(a, (*lead, a.shape[-1])) for a in (x, y)], axis=-1)

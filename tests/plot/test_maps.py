@@ -23,8 +23,7 @@ from npattn.cli import cli
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot import maps
 from npattn.plot.cells import CROSS
-from npattn.plot.looks import FLAG
-from npattn.plot.numbers import format_number
+from npattn.plot.looks import FLAG, format_number
 
 H, T, S = 3, 5, 7
 WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "the"]

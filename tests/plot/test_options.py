@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 
 from npattn import plot
 from npattn.errors import OptionError, ShapeError
-from npattn.plot.looks import FLAG, read_colours
-from npattn.plot.numbers import luminance
+from npattn.plot.looks import FLAG, luminance, read_colours
 from tests.plot.test_maps import (
     LONG,
     WORDS,

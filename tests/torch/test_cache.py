@@ -135,7 +135,7 @@ def test_no_sequence_and_no_sample():
         (lambda x: npt.cache.paged(x, x, x, [[0]], [1]), ShapeError, "must be (B, T, H, D)"),
         (lambda x: npt.cache.merge([x], [x]), ShapeError, "all alike"),
         (lambda x: npt.cache.merge([x.int()], [x[..., 0]]), DtypeError, "outs is int32"),
-        (lambda x: npt.cache.merge([x * 1j], [x[..., 0]]), DtypeError, "must be real"),
+        (lambda x: npt.cache.merge([x * 1j], [x[..., 0]]), DtypeError, "must be a real tensor"),
         (lambda x: npt.cache.merge([x], [x[..., 0]], base=2), OptionError, "must be 'e' or '2'"),
     ],
 )
@@ -143,3 +143,17 @@ def test_errors_are_those_of_numpy(call, error, words):
     with pytest.raises(error) as caught:
         call(torch.ones(3, 2, 4))
     assert words in str(caught.value)
+
+
+@pytest.mark.thorough
+def test_compiled_calls_give_the_same():
+    x = torch.rand(2, 3, 4)
+    calls = (
+        lambda: npt.cache.varlen(x, x, x, [0, 2]),
+        lambda: npt.cache.merge([x], [x[..., 0]]).out,
+        lambda: npt.variants.linear.attention(x, x, x, causal=True),
+        lambda: npt.variants.gathered.top_k(x, 2),
+        lambda: npt.quantization.dequantize(x, torch.ones(2)),
+    )
+    for call in calls:
+        assert torch.equal(torch.compile(call, backend="eager")(), call())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import math
 from types import SimpleNamespace
 
@@ -387,9 +385,3 @@ def test_every_mistake_is_found(mistake):
     got = getattr(wrong_grads, name[1:]) if name[0] == "d" else getattr(wrong, name)
     with pytest.raises(AssertionError, match=f"{name} is off by"):
         assert_within(name, got, exact[name.removeprefix("d")])
-
-
-@pytest.mark.parametrize("module", ["latent"])
-def test_examples_are_true(module):
-    result = doctest.testmod(importlib.import_module(f"npattn.variants.{module}"))
-    assert result.attempted > 0 == result.failed

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from npattn import api
 from npattn.arrays import Array, MaskLike
@@ -21,13 +21,13 @@ from npattn.checks import check_cotangent, check_result
 from npattn.errors import DtypeError
 from npattn.foreign import reject_unknown_options
 from npattn.projections import normalise, normalise_backward
+from npattn.twins import on_arrays, only_out, widen
 from npattn.variants.differential.arguments import (
     check_alike,
     check_norm,
     check_options,
     check_out_scale,
     read_lambda,
-    widen,
 )
 from npattn.variants.differential.result import DifferentialForward, DifferentialGradients, beside
 
@@ -35,7 +35,10 @@ __all__ = ["attention", "backward", "forward"]
 
 
 @reject_unknown_options
-def attention(
+@on_arrays
+def forward(
+    xp: Any,
+    /,
     q1: ArrayLike,
     k1: ArrayLike,
     q2: ArrayLike,
@@ -49,8 +52,8 @@ def attention(
     norm_eps: float = 1e-5,
     out_scale: float = 1.0,
     **options: Any,
-) -> NDArray[Any]:
-    """Exact differential attention, (P1 − λ P2) v.
+) -> DifferentialForward:
+    """Differential attention with its weights and the two attentions, as `backward` needs them.
 
     Parameters
     ----------
@@ -77,7 +80,8 @@ def attention(
 
     Returns
     -------
-    array (..., H, T, E)
+    DifferentialForward
+        .out (..., H, T, E), .weights (..., H, T, S), .first, .second, .lam
 
     Raises
     ------
@@ -96,69 +100,43 @@ def attention(
     >>> differential.attention(q, k, q, k, v, causal=True, lam=0.5)[0, :, 0]
     array([0.5, 1. ])
     """
-    return forward(
-        q1, k1, q2, k2, v, mask, lam=lam, norm=norm, norm_weight=norm_weight, norm_eps=norm_eps,
-        out_scale=out_scale, **options,
-    ).out  # fmt: skip
-
-
-@reject_unknown_options
-def forward(
-    q1: ArrayLike,
-    k1: ArrayLike,
-    q2: ArrayLike,
-    k2: ArrayLike,
-    v: ArrayLike,
-    mask: ArrayLike | MaskLike | None = None,
-    *,
-    lam: float | ArrayLike,
-    norm: bool = False,
-    norm_weight: ArrayLike | None = None,
-    norm_eps: float = 1e-5,
-    out_scale: float = 1.0,
-    **options: Any,
-) -> DifferentialForward:
-    """Differential attention with its weights and the two attentions, as `backward` needs them.
-
-    Parameters
-    ----------
-    q1, k1, q2, k2, v, mask, lam, norm, norm_weight, norm_eps, out_scale, **options
-        As in `attention`.
-
-    Returns
-    -------
-    DifferentialForward
-        .out (..., H, T, E), .weights (..., H, T, S), .first, .second, .lam
-
-    Raises
-    ------
-    ShapeError, DtypeError, OptionError
-        As in `attention`.
-    """
     check_options(options)
-    check_alike(q1=q1, q2=q2)
-    check_alike(k1=k1, k2=k2)
-    first = api.forward(q1, k1, v, mask, **options)
+    arrays, facts = xp.read(q1=q1, k1=k1, q2=q2, k2=k2)
+    check_alike("q1", "q2", facts)
+    check_alike("k1", "k2", facts)
+    first = xp.forward(arrays["q1"], arrays["k1"], v, mask, **options)
     if first.problem.storage is not None:
         raise DtypeError(
-            f"dtype is {first.problem.storage}, must be float32 or float64: differential attention "
-            "emulates no mixed precision"
+            f"dtype is {str(first.problem.storage).removeprefix('torch.')}, must be float32 or "
+            "float64: differential attention emulates no mixed precision"
         )
-    dtype = first.out.dtype
-    factors = read_lambda(lam, first)
-    factors = factors.astype(widen(dtype, factors), copy=False)
+    factors = xp.widen(read_lambda(xp, lam, first), first.out)
     out_scale = check_out_scale(out_scale)
-    weight = check_norm(norm, norm_weight, norm_eps, first.problem.E)
-    second = api.forward(q2, k2, v, mask, **options)
+    weight, of_weight = None, None
+    if norm_weight is not None:
+        weight, of_weight = (
+            x["norm_weight"] for x in xp.read(beside=first.out, norm_weight=norm_weight)
+        )
+    check_norm(norm, of_weight, norm_eps, first.problem.E)
+    second = xp.forward(arrays["q2"], arrays["k2"], v, mask, **options)
     y = first.out - beside(factors, first.out) * second.out
     residuals = None
     if norm:
-        weight = None if weight is None else weight.astype(widen(dtype, weight), copy=False)
-        residuals = normalise(y, "rms", weight, None, norm_eps)
+        weight = None if weight is None else xp.widen(weight, first.out)
+        residuals = normalise(y, "rms", weight, None, norm_eps, xp)
         y = residuals.y
     out = y if out_scale == 1 else out_scale * y
     eps = float(norm_eps) if norm else 0.0
     return DifferentialForward(out, first, second, factors, residuals, weight, out_scale, eps)
+
+
+attention = only_out(
+    "attention",
+    forward,
+    np.ndarray,
+    "Exact differential attention, (P1 − λ P2) v.",
+    "array (..., H, T, E)",
+)
 
 
 @reject_unknown_options

@@ -8,10 +8,8 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from npattn.arrays import Array
-from npattn.checks import read_floating
 from npattn.errors import OptionError, ShapeError
 from npattn.foreign import unknown_option
 from npattn.problem import Forward
@@ -22,7 +20,6 @@ __all__ = [
     "check_options",
     "check_out_scale",
     "read_lambda",
-    "widen",
 ]
 
 
@@ -40,27 +37,22 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise unknown_option("attention", name, OPTIONS)
 
 
-def check_alike(**pair: ArrayLike) -> None:
+def check_alike(one: str, two: str, arrays: Mapping[str, Array]) -> None:
     """Check that two arrays have one shape."""
-    (one, x), (two, y) = pair.items()
-    first, second = (read_floating(name, z).shape for name, z in ((one, x), (two, y)))
+    first, second = arrays[one].shape, arrays[two].shape
     if first != second:
         raise ShapeError(f"{two} has shape {second}, must have the shape {first} of {one}")
 
 
-def widen(dtype: Any, array: Array) -> Any:
-    """Return a dtype, or its complex counterpart for a complex array."""
-    return np.result_type(dtype, np.complex64) if array.dtype.kind == "c" else dtype
-
-
-def read_lambda(lam: Any, first: Forward) -> Array:
+def read_lambda(xp: Any, lam: Any, first: Forward) -> Any:
     """Return λ as an array () or (H,)."""
-    is_number = isinstance(lam, (int, float)) and not isinstance(lam, bool)
-    array = read_floating("lam", float(lam) if is_number else lam)
-    H = first.problem.H
-    if array.shape not in ((), (H,)):
-        raise ShapeError(f"lam has shape {array.shape}, must be one number, or have (H,) = ({H},)")
-    return array
+    if isinstance(lam, (int, float)) and not isinstance(lam, bool):
+        return xp.full((), float(lam), like=first.out)
+    arrays, facts = xp.read(beside=first.out, lam=lam)
+    shape, H = facts["lam"].shape, first.problem.H
+    if shape not in ((), (H,)):
+        raise ShapeError(f"lam has shape {shape}, must be one number, or have (H,) = ({H},)")
+    return arrays["lam"]
 
 
 def check_out_scale(value: Any) -> float:
@@ -70,17 +62,13 @@ def check_out_scale(value: Any) -> float:
     return float(value)
 
 
-def check_norm(norm: Any, weight: Any, eps: Any, E: int) -> Array | None:
-    """Return the weight of the norm as an array, after checking its options."""
+def check_norm(norm: Any, weight: Any, eps: Any, E: int) -> None:
+    """Check the options of the norm, and the shape of its weight."""
     if not isinstance(norm, (bool, np.bool_)):
         raise OptionError(f"norm is {norm!r}, must be True or False")
     if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
         raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
-    if weight is None:
-        return None
-    if not norm:
+    if weight is not None and not norm:
         raise OptionError("got norm_weight, but norm is False; pass norm=True")
-    array = read_floating("norm_weight", weight)
-    if array.shape != (E,):
-        raise ShapeError(f"norm_weight has shape {array.shape}, must have shape (E,) = ({E},)")
-    return array
+    if weight is not None and weight.shape != (E,):
+        raise ShapeError(f"norm_weight has shape {weight.shape}, must have shape (E,) = ({E},)")

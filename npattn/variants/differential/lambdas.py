@@ -6,14 +6,15 @@ Source: Ye et al. 2024, arXiv 2410.05258, eq. 2.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.arrays import Array
-from npattn.checks import check_cotangent, check_integer, read_floating
+from npattn.checks import check_cotangent, check_integer
 from npattn.errors import ShapeError
+from npattn.twins import ARRAYS, on_arrays
 
 __all__ = ["LambdaGradients", "initial_lambda", "reparametrise", "reparametrise_backward"]
 
@@ -41,7 +42,10 @@ def initial_lambda(layer: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * check_integer("layer", layer, 0))
 
 
+@on_arrays
 def reparametrise(
+    xp: Any,
+    /,
     lambda_q1: ArrayLike,
     lambda_k1: ArrayLike,
     lambda_q2: ArrayLike,
@@ -75,8 +79,9 @@ def reparametrise(
     >>> float(differential.reparametrise(zeros, zeros, zeros, zeros, 0.8))
     0.8
     """
-    q1, k1, q2, k2 = _read_lambdas(lambda_q1, lambda_k1, lambda_q2, lambda_k2)
-    return np.asarray(np.exp((q1 * k1).sum(-1)) - np.exp((q2 * k2).sum(-1)) + lambda_init)
+    q1, k1, q2, k2 = _read_lambdas(xp, lambda_q1, lambda_k1, lambda_q2, lambda_k2)
+    first, second = xp.exp((q1 * k1).sum(-1)), xp.exp((q2 * k2).sum(-1))
+    return xp.asarray(first - second + lambda_init)  # type: ignore[no-any-return]
 
 
 def reparametrise_backward(
@@ -100,20 +105,21 @@ def reparametrise_backward(
     LambdaGradients
         .q1 .k1 .q2 .k2; λ_init has the gradient dlam.
     """
-    q1, k1, q2, k2 = _read_lambdas(lambda_q1, lambda_k1, lambda_q2, lambda_k2)
+    q1, k1, q2, k2 = _read_lambdas(ARRAYS, lambda_q1, lambda_k1, lambda_q2, lambda_k2)
     d = check_cotangent("dlam", dlam, q1.shape[:-1])
     first = (d * np.exp((q1 * k1).sum(-1)))[..., None]
     second = (-d * np.exp((q2 * k2).sum(-1)))[..., None]
     return LambdaGradients(first * k1, first * q1, second * k2, second * q2)
 
 
-def _read_lambdas(*values: ArrayLike) -> list[Array]:
+def _read_lambdas(xp: Any, *values: ArrayLike) -> list[Any]:
     names = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
-    arrays = [read_floating(name, x) for name, x in zip(names, values, strict=True)]
-    for name, x in zip(names, arrays, strict=True):
-        if x.ndim == 0 or x.shape != arrays[0].shape:
+    arrays, facts = xp.read(**dict(zip(names, values, strict=True)))
+    shape = facts["lambda_q1"].shape
+    for name, x in facts.items():
+        if x.ndim == 0 or x.shape != shape:
             raise ShapeError(
                 f"{name} has shape {x.shape}, must have shape (D,) or (H, D), that of lambda_q1 "
-                f"{arrays[0].shape}"
+                f"{shape}"
             )
-    return [x if x.dtype.kind == "c" else x.astype(np.float64) for x in arrays]
+    return [xp.at_least_float64(x) for x in arrays.values()]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from npattn.arrays import Array
 from npattn.problem import Forward
 from npattn.projections import NormResiduals
@@ -39,8 +37,8 @@ class DifferentialForward:
 
     @property
     def weights(self) -> Array:
-        second = beside(self.lam, self.out) * self.second.weights
-        return np.asarray(self.first.weights - second)
+        second: Array = beside(self.lam, self.out) * self.second.weights
+        return self.first.weights - second
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,15 +15,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
 from npattn.arrays import Array, sum_to
 from npattn.checks import check_cotangent, check_result
 from npattn.errors import DtypeError, OptionError
 from npattn.foreign import reject_unknown_options
+from npattn.twins import ARRAYS, on_arrays, only_out
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
 from npattn.variants.linear.operands import Operands
+from npattn.variants.linear.problem import ARRAYS as NAMES
 from npattn.variants.linear.problem import (
     Form,
     LinearForward,
@@ -32,11 +34,14 @@ from npattn.variants.linear.problem import (
     warn_of_growth,
 )
 
-__all__ = ["attention", "backward", "forward"]
+__all__ = ["attention", "backward", "forward", "operands_of"]
 
 
 @reject_unknown_options
-def attention(
+@on_arrays
+def forward(
+    xp: Any,
+    /,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
@@ -53,8 +58,8 @@ def attention(
     form: Form = "recurrent",
     chunk_size: int | None = None,
     dtype: DTypeLike | None = None,
-) -> NDArray[Any]:
-    """Exact linear attention, φ(q) (φ(k)ᵀ v), with and without normalisation and decay.
+) -> LinearForward:
+    """Linear attention with its last state, and what `backward` needs.
 
     Parameters
     ----------
@@ -91,7 +96,8 @@ def attention(
 
     Returns
     -------
-    array (..., H, T, E)
+    LinearForward
+        .out (..., H, T, E), .state (..., K, D, E), .normaliser (..., K, D) or None, .problem
 
     Raises
     ------
@@ -110,57 +116,42 @@ def attention(
     >>> linear.attention(q, k, v, causal=True)[0, :, 0]
     array([0. , 0.5, 1. ])
     """
-    return forward(**locals()).out
+    given = {
+        "q": q, "k": k, "v": v, "log_decay": log_decay, "beta": beta,
+        "initial_state": initial_state, "initial_normaliser": initial_normaliser,
+    }  # fmt: skip
+    arrays, facts = xp.read(**{name: x for name, x in given.items() if x is not None})
+    xp.check_dtype(dtype)
+    problem = LinearProblem(
+        **facts, causal=causal, feature_map=xp.read_features(feature_map), normalise=normalise,
+        eps=eps, scale=scale, form=form, chunk_size=chunk_size, dtype=xp.name_dtype(dtype),
+    )  # fmt: skip
+    warn_of_growth(arrays.get("log_decay"))
+    wide = xp.compute_dtype(dtype, facts.values(), like=q)
+    with xp.exact(wide, q):
+        x = operands_of(problem, xp, {name: xp.astype(x, wide) for name, x in arrays.items()})
+        if problem.form == "recurrent":
+            y, last = recurrent.forward(x, xp)
+        else:
+            y, last = getattr(xp, "by_chunks", chunked.forward)(x, problem.size)
+        return _results(xp, problem, x, y, last)
 
 
-@reject_unknown_options
-def forward(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    causal: bool = False,
-    feature_map: str | FeatureMap | Callable[[Any], Any] = "elu",
-    normalise: bool = True,
-    eps: float = 0.0,
-    scale: float | None = None,
-    log_decay: ArrayLike | None = None,
-    beta: ArrayLike | None = None,
-    initial_state: ArrayLike | None = None,
-    initial_normaliser: ArrayLike | None = None,
-    form: Form = "recurrent",
-    chunk_size: int | None = None,
-    dtype: DTypeLike | None = None,
-) -> LinearForward:
-    """Linear attention with its last state, and what `backward` needs.
+attention = only_out(
+    "attention",
+    forward,
+    np.ndarray,
+    "Exact linear attention, φ(q) (φ(k)ᵀ v), with and without normalisation and decay.",
+    "array (..., H, T, E)",
+)
 
-    Parameters
-    ----------
-    q, k, v, causal, feature_map, normalise, eps, scale, log_decay, beta, initial_state
-    initial_normaliser, form, chunk_size, dtype
-        As in `attention`.
 
-    Returns
-    -------
-    LinearForward
-        .out (..., H, T, E), .state (..., K, D, E), .normaliser (..., K, D) or None, .problem
-
-    Raises
-    ------
-    ShapeError, DtypeError, OptionError
-        As in `attention`.
-    """
-    problem = LinearProblem(**locals())
-    warn_of_growth(problem.log_decay)
-    x = operands_of(problem)
-    if problem.form == "recurrent":
-        y, last = recurrent.forward(x)
-    else:
-        y, last = chunked.forward(x, problem.size)
+def _results(xp: Any, problem: LinearProblem, x: Operands, y: Any, last: Any) -> LinearForward:
+    """Divide by the sum of the weights, and shape the results as the inputs."""
     out, state, normaliser, total = y, last, None, None
     if problem.normalise:
         total = y[..., -1:] + problem.eps  # (..., K, G, T, 1)
-        out = np.where(total == 0, 0, y[..., :-1] / np.where(total == 0, 1, total))
+        out = xp.where(total == 0, 0, y[..., :-1] / xp.where(total == 0, 1, total))
         state, normaliser = last[..., :-1], last[..., -1]
     out = out.reshape(*problem.lead, problem.H, problem.T, problem.E)
     if problem.headless:
@@ -267,22 +258,29 @@ def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) ->
     return array[None] if p.headless else array
 
 
-def operands_of(p: LinearProblem) -> Operands:
-    """Return features, values, decay and state, all with the whole leading axes."""
+def operands_of(p: LinearProblem, xp: Any = ARRAYS, arrays: Any = None) -> Operands:
+    """Return features, values, decay and state, all with the whole leading axes.
+
+    `arrays` are those of the problem in the dtype computed in, by name.
+    """
+    if arrays is None:
+        given = {name: getattr(p, name) for name in NAMES}
+        arrays = {n: x.astype(p.dtype, copy=False) for n, x in given.items() if x is not None}
     kv = (*p.lead, p.K)
 
-    def whole(x: Array | None, *shape: int) -> Array:
-        x = np.zeros((), p.dtype) if x is None else x.astype(p.dtype, copy=False)
-        return np.broadcast_to(x, shape)
+    def whole(x: Any, *shape: int) -> Any:
+        return xp.broadcast_to(xp.full((), 0, like=arrays["q"]) if x is None else x, shape)
 
-    q = whole(p.scale * p.map.value(p.q.astype(p.dtype, copy=False)), *p.lead, p.H, p.T, p.D)
-    k = whole(p.map.value(p.k.astype(p.dtype, copy=False)), *kv, p.S, p.D)
-    v, state = whole(p.v, *kv, p.S, p.E), whole(p.initial_state, *kv, p.D, p.E)
+    q = whole(p.scale * xp.features(p, arrays["q"]), *p.lead, p.H, p.T, p.D)
+    k = whole(xp.features(p, arrays["k"]), *kv, p.S, p.D)
+    v = whole(arrays["v"], *kv, p.S, p.E)
+    state = whole(arrays.get("initial_state"), *kv, p.D, p.E)
     if p.normalise:
-        v = np.concatenate([v, np.ones((*kv, p.S, 1), p.dtype)], -1)
-        z = whole(p.initial_normaliser, *kv, p.D)
-        state = np.concatenate([state, z[..., None]], -1)
-    per_feature = p.log_decay is not None and p.log_decay.shape[-1] != 1
-    g = whole(p.log_decay, *kv, p.S, p.D if per_feature else 1)
-    beta = None if p.beta is None else whole(p.beta, *kv, p.S, 1)
+        v = xp.concatenate([v, xp.full((*kv, p.S, 1), 1, like=v)], axis=-1)
+        z = whole(arrays.get("initial_normaliser"), *kv, p.D)
+        state = xp.concatenate([state, z[..., None]], axis=-1)
+    decay = arrays.get("log_decay")
+    per_feature = decay is not None and decay.shape[-1] != 1
+    g = whole(decay, *kv, p.S, p.D if per_feature else 1)
+    beta = None if p.beta is None else whole(arrays["beta"], *kv, p.S, 1)
     return Operands(q.reshape(*kv, p.group, p.T, p.D), k, v, g, state, beta, bool(p.causal))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,10 +182,13 @@ class LinearProblem:
 def warn_of_growth(log_decay: Any) -> None:
     """Warn if a decay, an array or a tensor, lets the state grow."""
     if log_decay is not None and bool((log_decay.real > 0).any()):
+        level = 1
+        while sys._getframe(level).f_globals.get("__name__", "").startswith("npattn."):
+            level += 1
         warnings.warn(
             "log_decay has numbers above 0, by which the state grows: it is the natural logarithm "
             "of the factor, so for a factor γ pass log(γ)",
-            stacklevel=4,
+            stacklevel=level + 1,
         )
 
 

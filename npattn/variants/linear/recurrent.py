@@ -11,18 +11,20 @@ q, k are features. Without causal, every query reads the last state. docs/deriva
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array
+from npattn.twins import ARRAYS
 from npattn.variants.linear.operands import Operands
 
 __all__ = ["backward", "forward"]
 
 
-def _states(x: Operands) -> Iterator[tuple[Array, Array]]:
+def _states(x: Operands, xp: Any = ARRAYS) -> Iterator[tuple[Array, Array]]:
     """Yield the decayed state before each key, and the state after it."""
-    a, state = np.exp(x.g), x.state
+    a, state = xp.exp(x.g), x.state
     for s in range(x.k.shape[-2]):
         before = a[..., s, :, None] * state
         state = before + x.k[..., s, :, None] * _update(x, s, before)[..., None, :]
@@ -37,16 +39,20 @@ def _update(x: Operands, s: int, state: Array) -> Array:
 
 def _read(x: Operands, s: int, state: Array) -> Array:
     """Value (..., K, E) of a state at key s."""
-    return np.asarray((x.k[..., s, None, :] @ state)[..., 0, :])
+    read: Array = (x.k[..., s, None, :] @ state)[..., 0, :]
+    return read
 
 
-def forward(x: Operands) -> tuple[Array, Array]:
+def forward(x: Operands, xp: Any = ARRAYS) -> tuple[Array, Array]:
     """Return y (..., K, G, T, E) and the last state (..., K, F, E)."""
-    y, last = np.empty((*x.q.shape[:-1], x.v.shape[-1]), x.v.dtype), x.state
-    for t, (_, last) in enumerate(_states(x)):
+    rows, last = [], x.state
+    for t, (_, last) in enumerate(_states(x, xp)):
         if x.causal:
-            y[..., t, :] = x.q[..., t, :] @ last
-    return y if x.causal else x.q @ last[..., None, :, :], last
+            rows.append(x.q[..., t, :] @ last)
+    if not x.causal:
+        return x.q @ last[..., None, :, :], last
+    y = xp.stack(rows, -2) if rows else xp.full((*x.q.shape[:-1], x.v.shape[-1]), 0, like=x.v)
+    return y, last
 
 
 def backward(x: Operands, dy: Array, dstate: Array) -> Operands:
