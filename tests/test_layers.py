@@ -61,8 +61,7 @@ TESTING_LAYERS = (
 CONFINED = {
     "torch": (
         "torch/",
-        "testing/adapters/torch.py",
-        "testing/worker/child.py",
+        "testing/adapters/child.py",
         "testing/targets/torch.py",
         "testing/targets/cuda.py",
         "testing/targets/fla.py",
@@ -76,8 +75,7 @@ CONFINED = {
     ),
     "safetensors": ("weights/files.py",),
     "jax": (
-        "testing/adapters/jax.py",
-        "testing/worker/child.py",
+        "testing/adapters/child.py",
         "testing/targets/equinox.py",
         "testing/targets/pallas.py",
         "testing/targets/flax.py",

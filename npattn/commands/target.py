@@ -12,11 +12,11 @@ import click
 
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
-from npattn.testing.adapters.choose import FRAMEWORKS
+from npattn.testing.adapters.child import format_line, place_of
+from npattn.testing.adapters.frameworks import FRAMEWORKS
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.environments import choose_python
-from npattn.testing.worker.child import format_line, place_of
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 

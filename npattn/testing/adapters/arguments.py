@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from npattn.meanings import DESCALES, LATENT, LISTS, STORED
 from npattn.options import OPTIONS
-from npattn.testing.adapters.base import Framework, inexpressible
+from npattn.testing.adapters.base import inexpressible
+from npattn.testing.adapters.frameworks import Framework
 from npattn.testing.adapters.packing import Packing
 from npattn.testing.adapters.signature import Signature
 

@@ -27,7 +27,6 @@ from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
 from npattn.testing.adapters.arrangement import Arrangement
 from npattn.testing.adapters.base import (
-    Framework,
     ImplementationError,
     ResultError,
     Results,
@@ -35,14 +34,19 @@ from npattn.testing.adapters.base import (
     inexpressible,
     note_problem,
 )
-from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
+from npattn.testing.adapters.child import parameters, qualified_name, refuse_class
+from npattn.testing.adapters.frameworks import (
+    TINY,
+    Framework,
+    choose_framework,
+    find_framework,
+    translate_errors,
+)
 from npattn.testing.adapters.key_lists import read_key_lists
 from npattn.testing.adapters.latent import read_latent
-from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable, refuse_class
-from npattn.testing.adapters.numpy import NumPy
+from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.packing import Packing, read_packing
-from npattn.testing.adapters.parameters import parameters, qualified_name
 from npattn.testing.adapters.placing import arrange
 from npattn.testing.adapters.quantized import WORDS, read_quantized
 from npattn.testing.adapters.results import LEAVES, name_gradients, name_results
@@ -51,7 +55,7 @@ from npattn.testing.adapters.storage import UNSTORED, read_storage
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.adapters.views import lay_out
 
-__all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
+__all__ = ["Framework", "Implementation", "ImplementationError", "ResultError"]
 
 ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"))
 
@@ -164,7 +168,8 @@ class Implementation:
         if not callable(f):
             raise OptionError(f"f is {f!r}, must be a callable f(q, k, v, ...)")
         if isinstance(f, type):
-            refuse_class(f, f.__qualname__, "pass an instance")
+            with translate_errors():
+                refuse_class(f, f.__qualname__, "pass an instance")
         if backward is not None and not callable(backward):
             raise OptionError(f"backward is {backward!r}, must be a callable or None")
         if layout not in (None, "BHTD", "BTHD"):

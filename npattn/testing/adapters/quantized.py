@@ -21,8 +21,8 @@ from npattn.meanings import DESCALES
 from npattn.problem import Problem
 from npattn.quantization import FORMATS, largest
 from npattn.testing.adapters.base import NotAsked, inexpressible
+from npattn.testing.adapters.child import STARRED, parameters
 from npattn.testing.adapters.output import QuantizedOutput
-from npattn.testing.adapters.parameters import STARRED, parameters
 from npattn.testing.adapters.signature import Signature
 
 __all__ = ["WORDS", "QuantizedInputs", "read_quantized"]

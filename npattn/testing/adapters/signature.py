@@ -13,12 +13,12 @@ from npattn.errors import OptionError
 from npattn.foreign import FOREIGN
 from npattn.meanings import DESCALES, LATENT, LISTS, MEANINGS, PACKED, STORED
 from npattn.options import FEATURES, RESULTS
+from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 from npattn.testing.adapters.meanings import (
     HEADS_FIRST,
     read_beside_places,
     read_leading,
 )
-from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
 
 __all__ = ["Signature", "read_backward", "read_signature"]
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from npattn.errors import OptionError
+from npattn.testing.adapters import child
 from npattn.testing.adapters.base import format_exception_line
+from npattn.testing.adapters.child import ABILITIES, Tensor
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
 from npattn.testing.targets.environments import PackageFolder
-from npattn.testing.worker.child import ABILITIES, Tensor
 from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
@@ -24,7 +25,7 @@ from npattn.threads import ONE_THREAD
 
 __all__ = ["CHILD", "connect", "isolate"]
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(child.__file__)
 """The worker: a file that needs NumPy alone."""
 
 

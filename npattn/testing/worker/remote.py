@@ -34,13 +34,21 @@ from npattn.testing.adapters.base import (
     note_problem,
     refuse,
 )
-from npattn.testing.adapters.choose import try_frameworks
+from npattn.testing.adapters.child import NumPy, Tensor, contents
+from npattn.testing.adapters.frameworks import (
+    Framework,
+    array_of,
+    describe_view,
+    is_plain,
+    name_dtype,
+    span,
+    tensor_of,
+    try_frameworks,
+)
 from npattn.testing.adapters.implementation import Implementation, find_interpreter
-from npattn.testing.adapters.numpy import NumPy
 from npattn.testing.adapters.results import LEAVES, count_results, name_results
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.worker.child import Tensor, contents
 from npattn.testing.worker.description import Stub
 from npattn.testing.worker.given_up import GivenUp
 from npattn.testing.worker.supervisor import Worker
@@ -51,14 +59,10 @@ from npattn.testing.worker.values import (
     NoArray,
     Place,
     Result,
-    array_of,
     find_garbage,
-    name_dtype,
     places,
     plain,
     raise_errors,
-    span,
-    tensor_of,
     value_of,
 )
 
@@ -83,12 +87,13 @@ class Counterpart:
     contents: bytes
 
 
-class Frames(NumPy):
+class Frames(Framework):
     """NumPy arrays on this side, arrays of the worker's framework on the other."""
 
     def __init__(self, remote: Remote) -> None:
         description = remote.worker.description
-        self.remote = remote
+        super().__init__(NumPy())
+        self.remote, self.plain = remote, Framework(NumPy())
         self.name = str(description["framework"])
         self.differentiates = description["gradients"] == "autograd"
         self.compiles = bool(description.get("compiles"))
@@ -111,6 +116,9 @@ class Frames(NumPy):
         finally:
             self.count = before
 
+    def give(self, array: Array) -> Any:
+        return array
+
     def take(self, value: Any) -> Array:
         if isinstance(value, Place):
             value = self.remote.read(value)
@@ -118,13 +126,13 @@ class Frames(NumPy):
             raise value.error
         if value is None:
             raise ResultError(f"returned None among its results, must be arrays of {self.name}")
-        return super().take(value)
+        return np.array(value)
 
     def add_mask(self, mask: Array, q: Array) -> Any:
-        return Composed("add_mask", (mask, q)) if self.forms else super().add_mask(mask, q)
+        return Composed("add_mask", (mask, q)) if self.forms else self.plain.add_mask(mask, q)
 
     def hide(self, bias: Array, mask: Array) -> Any:
-        return Composed("hide", (bias, mask)) if self.forms else super().hide(bias, mask)
+        return Composed("hide", (bias, mask)) if self.forms else self.plain.hide(bias, mask)
 
 
 # --- the implementation ---------------------------------------------------------------------------
@@ -524,9 +532,7 @@ class Request:
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
-        own = root is array and array.flags.c_contiguous and array.flags.writeable
-        whole = own and min(array.strides, default=0) >= 0
-        if whole or "views" not in self.remote.abilities:
+        if (root is array and is_plain(array)) or "views" not in self.remote.abilities:
             if not array.flags.c_contiguous:
                 raise ImplementationError("its worker takes no views")
             self.tensors[name] = tensor_of(array)
@@ -537,13 +543,7 @@ class Request:
         buffer = self.buffers.setdefault(id(root), f"buffer {len(self.buffers)}")
         self.roots.append(root)  # no other may get its id
         self.tensors[buffer] = Tensor(name_dtype(flat), (flat.size,), contents(flat))
-        offset = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-        entry = {"tensor": buffer, "shape": list(array.shape), "strides": list(array.strides)}
-        return {
-            **entry,
-            "offset": offset if array.size else 0,
-            **({} if array.flags.writeable else {"read_only": True}),
-        }
+        return {"tensor": buffer, **describe_view(array, root)}
 
     # --- what is asked ---
 

@@ -5,8 +5,8 @@ import pytest
 
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.child import Session, answer_safely
 from npattn.testing.targets import load_implementation
-from npattn.testing.worker.child import Session, answer_safely
 from npattn.testing.worker.description import read_description
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.supervisor import Limits

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from npattn.testing.worker import child
-from npattn.testing.worker.child import (
+from npattn.testing.adapters import child
+from npattn.testing.adapters.child import (
     JAX,
     NotPossible,
     NumPy,
