@@ -174,7 +174,7 @@ def _head_mask(call: _Call, ours: tuple[str, ...]) -> Any:
         return None
     if tuple(gate.shape) != (H, 1, 1) and (H != 1 or gate.ndim != 2 or tuple(gate.shape) != (1, 1)):
         raise inexpressible(f"a gate of shape {tuple(gate.shape)}: it takes one number per head")
-    return gate.reshape(H)
+    return call.framework.reshape(gate, (H,))
 
 
 def _window_or_minus_one(call: _Call, ours: tuple[str, ...]) -> Any:

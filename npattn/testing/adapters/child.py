@@ -857,8 +857,7 @@ class Session:
             if do == "read":
                 return self.read(message)
             with np.errstate(**ERRORS):
-                ask = {"forward": self.forward, "gradients": self.gradients}[do]
-                reply, out = ask(message, tensors)
+                reply, out = self.ask(message, tensors)
                 return ({**reply, "error_state": True} if np.geterr() != ERRORS else reply), out
 
     def describe(
@@ -967,6 +966,9 @@ class Session:
             mask, q, *bias = (self.value(x, arrays) for x in content)
             added = self.framework.add_mask(mask, q)
             return added + bias[0] if bias else added
+        if kind == "reshape":
+            array, shape = (self.value(x, arrays) for x in content)
+            return array.reshape(shape)
         if kind == "number":
             return float(content)
         if kind == "score_mod":
@@ -984,43 +986,42 @@ class Session:
 
     # --- requests ---
 
-    def forward(
+    def ask(
         self, message: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
-        arrays = self.arrays(message, tensors)
+        """Answer a request for calls, or for gradients."""
+        kept, results, _ = self.held[message["of"]] if "of" in message else ({}, None, "")
+        arrays = {**kept, **self.arrays(message, tensors)}
         before = self.contents(message, arrays)
-        with during("forward"):
-            calls = message.get("calls") or [message["call"]]
-            values = [self.call(self.f, call, arrays) for call in calls]
-            check_count(values[0], message)
-        self.framework.finish()
-        if message.get("overwrite"):
-            return self.overwrite(arrays, values[0], ()), {}
-        return self.reply(message, arrays, values if "calls" in message else values[0], before)
+        value = self.compute(message, arrays, results)
+        return (
+            (value, {}) if message.get("overwrite") else self.reply(message, arrays, value, before)
+        )
 
-    def gradients(
-        self, message: dict[str, Any], tensors: dict[str, Tensor]
-    ) -> tuple[Any, dict[str, Tensor]]:
-        if "of" in message:
-            kept, results, _ = self.held[message["of"]]
-            arrays = {**kept, **self.arrays(message, tensors)}
-        else:
-            results, arrays = None, self.arrays(message, tensors)
-        before = self.contents(message, arrays)
-        if message.get("backward") is None:
-            with during("gradient"):
-                value = self.autograd(message, arrays)
-        else:
-            if "of" not in message:
-                with during("forward"):
-                    results = self.call(self.f, message["call"], arrays)
-                    check_count(results, message)
+    def compute(self, message: dict[str, Any], arrays: dict[str, Any], results: Any = None) -> Any:
+        """Return what the function returns, or its gradients; `results` are of a call before."""
+        do, has_backward = message["do"], message.get("backward") is not None
+        if do not in ("forward", "gradients"):
+            raise KeyError(do)
+        if "of" not in message and (has_backward or do == "forward"):
+            with during("forward"):
+                calls = message.get("calls") or [message["call"]]
+                values = [self.call(self.f, call, arrays) for call in calls]
+                check_count(values[0], message)
+                results = values if "calls" in message else values[0]
+        value: Any = ()
+        if has_backward:
             with during("backward"):
                 value = self.call(self.backward, message["backward"], arrays, results)
+        elif do == "gradients":
+            with during("gradient"):
+                results, value = self.autograd(message, arrays)
         self.framework.finish()
         if message.get("overwrite"):
-            return self.overwrite(arrays, results, value), {}
-        return self.reply(message, arrays, value, before)
+            return self.overwrite(arrays, results, value)
+        if message.get("everything"):
+            return results, value
+        return results if do == "forward" else value
 
     def overwrite(self, arrays: dict[str, Any], results: Any, gradients: Any) -> dict[str, Any]:
         """Write to results as their owner may; if some share memory, name them instead."""
@@ -1037,7 +1038,8 @@ class Session:
                 array[...] = 0 if array.dtype.kind in "biu" else np.nan
         return {"overlaps": overlaps}
 
-    def autograd(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    def autograd(self, message: dict[str, Any], arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """Return results of the forward by their places, and gradients by name."""
         wanted = [int(n) for n in message["cotangents"]]
 
         def run(leaves: dict[str, Any]) -> dict[int, Any]:
@@ -1054,10 +1056,9 @@ class Session:
         leaves = {name: arrays[name] for name in message["leaves"]}
         if "second" in message:
             second = {n: self.value(x, arrays) for n, x in message["second"].items()}
-            twice: dict[str, Any] = self.framework.gradients_twice(run, leaves, cotangents, second)
-            return twice
-        _, gradients = self.framework.gradients(run, leaves, cotangents)
-        return dict(gradients)
+            return None, self.framework.gradients_twice(run, leaves, cotangents, second)
+        found: tuple[Any, Any] = self.framework.gradients(run, leaves, cotangents)
+        return found
 
     def contents(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Tensor]:
         """Return the contents of the kept arrays of a call."""

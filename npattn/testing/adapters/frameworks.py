@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -23,6 +24,7 @@ from npattn.testing.adapters.child import FRAMEWORKS, NAMES, Tensor, contents, s
 __all__ = [
     "FRAMEWORKS",
     "TINY",
+    "Composed",
     "Framework",
     "array_of",
     "choose_framework",
@@ -71,7 +73,8 @@ def span(array: Array) -> Array:
     if not array.size:
         return np.empty(0, array.dtype)
     bits = array.view(f"V{array.itemsize}")  # any dtype has them
-    first = bits[(..., *(slice(-1 if n < 0 else 0, None) for n in array.strides))]
+    ends: Any = [slice(-1 if n < 0 else 0, None) for n in array.strides]
+    first = bits[(..., *ends)]
     reach = sum((size - 1) * abs(n) for size, n in zip(array.shape, array.strides, strict=True))
     if reach % array.itemsize:
         raise ImplementationError("its worker takes no strides of parts of elements")
@@ -96,11 +99,24 @@ def is_plain(array: Array) -> bool:
     return whole and min(array.strides, default=0) >= 0
 
 
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """An array that is formed of others where a call is made: autograd replaces these."""
+
+    kind: str
+    parts: tuple[Any, ...]
+
+    def __add__(self, bias: Any) -> Composed:
+        return Composed(self.kind, (*self.parts, bias))
+
+
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Raise errors of the worker's file as those of an implementation."""
     try:
         yield
+    except child.OtherCount:
+        raise
     except child.Usage as err:
         raise OptionError(str(err)) from None
     except child.NoResult as err:
@@ -114,6 +130,8 @@ def translate_errors() -> Iterator[None]:
 
 class Framework:
     """Conversion of arrays to and from a framework, and its way to gradients.
+
+    Arguments that are formed of several arrays are `Composed`, but for NumPy arrays.
 
     Attributes
     ----------
@@ -129,6 +147,7 @@ class Framework:
         self.own, self.name = own, own.name
         self.differentiates, self.compiles = own.differentiates, own.compiles
         self.sets_threads, self.immutable = own.sets_threads, own.name == "jax"
+        self.composes = own.name != "numpy"
         self.device: Any = getattr(own, "device", None)
 
     def one_thread(self) -> AbstractContextManager[None]:
@@ -179,15 +198,19 @@ class Framework:
 
     def add_mask(self, mask: Any, q: Any) -> Any:
         """Return 0 where the mask is True, and the least finite number of q's dtype elsewhere."""
-        if self.name == "numpy":
-            return np.where(mask, 0, finfo(q.dtype).min).astype(q.dtype)
-        return self.own.add_mask(mask, q)
+        if self.composes:
+            return Composed("add_mask", (mask, q))
+        return np.where(mask, 0, finfo(q.dtype).min).astype(q.dtype)
 
     def hide(self, bias: Any, mask: Any) -> Any:
         """Return the bias with −inf where the mask is False, differentiable in the bias."""
-        if self.name == "numpy":
-            return np.where(mask, bias, bias.dtype.type(-np.inf))
-        return self.own.hide(bias, mask)
+        if self.composes:
+            return Composed("hide", (bias, mask))
+        return np.where(mask, bias, bias.dtype.type(-np.inf))
+
+    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Return an array in another shape, differentiable."""
+        return Composed("reshape", (array, shape)) if self.composes else array.reshape(shape)
 
     def gradients(
         self,
@@ -201,19 +224,6 @@ class Framework:
         with translate_errors():
             results, grads = self.own.gradients(lambda own: call(**own), leaves, cotangents)
         return results, grads
-
-    def gradients_twice(
-        self,
-        call: Callable[..., dict[str, Any]],
-        inputs: Mapping[str, Any],
-        cotangents: Mapping[str, Any],
-        second: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Return the gradients of Σ second · gradients, in those inputs and in the cotangents."""
-        leaves = {name: inputs[name] for name in second}
-        with translate_errors():
-            found = self.own.gradients_twice(lambda own: call(**own), leaves, cotangents, second)
-        return {name.removeprefix("cotangent "): x for name, x in found.items()}
 
 
 # --- which one ------------------------------------------------------------------------------------

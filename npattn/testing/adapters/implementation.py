@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
 from npattn.meanings import LATENT
-from npattn.options import OPTIONS, RESULTS
+from npattn.options import OPTIONS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
-from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
+from npattn.testing.adapters.arguments import Sizes, form_arguments
 from npattn.testing.adapters.arrangement import Arrangement
 from npattn.testing.adapters.base import (
     ImplementationError,
@@ -49,7 +48,7 @@ from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.packing import Packing, read_packing
 from npattn.testing.adapters.placing import arrange
 from npattn.testing.adapters.quantized import WORDS, read_quantized
-from npattn.testing.adapters.results import LEAVES, name_gradients, name_results
+from npattn.testing.adapters.request import LEAVES, Request, name_gradients, name_results
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
 from npattn.testing.adapters.storage import UNSTORED, read_storage
 from npattn.testing.adapters.untrusted import Untrusted
@@ -178,7 +177,7 @@ class Implementation:
         self.f, self.backward = f, backward
         self.layout = layout or (self.profile.layout if self.profile else "BHTD")
         self.spec, self.backward_spec = spec, backward_spec
-        self.forward_only = False
+        self.forward_only = self.slices = False
         self.gradients_raise = False  # until a probe finds that they do, whatever the problem
         self.name = name or spec or qualified_name(f)
         if rename is not None and not isinstance(rename, Mapping):
@@ -485,17 +484,15 @@ class Implementation:
         with note_problem(problem):
             return arrange(self.storage, problem, self.conventions.mask_true)
 
+    def _replace(self, **changes: Any) -> Implementation:
+        """Return the same implementation with other attributes."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | changes)
+        return other
+
     def without_leaves(self) -> Implementation:
         """Return the same implementation, which gets slices of the arrays that it takes first."""
-        count = len(self.signature.leading)
-
-        def call(*arrays: Any, **kwargs: Any) -> Any:
-            module, leading = arrays[:-count], arrays[-count:]
-            return self.f(*module, *(x[...] for x in leading), **kwargs)
-
-        other = object.__new__(Implementation)
-        vars(other).update(vars(self) | {"f": call})
-        return other
+        return self._replace(slices=True)
 
     def restrict(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
         """Give its storage the lengths and the page size that it takes; return the other sizes.
@@ -520,22 +517,16 @@ class Implementation:
     def with_storage(self, **changes: Any) -> Implementation:
         """Return the same implementation, whose sequences have other surroundings."""
         assert self.storage is not None
-        other = object.__new__(type(self))
-        vars(other).update(vars(self) | {"storage": replace(self.storage, **changes)})
-        return other
+        return self._replace(storage=replace(self.storage, **changes))
 
     def with_packing(self, **changes: Any) -> Implementation:
         """Return the same implementation, taken to have its packed array in another order."""
         assert self.packing is not None
-        other = object.__new__(type(self))
-        vars(other).update(vars(self) | {"packing": replace(self.packing, **changes)})
-        return other
+        return self._replace(packing=replace(self.packing, **changes))
 
     def with_layout(self, layout: str) -> Implementation:
         """Return the same implementation, taken to have a layout."""
-        other = object.__new__(type(self))
-        vars(other).update(vars(self) | {"layout": layout})
-        return other
+        return self._replace(layout=layout)
 
     @contextmanager
     def _calling(self, problem: Problem, cotangents: Cotangents | None = None) -> Iterator[None]:
@@ -552,6 +543,19 @@ class Implementation:
                 "isolate=True, or run npattn check without --sweep"
             ) from err
 
+    def request(self, problem: Problem | None, keeps: bool = False) -> Request:
+        """Return a request for calls, to which arrays are added."""
+        return Request(self, problem, keeps)
+
+    def _request(
+        self, problem: Problem, view: str = "contiguous", inputs: dict[str, Any] | None = None
+    ) -> Request:
+        """Return a request with the arrays of a problem, or with those of a rule."""
+        request = self.request(problem, keeps=inputs is not None and self.keeps_arrays)
+        own = self.inputs(problem, view) if inputs is None else inputs
+        request.add_inputs(own, self.options(problem))
+        return request
+
     def forward(
         self,
         problem: Problem,
@@ -564,12 +568,13 @@ class Implementation:
 
         `before_reading` is called between the calls and the reading of their results.
         """
-        options = self.options(problem)
         with self._calling(problem):
-            inputs = self.inputs(problem, view) if inputs is None else inputs
-            pairs = [*self._call(inputs, options, ()).items()]
-            if self.returns:
-                pairs += self._call(inputs, options, self.returns).items()
+            request = self._request(problem, view, inputs)
+            calls = ((), self.returns) if self.returns else ((),)
+            pairs: list[tuple[str, Any]] = []
+            values = request.forward(calls, hold=before_reading is not None)
+            for value, returns in zip(values, calls, strict=True):
+                pairs += name_results(self.signature, value, returns).items()
             if before_reading is not None:
                 before_reading()
             return self._read(pairs, problem)
@@ -603,14 +608,20 @@ class Implementation:
         before_reading : callable, optional
             Called between the backward and the reading of its results.
         """
-        options = self.options(problem)
         with self._calling(problem, cotangents):
-            inputs = self.inputs(problem, view) if inputs is None else inputs
-            given = self.give_cotangents(problem, cotangents, view) if given is None else given
-            _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
+            request = self._request(problem, view, inputs)
+            own = self.give_cotangents(problem, cotangents, view) if given is None else given
+            request.add_cotangents(own)
+            hold = before_reading is not None
+            if self.backward is None:
+                value = request.autograd(self._leaves(request.inputs, bias_gradient), hold)
+            else:
+                value = request.backward(meanwhile, hold)
             if before_reading is not None:
                 before_reading()
-            return self._read(gradients.items(), problem)
+            if self.backward is not None:  # naming may fold the gradient of the bias
+                value = self._name_gradients(request.fetch(value), request.inputs)
+            return self._read(value.items(), problem)
 
     def gradients_twice(
         self, problem: Problem, cotangents: Cotangents, directions: Mapping[str, Array]
@@ -629,31 +640,19 @@ class Implementation:
         Results
             "second dq" and so on for each of these inputs, and "second dout".
         """
-        inputs, options = self.inputs(problem), self.options(problem)
         with self._calling(problem, cotangents):
-            given = self.give_cotangents(problem, cotangents)
-            second = self._give_directions(problem, directions)
-            returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-
-            def call(**arrays: Any) -> dict[str, Any]:
-                return self._call({**inputs, **arrays}, options, returns)
-
-            with catch_foreign("its second gradient raised"):
-                found = self.framework.gradients_twice(call, inputs, given, second)
-            return self._read_second(found, directions)
-
-    def _give_directions(self, problem: Problem, directions: Mapping[str, Array]) -> dict[str, Any]:
-        """Return cotangents of gradients as arrays of the framework."""
-        return {
-            name: self.framework.give(lay_out(x, "contiguous", self._swaps(name, problem)))
-            for name, x in directions.items()
-        }
-
-    def _read_second(self, found: Mapping[str, Any], directions: Mapping[str, Array]) -> Results:
-        """Return second derivatives, which are laid out as first ones, by their names."""
-        first = self._read([(f"d{n}", found[n]) for n in directions] + [("o", found["o"])])
-        names = {"o": "second dout"}
-        return Results(tuple((names.get(n, f"second {n}"), x) for n, x in first.pairs))
+            request = self._request(problem)
+            request.add_cotangents(self.give_cotangents(problem, cotangents))
+            second = {
+                name: self.framework.give(lay_out(x, "contiguous", self._swaps(name, problem)))
+                for name, x in directions.items()
+            }
+            found = request.autograd_twice(second)
+            # They are laid out as first derivatives.
+            pairs = [(f"d{n}", found[n]) for n in directions] + [("o", found["o"])]
+            names = {"o": "second dout"}
+            named = ((names.get(n, f"second {n}"), x) for n, x in self._read(pairs).pairs)
+            return Results(tuple(named))
 
     @property
     def takes_plain_arrays(self) -> bool:
@@ -671,8 +670,11 @@ class Implementation:
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
         self.refuse_raw()
+        request = self.request(None)
         given = {name: self.framework.give(array) for name, array in arrays.items()}
-        return self._read(self._call(given, options, ()).items())["o"]
+        request.add_inputs(given, options)
+        (value,) = request.forward([()])
+        return self._read(name_results(self.signature, value, ()).items())["o"]
 
     def results_on_device(
         self, problem: Problem, inputs: Mapping[str, Any], cotangents: Mapping[str, Any] | None
@@ -703,18 +705,25 @@ class Implementation:
             raise OptionError("sweep on a device has no quantized inputs: judge them without it")
         if self.latent is not None or self.key_lists is not None:
             raise OptionError("sweep on a device has no latent inputs or lists: leave it out")
-        options = self.options(problem)
-        inputs = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
-        pairs = list(self._call(inputs, options, ()).items())
-        if cotangents is None:
-            more = self._call(inputs, options, ("return_lse",)) if self.returns_lse else {}
-        else:
+        request = self.request(problem)
+        own = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
+        request.add_inputs(own, self.options(problem))
+        if cotangents is not None:
             given = {n: self._to_layout(n, x) if n == "o" else x for n, x in cotangents.items()}
             given |= {"lse": self._swap_lse(given["lse"])} if "lse" in given else {}
-            results, grads = self._differentiate(inputs, options, given, True, None)
-            more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
-            if self.returns_lse and "lse" not in more:
-                more |= self._call(inputs, options, ("return_lse",))
+            request.add_cotangents(given)
+        lse = ("return_lse",) if self.returns_lse else ()
+        (value,) = request.forward([()])
+        pairs = [*name_results(self.signature, value, ()).items()]
+        more: dict[str, Any] = {}
+        if cotangents is not None:
+            value, more = request.everything(self._leaves(own))
+            if self.backward is not None:
+                more = self._name_gradients(more, own)
+            more |= {n: x for n, x in value.items() if n in ("o", "lse")}
+        if lse and "lse" not in more:
+            (value,) = request.forward([lse])
+            more |= name_results(self.signature, value, lse)
         with catch_foreign("raised"):
             self.framework.finish()
         return [(n, self._from_layout(n, x)) for n, x in [*pairs, *more.items()]]
@@ -722,7 +731,8 @@ class Implementation:
     def raw(self, problem: Problem) -> Any:
         """Return o without copying it."""
         with self._calling(problem):
-            return self._call(self.inputs(problem), self.options(problem), ())["o"]
+            (value,) = self._request(problem).forward([()], hold=True)
+            return name_results(self.signature, value, ())["o"]
 
     def overwrite_results(
         self, problem: Problem, cotangents: Cotangents | None
@@ -733,24 +743,11 @@ class Implementation:
         is written then. Without cotangents no gradients are asked; those that the framework finds
         are its own affair.
         """
-        options, inputs = self.options(problem), self.inputs(problem)
-        given = {} if cotangents is None else self.give_cotangents(problem, cotangents)
         with self._calling(problem, cotangents):
-            results = self._call(inputs, options, self.returns)
+            request = self._request(problem)
             if cotangents is not None and self.backward is not None:
-                results |= self._explicit(inputs, options, given, None)[1]
-        passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in given.items()}
-        owned, others = (
-            {n: own for n, x in arrays.items() if (own := self.framework.memory(x)) is not None}
-            for arrays in (results, passed)
-        )
-        pairs = [*combinations(owned, 2), *product(owned, others)]
-        everything = others | owned
-        shared = [(x, y) for x, y in pairs if np.shares_memory(everything[x], everything[y])]
-        for memory in owned.values() if not shared else ():
-            if memory.flags.writeable:
-                memory[...] = 0 if memory.dtype.kind in "biu" else np.nan
-        return shared
+                request.add_cotangents(self.give_cotangents(problem, cotangents))
+            return request.overwrite()
 
     def give_cotangents(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
@@ -777,50 +774,9 @@ class Implementation:
             stored["lse"] = places.store_lse(np.array(cotangents.dlse), factor)
         return {name: self.framework.give(x) for name, x in stored.items()}
 
-    def _differentiate(
-        self,
-        inputs: dict[str, Any],
-        options: dict[str, Any],
-        given: dict[str, Any],
-        bias: bool,
-        meanwhile: Callable[[], object] | None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the results of the forward call, and the gradients by name."""
-        if self.backward is None:
-            return self._autograd(inputs, options, given, bias)
-        return self._explicit(inputs, options, given, meanwhile)
-
-    def _autograd(
-        self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-        names = [n for n in LEAVES if n in inputs and (bias or n != "bias")]
-
-        def call(**arrays: Any) -> dict[str, Any]:
-            return self._call({**inputs, **arrays}, options, returns)
-
-        with catch_foreign("its gradient raised"):
-            results, grads = self.framework.gradients(call, inputs, given, names)
-        return results, {f"d{name}": grad for name, grad in grads.items()}
-
-    def _explicit(
-        self,
-        inputs: dict[str, Any],
-        options: dict[str, Any],
-        given: dict[str, Any],
-        meanwhile: Callable[[], object] | None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        assert self.backward is not None
-        results = self._call(inputs, options, ("return_lse",) if self.returns_lse else ())
-        if meanwhile is not None:
-            meanwhile()
-        extra = {"out": results["o"], "lse": results.get("lse")}
-        extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
-        kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
-        kwargs |= self._kwargs(self.backward_signature, inputs, options)
-        with catch_foreign("backward raised"), np.errstate(all="ignore"):
-            grads = self.backward(given["o"], *self._lead(inputs), **kwargs)
-        return results, self._name_gradients(grads, inputs)
+    def _leaves(self, inputs: Mapping[str, Any], bias: bool = True) -> list[str]:
+        """Return the names of the inputs whose gradients autograd is asked for."""
+        return [n for n in LEAVES if n in inputs and (bias or n != "bias")]
 
     def _name_gradients(self, grads: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return what a backward returned, by npattn's names."""
@@ -839,36 +795,22 @@ class Implementation:
             raise ResultError(f"backward returned {count}, must return {wanted}")
         return dict(zip(names, grads, strict=True))
 
-    def _lead(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """Return the arrays that it takes first: q, k and v, or several of them in one."""
-        return [inputs[name] for name in self.signature.leading]
-
-    def _call(
-        self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
-    ) -> dict[str, Any]:
-        kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
-        module = (make_module(self._sizes(inputs, options)),) if self.signature.module else ()
-        with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
-            value = self.f(*module, *self._lead(inputs), **kwargs)
-            self.note_error_state(set(np.geterr().values()) != {"ignore"})
-        return name_results(self.signature, value, returns)
-
     def note_error_state(self, changed: bool) -> None:
         """Note that NumPy's error state is changed where it is loaded or called."""
         if changed:
             self.notes["error state"] = "changed by np.seterr, calls begin with NumPy's own"
 
-    def _kwargs(
+    def keywords(
         self, signature: Signature, inputs: dict[str, Any], options: dict[str, Any]
     ) -> dict[str, Any]:
         """Return everything but q, k, v, by the names and in the forms of a signature."""
         values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes, mask_true = self._sizes(inputs, options), self.conventions.mask_true
+        sizes, mask_true = self.sizes_of(inputs, options), self.conventions.mask_true
         return form_arguments(signature, values, sizes, self.framework, mask_true)
 
-    def _sizes(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Sizes:
+    def sizes_of(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Sizes:
         """Return the sizes of a call."""
         if self.latent is not None:
             return self.latent.call_sizes(inputs, self.layout)

@@ -11,35 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, catch_foreign
 from npattn.testing.adapters.child import Tensor, as_json
 from npattn.testing.adapters.frameworks import array_of
 
 __all__ = [
-    "Composed",
     "Held",
-    "Input",
     "NoArray",
     "Place",
-    "Result",
     "find_garbage",
     "places",
     "plain",
     "raise_errors",
     "value_of",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class Composed:
-    """An array that the worker forms of others: `hide` and `add_mask` of a framework."""
-
-    kind: str
-    parts: tuple[Array, ...]
-
-    def __add__(self, bias: Array) -> Composed:
-        return Composed(self.kind, (*self.parts, bias))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,20 +48,6 @@ class NoArray:
     """A result that is no array, or could not be read."""
 
     error: BaseException
-
-
-@dataclass(frozen=True)
-class Input:
-    """An array of the request, by name: two names may be one object."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """One of the results of the forward, as an argument of the backward."""
-
-    index: int
 
 
 # --- what comes back ------------------------------------------------------------------------------

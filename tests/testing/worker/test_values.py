@@ -13,7 +13,7 @@ from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.adapters.child import Session, parse_frame, read_frame, write_frame
 from npattn.testing.adapters.frameworks import WIDE, array_of, make_framework, span
-from npattn.testing.worker.remote import Request
+from npattn.testing.worker.remote import SentRequest
 from npattn.testing.worker.values import NoArray, value_of
 
 VIEWS = SimpleNamespace(abilities={"views"})
@@ -76,7 +76,7 @@ def outcome(call, *args):
 @given(arrays())
 def test_inputs_keep_values_strides_and_flags(array):
     """The worker has what the judge sends; torch and JAX take there what they take here."""
-    request = Request(VIEWS, None)
+    request = SentRequest(VIEWS, None)
     request.add_arrays({"x": array})
     tensors = send(request.tensors)
     session = Session("nothing:nothing")
@@ -93,7 +93,7 @@ def test_inputs_keep_values_strides_and_flags(array):
 def test_frameworks_take_the_same_arrays_on_both_sides(name, array):
     pytest.importorskip(name)
     here, there = make_both(name)
-    request = Request(VIEWS, None)
+    request = SentRequest(VIEWS, None)
     request.add_arrays({"x": array})
     session = Session("nothing:nothing")
     session.framework = there
@@ -160,7 +160,7 @@ def test_other_dtypes_are_refused_in_the_same_words(dtype):
 
 def test_buffers_of_another_dtype_are_sent_in_that_of_the_array():
     """The real part of a complex array, and numbers in a buffer of bytes."""
-    request = Request(VIEWS, None)
+    request = SentRequest(VIEWS, None)
     parts = np.arange(6).reshape(2, 3) * (1 + 2j)
     request.add_arrays({"x": parts.imag, "y": np.arange(24, dtype=np.uint8)[4:20].view(np.float32)})
     session = Session("nothing:nothing")
@@ -172,7 +172,7 @@ def test_buffers_of_another_dtype_are_sent_in_that_of_the_array():
 
 def test_strides_of_parts_of_elements_are_refused():
     records = np.zeros(3, "f4, i1")
-    request = Request(VIEWS, None)
+    request = SentRequest(VIEWS, None)
     with pytest.raises(ImplementationError, match="no strides of parts of elements"):
         request.add_arrays({"x": records["f0"]})
 
