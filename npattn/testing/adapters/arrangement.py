@@ -14,8 +14,8 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ResultError
+from npattn.testing.adapters.cache_options import Way
 from npattn.testing.adapters.storage import Storage, Stored
-from npattn.testing.adapters.ways import Way
 
 __all__ = ["SPARE", "Arrangement"]
 

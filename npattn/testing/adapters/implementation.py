@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import reduce
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from npattn.options import OPTIONS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.arguments import Sizes, form_arguments
-from npattn.testing.adapters.arrangement import Arrangement
 from npattn.testing.adapters.base import (
     ImplementationError,
     ResultError,
@@ -34,6 +34,7 @@ from npattn.testing.adapters.base import (
     note_problem,
 )
 from npattn.testing.adapters.child import parameters, qualified_name, refuse_class
+from npattn.testing.adapters.forms import Form, Layout
 from npattn.testing.adapters.frameworks import (
     TINY,
     Framework,
@@ -45,10 +46,10 @@ from npattn.testing.adapters.key_lists import read_key_lists
 from npattn.testing.adapters.latent import read_latent
 from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable
 from npattn.testing.adapters.output import QuantizedOutput
-from npattn.testing.adapters.packing import Packing, read_packing
-from npattn.testing.adapters.placing import arrange
+from npattn.testing.adapters.packing import read_packing
 from npattn.testing.adapters.quantized import WORDS, read_quantized
 from npattn.testing.adapters.request import LEAVES, Request, name_gradients, name_results
+from npattn.testing.adapters.sequences import Sequences
 from npattn.testing.adapters.signature import Signature, read_backward, read_signature
 from npattn.testing.adapters.storage import UNSTORED, read_storage
 from npattn.testing.adapters.untrusted import Untrusted
@@ -204,26 +205,27 @@ class Implementation:
                 "are not known there: factors of heads, tokens or whole arrays are"
             )
         self.packing = read_packing(self.signature.packed)
-        if self.packing is not None:
-            self._check_packing(self.packing)
-        others = [x for x in (self.packing, self.storage) if x is not None]
-        for taken in others:
-            if layout == "BHTD":
+        if self.packing is not None and self.quantized is not None:
+            raise OptionError(f"quantized= needs q, k and v apart, and {self.name} has one array")
+        if self.packing is not None and self.storage is not None:
+            paged = self.storage.keys == "pages" and self.packing.order == "parts"
+            self.packing = replace(self.packing, pages=paged, stored=True)
+        self.latent = read_latent(self.signature, self.name)
+        self.key_lists = read_key_lists(self.signature, self.name)
+        for heads_last in (self.packing, self.storage):
+            if heads_last is not None and layout == "BHTD":
                 raise OptionError(
-                    f"layout is {layout!r}, must be BTHD: {self.name} takes {taken.words}"
+                    f"layout is {layout!r}, must be BTHD: {self.name} takes {heads_last.words}"
                 )
-            self.layout = "BTHD"
-            self.reads += (taken.words,)
+            self.layout = self.layout if heads_last is None else "BTHD"
+        forms = (self.packing, self.storage, self.latent, self.key_lists)
+        self.reads += tuple(form.words for form in forms if form is not None)
         if self.storage is not None:
             self.forward_only |= self.storage.appends  # nobody says what a written cache's is
             if features is None:
                 unstored = [name for name in UNSTORED if name in self.features]
                 self.features -= {*unstored}
                 self.untested += tuple(f"{n}: not of sequences as they are" for n in unstored)
-        self.latent = read_latent(self.signature, self.name)
-        self.key_lists = read_key_lists(self.signature, self.name)
-        for form in (self.latent, self.key_lists):
-            self.reads += () if form is None else (form.words,)
         beside = [x for x in (self.storage, self.quantized) if x is not None]
         if (self.latent or self.key_lists) and beside:
             raise OptionError(
@@ -262,14 +264,6 @@ class Implementation:
             return framework
 
         return call
-
-    def _check_packing(self, packing: Packing) -> None:
-        """Raise if packed arrays come with what is not packed."""
-        if self.quantized is not None:
-            raise OptionError(f"quantized= needs q, k and v apart, and {self.name} has one array")
-        if self.storage is not None:
-            paged = self.storage.keys == "pages" and packing.order == "parts"
-            self.packing = replace(packing, pages=paged, stored=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Replace functions by a spec that finds them: processes may not import them by name."""
@@ -318,9 +312,8 @@ class Implementation:
 
         Where samples have lengths, hidden keys are where causal and windows do not count them.
         """
-        own = problem if self.latent is None else self.latent.fit(problem)
-        own = own if self.quantized is None else self.quantized.round(own)
-        return own if self.storage is None else self.storage.fit(own, self.conventions.mask_true)
+        mask_true = self.conventions.mask_true
+        return reduce(lambda own, form: form.fit(own, mask_true), self.forms, problem)
 
     @property
     def source(self) -> str:
@@ -374,9 +367,10 @@ class Implementation:
         """The call that found out its framework, if one did, as `Trial` has first calls."""
         if self.first_result is None:
             return ()
-        swaps = (self._layout_of(name) == "BTHD" for name in TINY)
-        arrays = (x.swapaxes(-2, -3) if s else x for x, s in zip(TINY.values(), swaps, strict=True))
-        problem, result = Problem(*arrays), self._from_layout("o", self.first_result)
+        layout = self.arrangement
+        arrays = (x.swapaxes(-2, -3) if layout.swaps(n, 4) else x for n, x in TINY.items())
+        problem = Problem(*arrays)
+        result = layout.restore("o", self.first_result, problem, "attend")["o"]
         dout = np.ones((*problem.q.shape[:-1], problem.E), problem.q.dtype)
         return ((problem, Cotangents(dout, None), Results((("o", result),))),)
 
@@ -412,56 +406,59 @@ class Implementation:
 
     def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
         """Return fresh, writable arrays of the framework, by npattn's names."""
-        problem, factors = self._split(problem.materialise())
-        arrays = {n: x for n, x in factors.items() if isinstance(x, np.ndarray) and x.ndim}
-        if self.storage is not None:
-            arrays = self._arrange(problem).arrays(problem, arrays)
-        else:
-            own = {name: getattr(problem, name) for name in ARRAYS}
-            if self.latent is not None:
-                with note_problem(problem):
-                    own |= self.latent.split(problem)
-            if self.key_lists is not None:
-                with note_problem(problem):
-                    own |= self.key_lists.arrays(problem, self.conventions.mask_true)
-                own = own if self.key_lists.beside_mask else own | {"mask": None}
-            arrays |= {name: array for name, array in own.items() if array is not None}
-        packs = self.packing is not None
-        if self.packing is not None:
-            if problem.q.ndim != 4:
-                raise inexpressible(f"arrays of {problem.q.ndim} axes")
-            apart = {n: lay_out(arrays[n], "contiguous", self.storage is None) for n in "qkv"}
-            arrays = self.packing.pack(arrays | apart)
         given = {}
         with self.framework.allowing(problem.q.dtype):
-            for name, array in arrays.items():
-                array = array if self.quantized is None else self.quantized.narrow(name, array)
-                swaps = self.storage is None and not packs and self._swaps(name, problem)
-                own_view = view if name in (*"qkv", *LATENT) else "contiguous"
-                given[name] = self.framework.give(lay_out(array, own_view, swaps))
+            laid_out = self.storage is not None or self.packing is not None
+            for name, array in self._store(problem).items():
+                swaps = not laid_out and self.arrangement.swaps(name, problem.q.ndim)
+                own = view if name in (*"qkv", *LATENT) else "contiguous"
+                given[name] = self.framework.give(lay_out(array, own, swaps))
         return given
+
+    @property
+    def arrangement(self) -> Layout:
+        """The layout of its arrays, where they are no stored sequences."""
+        meanings = self.signature.meanings.values()
+        output = "BTHD" if self.signature.module else self.layout
+        one_head = self.latent is not None and self.latent.one_head
+        heads_last = "lse (B, T, H) without gradient" in meanings
+        return Layout(self.layout, output, heads_last, one_head)
+
+    @property
+    def forms(self) -> list[Form]:
+        """The forms of its inputs, in the order in which a call takes them."""
+        stored = self.arrangement if self.storage is None else Sequences(self.storage)
+        forms = (self.latent, self.key_lists, self.quantized, stored, self.packing)
+        return [form for form in forms if form is not None]
+
+    def _store(self, problem: Problem) -> dict[str, Array]:
+        """Return the arrays of a call in the forms that it takes."""
+        whole = own = problem.materialise()
+        arrays: Mapping[str, Array] = {n: x for n in ARRAYS if (x := getattr(own, n)) is not None}
+        with note_problem(whole):
+            for form in self.forms:
+                own, arrays = form.store(own, arrays, self.conventions.mask_true)
+        return {name: self._narrow(name, array) for name, array in arrays.items()}
+
+    def _narrow(self, name: str, array: Array) -> Array:
+        return array if self.quantized is None else self.quantized.narrow(name, array)
 
     def inputs_after(self, problem: Problem) -> dict[str, Array]:
         """Return what arrays hold after a call that writes to them, by npattn's names."""
         if self.storage is None or self.framework.immutable:
             return {}
-        arrays = self._arrange(problem).arrays_after(problem)
+        with note_problem(problem):
+            arrays = Sequences(self.storage).store_after(problem, self.conventions.mask_true)
         return self.packing.pack(arrays) if self.packing and arrays else arrays
 
     def raw_inputs(self, problem: Problem) -> tuple[Array, Array, Array]:
         """Return q, k and v in npattn's layout, in the dtypes in which they are passed."""
-        if self.quantized is None:
-            return problem.q, problem.k, problem.v
-        own, _ = self._split(problem)
-        q, k, v = (self.quantized.narrow(name, getattr(own, name)) for name in "qkv")
+        own = problem
+        if self.quantized is not None:
+            with note_problem(problem):
+                own, _ = self.quantized.split(problem)
+        q, k, v = (self._narrow(name, getattr(own, name)) for name in "qkv")
         return q, k, v
-
-    def _split(self, problem: Problem) -> tuple[Problem, dict[str, Array]]:
-        """Return a problem without the factors of quantized inputs, and these by meaning."""
-        if self.quantized is None:
-            return problem, {}
-        with note_problem(problem):
-            return self.quantized.split(problem)
 
     def options(self, problem: Problem) -> dict[str, Any]:
         """Return the options that are not arrays and not at their default."""
@@ -470,19 +467,12 @@ class Implementation:
         if problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0):
             del values["scale"]
         given = {name: x for name, x in values.items() if x != OPTIONS[name].default}
-        if self.signature.always_causal and not given.pop("causal", False):
-            with note_problem(problem):
-                raise inexpressible("a call without causal")
-        if self.quantized is not None:
-            _, factors = self._split(problem)
-            given |= {name: float(x) for name, x in factors.items() if not x.ndim}
-        return given | (self._arrange(problem).numbers() if self.storage else {})
-
-    def _arrange(self, problem: Problem) -> Arrangement:
-        """Return the places of the samples of a problem, for what takes sequences."""
-        assert self.storage is not None
         with note_problem(problem):
-            return arrange(self.storage, problem, self.conventions.mask_true)
+            if self.signature.always_causal and not given.pop("causal", False):
+                raise inexpressible("a call without causal")
+            for form in self.forms:
+                given |= form.numbers(problem, self.conventions.mask_true)
+        return given
 
     def _replace(self, **changes: Any) -> Implementation:
         """Return the same implementation with other attributes."""
@@ -643,8 +633,9 @@ class Implementation:
         with self._calling(problem, cotangents):
             request = self._request(problem)
             request.add_cotangents(self.give_cotangents(problem, cotangents))
+            layout = self.arrangement
             second = {
-                name: self.framework.give(lay_out(x, "contiguous", self._swaps(name, problem)))
+                name: self.framework.give(lay_out(x, "contiguous", layout.swaps(name, x.ndim)))
                 for name, x in directions.items()
             }
             found = request.autograd_twice(second)
@@ -706,11 +697,12 @@ class Implementation:
         if self.latent is not None or self.key_lists is not None:
             raise OptionError("sweep on a device has no latent inputs or lists: leave it out")
         request = self.request(problem)
-        own = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
+        layout = self.arrangement
+        own = {n: layout.apply(n, x) for n, x in inputs.items()}
         request.add_inputs(own, self.options(problem))
         if cotangents is not None:
-            given = {n: self._to_layout(n, x) if n == "o" else x for n, x in cotangents.items()}
-            given |= {"lse": self._swap_lse(given["lse"])} if "lse" in given else {}
+            given = {n: layout.apply(n, x) for n, x in cotangents.items()}
+            given |= {"lse": layout.swap_lse(given["lse"])} if "lse" in given else {}
             request.add_cotangents(given)
         lse = ("return_lse",) if self.returns_lse else ()
         (value,) = request.forward([()])
@@ -726,7 +718,8 @@ class Implementation:
             more |= name_results(self.signature, value, lse)
         with catch_foreign("raised"):
             self.framework.finish()
-        return [(n, self._from_layout(n, x)) for n, x in [*pairs, *more.items()]]
+        every = [*pairs, *more.items()]
+        return [(n, layout.restore(n, x, problem, "attend")[n]) for n, x in every]
 
     def raw(self, problem: Problem) -> Any:
         """Return o without copying it."""
@@ -753,25 +746,24 @@ class Implementation:
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Any]:
         """Return the cotangents of its results as arrays of the framework, by result."""
+        own = replace(
+            cotangents,
+            dlse=cotangents.dlse if self.returns_lse else None,
+            dweights=cotangents.dweights if self.returns_weights else None,
+        )
         if self.storage is not None:
-            return self._store_cotangents(problem, cotangents, view)
-        swap = self._swaps("o", problem)
-        given = {"o": self.framework.give(lay_out(cotangents.dout, view, swap))}
-        if cotangents.dlse is not None and self.returns_lse:
-            dlse = np.ascontiguousarray(self._swap_lse(np.array(cotangents.dlse)))
-            given["lse"] = self.framework.give(dlse)
-        if cotangents.dweights is not None and self.returns_weights:
-            given["weights"] = self.framework.give(np.array(cotangents.dweights))
-        return given
-
-    def _store_cotangents(
-        self, problem: Problem, cotangents: Cotangents, view: str
-    ) -> dict[str, Any]:
-        places, factor = self._arrange(problem), 1.0 if problem.sinks is None else 0.0
-        dout = places.store_cotangent(np.array(cotangents.dout), factor)
-        stored = {"o": lay_out(dout, view, False)}
-        if cotangents.dlse is not None and self.returns_lse:
-            stored["lse"] = places.store_lse(np.array(cotangents.dlse), factor)
+            with note_problem(problem):
+                form, mask_true = Sequences(self.storage), self.conventions.mask_true
+                stored = form.store_cotangents(problem, own, mask_true)
+            swap = False
+        else:
+            layout = self.arrangement
+            stored, swap = {"o": own.dout}, layout.swaps("o", problem.q.ndim)
+            if own.dlse is not None:
+                stored["lse"] = np.ascontiguousarray(layout.swap_lse(np.array(own.dlse)))
+            if own.dweights is not None:
+                stored["weights"] = np.array(own.dweights)
+        stored["o"] = lay_out(stored["o"], view, swap)
         return {name: self.framework.give(x) for name, x in stored.items()}
 
     def _leaves(self, inputs: Mapping[str, Any], bias: bool = True) -> list[str]:
@@ -820,47 +812,17 @@ class Implementation:
         return Sizes.of(inputs, self.layout, self.storage is not None, self.packing, heads_first)
 
     def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:
-        arrays = []
+        """Return results as npattn has them; without a problem, of plain arrays."""
+        arrays: list[tuple[str, Any]] = []
+        forms: list[Form] = [self.arrangement] if problem is None else self.forms[::-1]
+        mask_true, own = self.conventions.mask_true, cast("Any", problem)
         for name, value in pairs:
             with catch_foreign(f"{name} could not be read:"):
-                array = self.framework.take(value)
-                packed = self.packing is not None and name == f"d{self.packing.name}"
-                parts = self.packing.unpack(array) if self.packing and packed else {name: array}
-                for own, part in parts.items():
-                    if self.storage is None or problem is None:
-                        part = self._from_layout(own, part)
-                    else:
-                        part = self._arrange(problem).restore(own, part, problem)
-                    if own == "o" and problem is not None and self.output is not None:
-                        part = self.output.restore(part, problem)
-                    arrays.append((own, part))
-        if self.latent is not None and problem is not None:
-            arrays = self.latent.join(arrays, problem)
+                found: Mapping[str, Any] = {name: self.framework.take(value)}
+                for form in forms:
+                    parts = (form.restore(n, x, own, mask_true) for n, x in found.items())
+                    found = {n: x for part in parts for n, x in part.items()}
+                arrays += found.items()
+        for form in forms if problem is not None else ():
+            arrays = form.join(arrays, own)
         return Results(tuple(arrays))
-
-    def _from_layout(self, name: str, array: Any) -> Any:
-        """Return a result in npattn's layout."""
-        if name == "lse":
-            return self._swap_lse(array)
-        swaps = name in ("o", "dq", "dk", "dv", f"d{LATENT[0]}")
-        swaps = swaps and self._layout_of(name) == "BTHD"
-        return array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
-
-    def _layout_of(self, name: str) -> str:
-        """Return the layout of an array: Hugging Face's functions have another for o."""
-        return "BTHD" if name == "o" and self.signature.module else self.layout
-
-    def _swap_lse(self, lse: Any) -> Any:
-        """Return lse, or its cotangent, from or to the layout of the implementation."""
-        swaps = "lse (B, T, H) without gradient" in self.signature.meanings.values()
-        return lse.swapaxes(-1, -2) if swaps and lse.ndim == 3 else lse
-
-    def _to_layout(self, name: str, array: Any) -> Any:
-        """Return a tensor in the implementation's layout."""
-        swaps = self._layout_of(name) == "BTHD" and array.ndim == 4
-        return array.swapaxes(-2, -3).contiguous() if swaps else array
-
-    def _swaps(self, name: str, problem: Problem) -> bool:
-        swaps = self._layout_of(name) == "BTHD" and name in (*"qkvo", LATENT[0])
-        without = self.latent is not None and self.latent.one_head and name in "kv"
-        return swaps and problem.q.ndim == 4 and not without

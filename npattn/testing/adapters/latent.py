@@ -24,6 +24,7 @@ from npattn.meanings import LATENT
 from npattn.problem import Problem
 from npattn.testing.adapters.arguments import Sizes
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
+from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.meanings import PARTS
 from npattn.testing.adapters.signature import Signature
 
@@ -36,7 +37,7 @@ HEADS: dict[str, Sequence[int]] = {"H": (3, 2, 4, 1), "K": (1,)}
 
 
 @dataclass(frozen=True)
-class LatentInputs:
+class LatentInputs(Form):
     """How an implementation takes the parts.
 
     Attributes
@@ -64,7 +65,7 @@ class LatentInputs:
         named = {**signature.parts, **signature.meanings}
         return {n: PARTS[meaning] for n, meaning in named.items() if meaning in PARTS}
 
-    def fit(self, problem: Problem) -> Problem:
+    def fit(self, problem: Problem, mask_true: str = "attend") -> Problem:
         """Return the problem with the first columns of k for v."""
         if problem.E > problem.D or self._is_tied(problem):
             return problem
@@ -73,6 +74,12 @@ class LatentInputs:
     def _is_tied(self, problem: Problem) -> bool:
         k, v = (x.astype(np.float64) for x in (problem.k[..., : problem.E], problem.v))
         return k.shape == v.shape and np.array_equal(k, v, equal_nan=True)
+
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the arrays of a call with the parts."""
+        return problem, {**arrays, **self.split(problem)}
 
     def split(self, problem: Problem) -> dict[str, Array]:
         """Return the parts by the names of the arrays of a call.

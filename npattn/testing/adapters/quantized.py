@@ -22,6 +22,7 @@ from npattn.problem import Problem
 from npattn.quantization import FORMATS, largest
 from npattn.testing.adapters.base import NotAsked, inexpressible
 from npattn.testing.adapters.child import STARRED, parameters
+from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.signature import Signature
 
@@ -43,7 +44,7 @@ WORDS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class QuantizedInputs:
+class QuantizedInputs(Form):
     """Inputs that are numbers of 8 bits, and the parts that have a factor of their own.
 
     Attributes
@@ -103,7 +104,7 @@ class QuantizedInputs:
         """Storage of P where nobody declares one: tensor cores take two operands of a format."""
         return self.dtype if self.dtype != "int8" and {"q", "v"} <= {*self.per} else "input"
 
-    def round(self, problem: Problem) -> Problem:
+    def fit(self, problem: Problem, mask_true: str = "attend") -> Problem:
         """Return the problem with numbers that the format and a factor hold exactly.
 
         The problem itself if they are such already, or their rank has no parameter for factors.
@@ -120,6 +121,23 @@ class QuantizedInputs:
             rounded = self._cast(array.astype(np.float64) / factors).astype(np.float64)
             changed[name] = (rounded * factors).astype(array.dtype)
         return problem.replace(**changed)
+
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the problem without factors, and the arrays of a call with those of parts."""
+        own, factors = self.split(problem)
+        inputs = {name: getattr(own, name) for name in self.per}
+        return own, {**arrays, **inputs, **{n: x for n, x in factors.items() if x.ndim}}
+
+    def numbers(self, problem: Problem, mask_true: str) -> dict[str, Any]:
+        """Return the factors of whole arrays."""
+        return {name: float(x) for name, x in self.split(problem)[1].items() if not x.ndim}
+
+    def restore(self, name: str, array: Any, problem: Problem, mask_true: str) -> Mapping[str, Any]:
+        """Return o as it is meant."""
+        quantized = name == "o" and self.output is not None
+        return {name: self.output.restore(array, problem) if quantized and self.output else array}
 
     def split(self, problem: Problem) -> tuple[Problem, dict[str, Array]]:
         """Return the problem without the factors, and these by their meanings, float32.

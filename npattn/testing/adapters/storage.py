@@ -79,7 +79,7 @@ class Storage:
     first_page : int
         Number of pages before the first that a sequence has.
     misread : str
-        One of `npattn.testing.adapters.ways.MISREADINGS`, which is then shared; "" is none.
+        One of `cache_options.MISREADINGS`, which is then shared; "" is none.
     """
 
     queries: Literal["batch", "cache", "packed"]

@@ -46,7 +46,7 @@ from npattn.testing.adapters.request import Request, refuse_count
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.description import Stub
-from npattn.testing.worker.given_up import GivenUp
+from npattn.testing.worker.fatal_kinds import GivenUp
 from npattn.testing.worker.supervisor import Worker
 from npattn.testing.worker.values import (
     Held,

@@ -12,9 +12,9 @@ from npattn.cache import append
 from npattn.positions import Frequencies
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.adapters.placing import arrange
+from npattn.testing.adapters.cache_options import MISREADINGS, Draw, draw_turns, turn
+from npattn.testing.adapters.sequences import arrange
 from npattn.testing.adapters.storage import Storage
-from npattn.testing.adapters.ways import MISREADINGS, Draw, draw_turns, turn
 
 B, H, K, T, S, D, E = 3, 10, 5, 7, 11, 13, 17
 GROWS = frozenset(

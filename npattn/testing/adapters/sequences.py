@@ -6,14 +6,19 @@ so that every offset, longest length and table matters.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array, band, diagonal
-from npattn.problem import Problem
+from npattn.meanings import DESCALES
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.arrangement import SPARE, Arrangement
 from npattn.testing.adapters.base import inexpressible
+from npattn.testing.adapters.cache_options import Draw, Way, draw_turns
+from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.storage import (
     UNSTORED,
     Storage,
@@ -22,9 +27,54 @@ from npattn.testing.adapters.storage import (
     looks_along,
     read_shown,
 )
-from npattn.testing.adapters.ways import Draw, Way, draw_turns
 
-__all__ = ["arrange"]
+__all__ = ["Sequences", "arrange"]
+
+
+@dataclass(frozen=True)
+class Sequences(Form):
+    """Samples among other sequences, as a storage has them."""
+
+    storage: Storage
+
+    @property
+    def words(self) -> str:
+        """The storage in words."""
+        return self.storage.words
+
+    def fit(self, problem: Problem, mask_true: str) -> Problem:
+        """Return the problem with its hidden keys where causal and windows do not count them."""
+        return self.storage.fit(problem, mask_true)
+
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the arrays of a call with the samples among other sequences."""
+        factors = {n: x for n, x in arrays.items() if n in DESCALES}
+        return problem, arrange(self.storage, problem, mask_true).arrays(problem, factors)
+
+    def store_after(self, problem: Problem, mask_true: str) -> dict[str, Array]:
+        """Return k and v as they are after a call that writes to them."""
+        return arrange(self.storage, problem, mask_true).arrays_after(problem)
+
+    def store_cotangents(
+        self, problem: Problem, cotangents: Cotangents, mask_true: str
+    ) -> dict[str, Array]:
+        """Return the cotangents of o, and of lse if there is one, as results are stored."""
+        places = arrange(self.storage, problem, mask_true)
+        factor = 1.0 if problem.sinks is None else 0.0
+        stored = {"o": places.store_cotangent(np.array(cotangents.dout), factor)}
+        if cotangents.dlse is not None:
+            stored["lse"] = places.store_lse(np.array(cotangents.dlse), factor)
+        return stored
+
+    def numbers(self, problem: Problem, mask_true: str) -> dict[str, Any]:
+        """Return what says where the sequences are and is no array."""
+        return arrange(self.storage, problem, mask_true).numbers()
+
+    def restore(self, name: str, array: Any, problem: Problem, mask_true: str) -> Mapping[str, Any]:
+        """Return what a result has of the samples."""
+        return {name: arrange(self.storage, problem, mask_true).restore(name, array, problem)}
 
 
 def arrange(storage: Storage, problem: Problem, mask_true: str = "attend") -> Arrangement:
