@@ -18,7 +18,8 @@ ROOT = Path(npattn.__file__).parent
 LAYERS = (
     {"errors", "threads"},
     {"options", "arrays", "parsing"},
-    {"meanings", "foreign"},
+    {"meanings"},
+    {"foreign"},
     {"dual"},
     {"checks"},
     {"descales"},

@@ -25,8 +25,7 @@ from npattn.problem import Problem
 from npattn.testing.adapters.arguments import Sizes
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
 from npattn.testing.adapters.forms import Form
-from npattn.testing.adapters.meanings import PARTS
-from npattn.testing.adapters.signature import Signature
+from npattn.testing.adapters.signature import PARTS, Signature
 
 __all__ = ["LatentInputs", "read_latent", "tie"]
 

@@ -41,8 +41,9 @@ from npattn.testing.adapters.frameworks import (
     tensor_of,
     try_frameworks,
 )
-from npattn.testing.adapters.implementation import Implementation, find_interpreter
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.request import Request, refuse_count
+from npattn.testing.adapters.session import find_interpreter
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.description import Stub
@@ -280,10 +281,6 @@ class Remote(Implementation):
     def request(self, problem: Problem | None, keeps: bool = False) -> SentRequest:
         """Return a request for calls, to which arrays are added."""
         return SentRequest(self, problem, keeps)
-
-    def results_on_device(self, *_: Any) -> list[tuple[str, Any]]:
-        """Raise: arrays of the worker cannot be judged where they are."""
-        raise OptionError("sweep needs the implementation in this process, not in a worker")
 
     # --- what the worker keeps ---
 
