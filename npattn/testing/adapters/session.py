@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 from npattn.testing.adapters.load import hash_files
 from npattn.testing.adapters.untrusted import Untrusted
 
-__all__ = ["Session", "find_interpreter"]
+__all__ = ["Session"]
 
 INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
 """Variables of the environment that have kernels interpreted."""
-
-
-def find_interpreter(environment: Mapping[str, str]) -> str | None:
-    """Return the variable by which kernels are interpreted, if one is on."""
-    return next((n for n in INTERPRETERS if environment.get(n, "0") not in ("", "0")), None)
 
 
 class Session:
@@ -26,6 +22,16 @@ class Session:
 
     Attributes
     ----------
+    is_isolated : bool
+        It lives in another process.
+    keeps_arrays : bool
+        Arrays and results of one call are there in the next.
+    takes_threads : bool
+        Two threads may call it at once.
+    environment : mapping of str, or None
+        Environment variables of its process; None for those of this one.
+    versions : dict of str
+        Versions of what it needs, where they may differ from those here.
     untrusted : Untrusted or None
         Means against the implementation, if nobody trusts it.
     notes : dict of str
@@ -35,6 +41,11 @@ class Session:
     f: Callable[..., Any]
     backward: Callable[..., Any] | None
     notes: dict[str, str]
+    is_isolated: bool = False
+    keeps_arrays: bool = True
+    takes_threads: bool = True
+    environment: Mapping[str, str] | None = None
+    versions: Mapping[str, str] = MappingProxyType({})
     untrusted: Untrusted | None = None
 
     @property
@@ -42,34 +53,15 @@ class Session:
         """Hash of the files of its functions; "" if there are none."""
         return hash_files(self.f, self.backward)
 
-    @property
-    def is_isolated(self) -> bool:
-        """True if it lives in another process."""
-        return False
-
     def while_answering(self, work: Callable[[], object] | None) -> AbstractContextManager[None]:
         """Return a context in which `work` is done while another process, if any, answers."""
         return nullcontext()
 
     @property
-    def keeps_arrays(self) -> bool:
-        """True if arrays and results of one call are there in the next."""
-        return True
-
-    @property
     def interpreter(self) -> str | None:
         """Variable by which its kernels are interpreted, one at a time; None if there is none."""
-        return find_interpreter(os.environ)
-
-    @property
-    def takes_threads(self) -> bool:
-        """True if two threads may call it at once."""
-        return True
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of what it needs, where they may differ from those here."""
-        return {}
+        own = os.environ if self.environment is None else self.environment
+        return next((n for n in INTERPRETERS if own.get(n, "0") not in ("", "0")), None)
 
     @property
     def given_up_lines(self) -> list[str]:

@@ -9,7 +9,6 @@ function of this process.
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,7 +42,6 @@ from npattn.testing.adapters.frameworks import (
 )
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.request import Request, refuse_count
-from npattn.testing.adapters.session import find_interpreter
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.description import Stub
@@ -144,6 +142,8 @@ class Remote(Implementation):
         As of `Implementation`; if the worker cannot be started, or its target cannot be used.
     """
 
+    is_isolated = True
+
     def __init__(self, worker: Worker, **arguments: Any) -> None:
         self.worker = worker
         self.watch: Callable[[Mapping[str, Any], Any], object] | None = None
@@ -197,6 +197,10 @@ class Remote(Implementation):
         self._shapes: set[Any] = set()
         self._work: Callable[[], object] | None = None
         self.given_up = GivenUp()
+        self.keeps_arrays = {"objects", "hold"} <= self.abilities
+        self.takes_threads = "channels" in self.abilities
+        self.versions = self.worker.description.get("versions", {})
+        self.environment = self.worker.environment
         if self.worker.settings.get("fresh"):
             self.untrusted = Untrusted(self.worker.close, self.worker.age)
 
@@ -218,11 +222,6 @@ class Remote(Implementation):
         """Requests beyond the plain ones that the worker understands."""
         return frozenset(self.worker.description.get("abilities", ()))
 
-    @property
-    def is_isolated(self) -> bool:
-        """True if it lives in another process."""
-        return True
-
     @contextmanager
     def while_answering(self, work: Callable[[], object] | None) -> Iterator[None]:
         """Return a context in which `work` is done while the worker answers the next request."""
@@ -231,27 +230,6 @@ class Remote(Implementation):
             yield
         finally:
             self._work = None
-
-    @property
-    def keeps_arrays(self) -> bool:
-        """True if it keeps arrays and results between calls."""
-        return {"objects", "hold"} <= self.abilities
-
-    @property
-    def interpreter(self) -> str | None:
-        """Variable by which its kernels are interpreted, one at a time; None if there is none."""
-        environment = self.worker.environment
-        return find_interpreter(os.environ if environment is None else environment)
-
-    @property
-    def takes_threads(self) -> bool:
-        """True if two threads may call it at once."""
-        return "channels" in self.abilities
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of what it needs, where they may differ from those here."""
-        return {str(n): str(x) for n, x in self.worker.description.get("versions", {}).items()}
 
     @property
     def source(self) -> str:
