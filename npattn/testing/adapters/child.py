@@ -292,12 +292,6 @@ class NumPy:
         """Return a NumPy array on the memory of a result, None where NumPy cannot read it."""
         return value if isinstance(value, np.ndarray) else None
 
-    def add_mask(self, mask: Any, q: Any) -> Any:
-        raise NotPossible("the judge adds masks to NumPy arrays itself")
-
-    def hide(self, bias: Any, mask: Any) -> Any:
-        raise NotPossible("the judge hides with NumPy arrays itself")
-
     def threads(self, count: int | None) -> Any:
         return contextlib.nullcontext()
 

@@ -28,9 +28,8 @@ from npattn.testing.adapters.forms import Form, Layout
 from npattn.testing.adapters.frameworks import Framework
 from npattn.testing.adapters.key_lists import read_key_lists
 from npattn.testing.adapters.latent import read_latent
-from npattn.testing.adapters.output import QuantizedOutput
 from npattn.testing.adapters.packing import read_packing
-from npattn.testing.adapters.quantized import read_quantized
+from npattn.testing.adapters.quantized import QuantizedOutput, read_quantized
 from npattn.testing.adapters.request import name_gradients
 from npattn.testing.adapters.sequences import Sequences
 from npattn.testing.adapters.signature import Signature

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,20 +29,6 @@ __all__ = ["LEAVES", "Request", "name_gradients", "name_results", "refuse_count"
 INPUTS = ("q", "k", "v", "bias", "sinks", "gate")
 LEAVES = (*INPUTS, "qkv", "kv", LATENT[0])
 """Inputs that have a gradient."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """An array of the request, by name: two names may be one object."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """One of the results of the forward, as an argument of the backward."""
-
-    index: int
 
 
 class Request:
@@ -189,15 +174,21 @@ class Request:
         f, values = self.f, self.options | dict.fromkeys(returns, True)
         keywords = f.keywords(f.signature, self.inputs, values)
         module = [make_module(f.sizes_of(self.inputs, values))] if f.signature.module else []
-        return self._form([*module, *map(Input, f.signature.leading)], keywords)
+        return self._form([*module, *self._leading], keywords)
 
     def _backward(self) -> dict[str, Any]:
         f = self.f
         keywords = f.keywords(f.backward_signature, self.inputs, self.options)
-        extra: dict[str, Any] = {"out": Result(0), "lse": Result(1) if f.returns_lse else None}
+        extra: dict[str, Any] = {"out": {"result": 0}}
+        extra |= {"lse": {"result": 1} if f.returns_lse else None}
         extra |= {"dlse": self.given.get("lse"), "dweights": self.given.get("weights")}
         taken = {n: x for n, x in extra.items() if n in f.backward_takes}
-        return self._form([Input("dout"), *map(Input, f.signature.leading)], taken | keywords)
+        return self._form([{"array": "dout"}, *self._leading], taken | keywords)
+
+    @property
+    def _leading(self) -> list[Any]:
+        """The arrays that come first."""
+        return [{"array": name} for name in self.f.signature.leading]
 
     def _form(self, positional: list[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -207,12 +198,10 @@ class Request:
 
     def _entry(self, value: Any) -> Any:
         """Return an argument as a message has it."""
-        if isinstance(value, Input):  # most are
-            return {"array": value.name}
+        if isinstance(value, dict):  # it is one
+            return value
         if isinstance(value, Composed):
             return {value.kind: [self._entry(x) for x in value.parts]}
-        if isinstance(value, Result):
-            return {"result": value.index}
         if isinstance(value, tuple):
             return [self._entry(x) for x in value]
         name = next((n for n, x in self.arrays.items() if x is value), None)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import sys
 import types
 
@@ -353,6 +354,14 @@ def test_result_of_a_subclass_is_refused(kind):
     np.testing.assert_array_equal(make_framework("numpy").take(np.asarray(array)), np.zeros((3, 5)))
 
 
+@pytest.mark.parametrize("dtype", ["O", "S3", "M8[D]", np.longdouble, ">f4"])
+def test_result_of_another_dtype_is_refused(dtype):
+    array = np.zeros(3, dtype)
+    said = "" if array.dtype.kind == "f" else ", must hold numbers"
+    with pytest.raises(ResultError, match=rf"array of dtype {re.escape(str(array.dtype))}{said}$"):
+        make_framework("numpy").take(array)
+
+
 @pytest.mark.parametrize("name", ["filled_from_copies", "filled_when_read"])
 def test_result_that_computes_when_it_is_read_is_refused(name):
     f = Implementation(getattr(laziness, name), framework="numpy")
@@ -378,6 +387,10 @@ def test_tensors_show_their_memory_and_subclasses_are_refused(dtype):
     )
     with pytest.raises(ResultError, match=r"Late, a subclass of torch\.Tensor, must be a plain"):
         framework.take(tensor.detach().as_subclass(Late))
+    with pytest.raises(ResultError, match=r"a tensor of torch\.sparse_coo, must be a dense one"):
+        framework.take(tensor.to_sparse())
+    with pytest.raises(ResultError, match=r"a tensor of torch\.float8_e4m3fnuz"):
+        framework.take(tensor.to(torch.float8_e4m3fnuz))
     tensor.detach = lambda: torch.zeros(3, 5)
     assert framework.take(tensor).astype(float).sum() == 15
     assert framework.take(torch.nn.Parameter(torch.ones(2))).sum() == 2

@@ -24,7 +24,6 @@ from npattn.testing.adapters.child import (
     read_frame,
     write_frame,
 )
-from npattn.testing.adapters.frameworks import TINY
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.targets import TARGETS, load_implementation
@@ -362,12 +361,6 @@ def test_plain_arrays_own_their_memory_as_here(shape):
     assert array.flags.writeable
     assert array.flags.aligned
     assert (array.shape, array.tobytes()) == (shape, data)
-
-
-def test_worker_tries_the_arrays_that_are_tried_here():
-    shape = (1, 1, 2, 2)
-    theirs = [np.array(x, np.float32).reshape(shape) for x in child.TINY]
-    assert all(np.array_equal(x, y) for x, y in zip(theirs, TINY.values(), strict=True))
 
 
 @pytest.mark.thorough
