@@ -22,7 +22,6 @@ from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.meanings import LATENT
 from npattn.problem import Problem
-from npattn.testing.adapters.arguments import Sizes
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import PARTS, Signature
@@ -106,17 +105,6 @@ class LatentInputs(Form):
         if self.one_head:
             parts |= {name: parts[name][..., 0, :, :] for name in "kv"}
         return parts
-
-    def call_sizes(self, inputs: Mapping[str, Any], layout: str) -> Sizes:
-        """Read the sizes of a call, of whole queries and keys."""
-        q, k = tuple(inputs["q"].shape), tuple(inputs["k"].shape)
-        D = q[-1] + inputs[QUERIES].shape[-1]
-        swaps = layout == "BTHD" and len(q) == 4
-        T, H = (q[1], q[2]) if swaps else (q[-2], q[-3] if len(q) > 2 else 1)
-        if self.one_head:
-            return Sizes(H, 1, T, k[-2], D)
-        S, K = (k[1], k[2]) if swaps else (k[-2], k[-3] if len(k) > 2 else 1)
-        return Sizes(H, K, T, S, D)
 
     def join(self, pairs: Sequence[tuple[str, Any]], problem: Problem) -> list[tuple[str, Any]]:
         """Return results with the gradients of parts joined to dq and dk.

@@ -116,12 +116,6 @@ class Packing(Form):
         parts = np.moveaxis(array, self.axis, 0)
         return {f"d{name}": part for name, part in zip(self.parts, parts, strict=True)}
 
-    def shape_of_part(self, array: Any) -> tuple[int, ...]:
-        """Return the shape of one part."""
-        shape = list(array.shape)
-        del shape[self.axis]
-        return tuple(shape)
-
 
 def read_packing(meaning: str) -> Packing | None:
     """Return how an array is packed by the meaning of its parameter; None if it is not."""

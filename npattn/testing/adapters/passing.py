@@ -269,23 +269,17 @@ class Passing:
         return {name: self.framework.give(x) for name, x in stored.items()}
 
     def keywords(
-        self, signature: Signature, inputs: dict[str, Any], options: dict[str, Any]
+        self,
+        signature: Signature,
+        inputs: dict[str, Any],
+        options: dict[str, Any],
+        sizes: Sizes | Problem,
     ) -> dict[str, Any]:
         """Return everything but q, k, v, by the names and in the forms of a signature."""
         values = {**inputs, **options}
         unasked = [n for n in values if n in OPTIONS and n not in self.features]
         assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes, mask_true = self.sizes_of(inputs, options), self.conventions.mask_true
-        return form_arguments(signature, values, sizes, self.framework, mask_true)
-
-    def sizes_of(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Sizes:
-        """Return the sizes of a call."""
-        if self.latent is not None:
-            return self.latent.call_sizes(inputs, self.layout)
-        order = options.get("order of pages", "")
-        heads_first = self.storage is not None and self.storage.heads_first
-        heads_first = order == "HND" or (heads_first and not order)
-        return Sizes.of(inputs, self.layout, self.storage is not None, self.packing, heads_first)
+        return form_arguments(signature, values, sizes, self.framework, self.conventions.mask_true)
 
     def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:
         """Return results as npattn has them; without a problem, of plain arrays."""

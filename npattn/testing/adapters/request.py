@@ -16,7 +16,7 @@ from npattn.meanings import LATENT
 from npattn.options import RESULTS
 from npattn.problem import Problem
 from npattn.testing.adapters import child
-from npattn.testing.adapters.arguments import make_module
+from npattn.testing.adapters.arguments import Sizes, make_module
 from npattn.testing.adapters.base import ResultError, catch_foreign
 from npattn.testing.adapters.frameworks import Composed, translate_errors
 from npattn.testing.adapters.signature import Signature
@@ -172,18 +172,25 @@ class Request:
 
     def _call(self, returns: tuple[str, ...]) -> dict[str, Any]:
         f, values = self.f, self.options | dict.fromkeys(returns, True)
-        keywords = f.keywords(f.signature, self.inputs, values)
-        module = [make_module(f.sizes_of(self.inputs, values))] if f.signature.module else []
+        keywords = f.keywords(f.signature, self.inputs, values, self.sizes)
+        module = [make_module(self.sizes)] if f.signature.module else []
         return self._form([*module, *self._leading], keywords)
 
     def _backward(self) -> dict[str, Any]:
         f = self.f
-        keywords = f.keywords(f.backward_signature, self.inputs, self.options)
+        keywords = f.keywords(f.backward_signature, self.inputs, self.options, self.sizes)
         extra: dict[str, Any] = {"out": {"result": 0}}
         extra |= {"lse": {"result": 1} if f.returns_lse else None}
         extra |= {"dlse": self.given.get("lse"), "dweights": self.given.get("weights")}
         taken = {n: x for n, x in extra.items() if n in f.backward_takes}
         return self._form([{"array": "dout"}, *self._leading], taken | keywords)
+
+    @property
+    def sizes(self) -> Sizes | Problem:
+        """The sizes of the calls: of the problem, or of arrays that none has."""
+        if self.problem is not None:
+            return self.problem
+        return Sizes.of(self.inputs["q"], self.inputs["k"], self.f.layout)
 
     @property
     def _leading(self) -> list[Any]:

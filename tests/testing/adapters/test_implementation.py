@@ -63,26 +63,6 @@ class Recorder:
 # --- reading the signature ------------------------------------------------------------------------
 
 
-def test_the_options_that_it_names_are_its_features():
-    def f(a, b, c, mask=None, *, causal=False, scale=None):
-        return zeros_for(a, c)
-
-    read = Implementation(f)
-    assert read.features == {"mask", "causal", "scale"}
-    assert read.untested == ()
-    assert read.returns == ()
-    assert not read.has_gradients
-    assert read.name.endswith("f")
-
-
-def test_unknown_optional_parameters_are_listed():
-    def f(q, k, v, causal=False, block_size=64, *, num_warps=4):
-        return zeros_for(q, v)
-
-    assert Implementation(f).untested == ("block_size", "num_warps")
-    assert Implementation(f).features == {"causal"}
-
-
 def test_unknown_required_parameter_is_an_error():
     def f(q, k, v, block_size, *, stages):
         return zeros_for(q, v)
@@ -91,14 +71,6 @@ def test_unknown_required_parameter_is_an_error():
         Implementation(f)
     filled = functools.partial(f, block_size=64, stages=2)
     assert Implementation(filled).untested == ("block_size", "stages")
-
-
-def test_fewer_than_three_positional_parameters_are_an_error():
-    def f(x, causal=False):
-        return x
-
-    with pytest.raises(OptionError, match="2 positional parameters, must have three: q, k, v"):
-        Implementation(f)
 
 
 def test_starred_parameters_take_q_k_v():
@@ -135,12 +107,6 @@ def test_features_restrict_those_of_signature():
     assert read.returns_lse
     assert "causal" in read.untested
     assert "dropout_rate" in read.untested
-
-
-@pytest.mark.parametrize("kwargs", [{"features": ["heads"]}, {"rename": {"causal": "cause"}}])
-def test_unknown_feature_is_an_error(kwargs):
-    with pytest.raises(OptionError, match="is not a feature, must be one of mask, causal"):
-        Implementation(Recorder(), **kwargs)
 
 
 @pytest.mark.parametrize(
