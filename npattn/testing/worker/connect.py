@@ -101,21 +101,19 @@ def connect(
         if limits.timeout is None:
             limits = replace(limits, timeout=known.timeout)
     variables = {} if known is None else known.environment
+    own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
+    environment: dict[str, str] = {**os.environ, **cache_variables()}
+    folder: Seclusion | PackageFolder | None = None
     if untrusted:
         settings |= {"fresh": True}
-        seclusion = Seclusion(CHILD)
-        own = seclusion.command(spec)
-        environment = {**seclusion.environment(), **variables, **_threads(alone)}
-        worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
-        worker.seclusion = seclusion  # its folder lives as long
-    else:
-        own, folder = [sys.executable, str(CHILD), spec, str(Path.cwd())], None
-        if python is not None:
-            folder = PackageFolder()
-            own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
-        environment = {**os.environ, **cache_variables(), **variables, **_threads(alone)}
-        worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
-        worker.seclusion = folder  # it lives as long
+        folder = Seclusion(CHILD)
+        own, environment = folder.command(spec), folder.environment()
+    elif python is not None:
+        folder = PackageFolder()
+        own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
+    environment |= {**variables, **_threads(alone)}
+    worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
+    worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None:
         remote.sizes, remote.rounding = known.sizes, known.rounding
