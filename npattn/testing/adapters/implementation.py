@@ -17,7 +17,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
-from npattn.options import OPTIONS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.base import (
@@ -43,8 +42,6 @@ from npattn.testing.adapters.signature import read_backward, read_signature
 from npattn.testing.adapters.views import lay_out
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "ResultError"]
-
-ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"))
 
 
 class Implementation(Passing, Session):
