@@ -406,6 +406,12 @@ class SentRequest(Request):
             raise refuse("its worker differentiates no gradients")
         return super().autograd_twice(second)
 
+    def _counted_call(self, returns: tuple[str, ...]) -> dict[str, Any]:
+        request = super()._counted_call(returns)
+        if "counts" not in self.remote.abilities:
+            del request["results"]
+        return request
+
     def encode(self, value: Any) -> Any:
         """Return an argument as JSON."""
         if isinstance(value, np.ndarray):
