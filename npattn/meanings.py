@@ -1,43 +1,74 @@
-"""Meanings of the parameters of attention functions beside the options, by name."""
+"""Meanings of the parameters of attention functions, and their names in other libraries."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from npattn.options import OPTIONS, RESULTS
 
-__all__ = ["DESCALES", "LATENT", "LISTS", "MEANINGS", "PACKED", "PLACES", "STORED"]
+__all__ = ["DESCALES", "LATENT", "LISTS", "MEANINGS", "NAMES", "PACKED", "PLACES", "STORED"]
 
-PLACES = (
-    "offsets of both",
-    "offsets of queries",
-    "offsets of keys",
-    "longest of both",
-    "longest queries",
-    "longest keys",
-    "lengths of queries",
-    "lengths of keys",
-    "page table",
-    "page offsets",
-    "page list",
-    "keys on last page",
-    "page size",
-)
+
+class Names(NamedTuple):
+    """Names of a meaning in other libraries: what npattn answers to one, and what it carries.
+
+    `{name}` in a hint is the name.
+    """
+
+    hint: str = ""
+    names: tuple[str, ...] = ()
+    carries: tuple[str, ...] = ()
+
+
+_IN_PACKED = "call npattn.cache.varlen for packed sequences"
+_IN_PAGES = "call npattn.cache.paged for keys in pages"
+_APPENDED, _TURNED = "call npattn.cache.append first", "turn q and k by npattn.positions.rope"
+_PARTS = "pass q, k and v: npattn.cache.unpack gives them"
+_LSE = "call npattn.forward, whose result has .lse"
+_LATENT = "call npattn.variants.latent.attention, or pass [latent | rotary] parts as q and k"
+_QUANTIZED = "dequantize it first: npattn.quantization.dequantize(values, descale)"
+_IN_8_BITS = "quantize the result: npattn.quantization.quantize(o, "
+
+_PLACES = {
+    "offsets of both": Names(_IN_PACKED, ("cu_seqlens",)),
+    "offsets of queries": Names(_IN_PACKED, ("cu_seqlens_q", "qo_indptr")),
+    "offsets of keys": Names(_IN_PACKED, ("cu_seqlens_k", "cu_seqlens_kv"), ("mask",)),
+    "longest of both": Names(_IN_PACKED, ("max_seqlen",)),
+    "longest queries": Names(_IN_PACKED, ("max_seqlen_q",)),
+    "longest keys": Names(_IN_PACKED, ("max_seqlen_k", "max_seqlen_kv")),
+    "lengths of queries": Names(_IN_PACKED, ("query_seq_lengths", "seqused_q")),
+    "lengths of keys": Names(
+        _IN_PAGES,
+        ("cache_seqlens", "context_lens", "key_value_seq_lengths", "seq_lens", "seqused_k"),
+        ("mask",),
+    ),
+    "page table": Names(_IN_PAGES, ("block_table", "block_tables", "page_table")),
+    "page offsets": Names(_IN_PAGES, ("kv_indptr", "paged_kv_indptr"), ("mask",)),
+    "page list": Names(_IN_PAGES, ("kv_indices", "paged_kv_indices")),
+    "keys on last page": Names(
+        _IN_PAGES, ("last_page_len", "kv_last_page_len", "paged_kv_last_page_len")
+    ),
+    "page size": Names(_IN_PAGES, ("page_size",)),
+}
+PLACES = tuple(_PLACES)
 """Meanings of the parameters that say where sequences of different lengths are stored."""
 
-STORED = (
-    *PLACES,
-    "packed mask",
-    "new keys",
-    "new values",
-    "new keys of any number",
-    "new values of any number",
-    "cosines",
-    "sines",
-    "adjacent pairs",
-    "left padding",
-    "rows of the cache",
-    "order of pages",
-    "heads before slots",
-)
+_STORED = {
+    **_PLACES,
+    "packed mask": Names("pass it as mask=", ("custom_mask",), ("mask",)),
+    "new keys": Names(_APPENDED, ("k",)),
+    "new values": Names(_APPENDED, ("v",)),
+    "new keys of any number": Names(),
+    "new values of any number": Names(),
+    "cosines": Names(_TURNED, ("rotary_cos",)),
+    "sines": Names(_TURNED, ("rotary_sin",)),
+    "adjacent pairs": Names(_TURNED, ("rotary_interleaved",)),
+    "left padding": Names("leave the slots before a sequence out of its cache", ("cache_leftpad",)),
+    "rows of the cache": Names("pass the rows of the cache that are used", ("cache_batch_idx",)),
+    "order of pages": Names("pass pages (N, P, K, D)", ("kv_layout",)),
+    "heads before slots": Names(),
+}
+STORED = tuple(_STORED)
 """Meanings of all parameters that only functions on such sequences have."""
 
 PACKED = {
@@ -58,31 +89,92 @@ DESCALES: dict[str, str] = {
 }
 """Meanings of the parameters that have the factors of arrays of 8 bits → what has a factor."""
 
-LATENT = ("latent queries", "rotary queries", "compressed keys", "rotary keys")
+_PARTS_OF_Q_AND_K = {
+    "latent queries": Names(_LATENT, ("q_nope", "qv")),
+    "rotary queries": Names(_LATENT, ("q_pe", "q_rope", "q_rot")),
+    "compressed keys": Names(_LATENT, ("ckv", "c_kv", "compressed_kv", "kv_c")),
+    "rotary keys": Names(_LATENT, ("k_pe", "k_rope", "k_rot", "kpe")),
+}
+LATENT = tuple(_PARTS_OF_Q_AND_K)
 """Meanings of the parameters of latent attention, in the order of their gradients."""
 
 LISTS = ("key lists", "key lists of heads")
 """Meanings of a parameter that lists the keys of each query."""
 
-MEANINGS: dict[str, tuple[str, ...]] = {
-    **{name: (name,) for name in (*OPTIONS, *RESULTS)},
-    "mask or bias": ("mask", "bias"),
-    "added mask or bias": ("mask", "bias"),
-    "key padding": ("mask",),
-    "head mask": ("gate",),
-    "window or −1": ("window",),
-    "window of numbers": ("window",),
-    "lse without gradient": ("return_lse",),
-    "lse (B, T, H) without gradient": ("return_lse",),
-    "need_weights": ("return_weights",),
-    "shared heads": (),
-    "no dropout": (),
-    "module": (),
-    **dict.fromkeys((*STORED, *PACKED, *DESCALES, *LATENT, *LISTS), ()),
-    **dict.fromkeys(
-        ("offsets of keys", "lengths of keys", "page offsets", "packed mask"), ("mask",)
+NAMES: dict[str, Names] = {
+    **{name: Names(carries=(name,)) for name in (*OPTIONS, *RESULTS)},
+    "bias": Names("pass it as bias=", ("attn_bias",), ("bias",)),
+    "causal": Names(
+        'pass causal=True; where T != S, PyTorch means causal="top_left"',
+        ("is_causal",),
+        ("causal",),
     ),
+    "gate": Names("pass it as gate=", ("output_gate",), ("gate",)),
+    "scale": Names(
+        "pass it as scale=", ("scale_factor", "scaling", "sm_scale", "softmax_scale"), ("scale",)
+    ),
+    "sinks": Names("pass it as sinks=", ("s_aux",), ("sinks",)),
+    "softcap": Names(
+        "pass it as softcap=",
+        ("attn_logits_soft_cap", "logit_cap", "logits_soft_cap", "soft_cap"),
+        ("softcap",),
+    ),
+    "mask or bias": Names(
+        "pass a boolean array as mask= (True = may attend), a float array as bias=",
+        ("attention_mask", "attn_mask"),
+        ("mask", "bias"),
+    ),
+    "added mask or bias": Names(carries=("mask", "bias")),
+    "key padding": Names(
+        "its True hides: pass mask=~key_padding_mask[:, None, None, :]",
+        ("key_padding_mask",),
+        ("mask",),
+    ),
+    "head mask": Names("pass gate=head_mask[:, None, None]", ("head_mask",), ("gate",)),
+    "window or −1": Names(
+        "pass window=; −1 becomes None: window_size=(-1, 0) is window=(None, 0)",
+        ("window_size",),
+        ("window",),
+    ),
+    "window of numbers": Names(
+        "pass window=(left, right); None is unlimited", ("local_window_size",), ("window",)
+    ),
+    "lse without gradient": Names(
+        _LSE, ("return_attn_probs", "return_softmax_lse"), ("return_lse",)
+    ),
+    "lse (B, T, H) without gradient": Names(_LSE, ("return_residual",), ("return_lse",)),
+    "need_weights": Names(
+        "call npattn.forward, whose result has .weights", ("need_weights",), ("return_weights",)
+    ),
+    "shared heads": Names(
+        "leave it out: k and v with fewer heads than q are shared without a flag", ("enable_gqa",)
+    ),
+    "no dropout": Names(
+        "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=",
+        ("dropout_p",),
+    ),
+    "module": Names("leave it out: attention is a function here", ("module",)),
+    **_STORED,
+    **dict.fromkeys(PACKED, Names()),
+    "packed q, k and v": Names(_PARTS, ("qkv",)),
+    "packed k and v": Names(_PARTS, ("kv", "paged_kv_cache")),
+    **dict.fromkeys(DESCALES, Names()),
+    **{f"descale of heads of {name}": Names(_QUANTIZED, (f"{name}_descale",)) for name in "qkv"},
+    **{f"descale of all of {name}": Names(_QUANTIZED, (f"{name}_scale",)) for name in "qkv"},
+    "descale of all of o": Names(
+        _IN_8_BITS + "descale={name})", ("o_descale", "o_scale", "output_scale")
+    ),
+    "scale of all of o": Names(_IN_8_BITS + "scale={name})", ("scale_o",)),
+    **_PARTS_OF_Q_AND_K,
+    "key lists": Names(
+        "call npattn.variants.gathered.attention for lists of keys",
+        ("gather_kv_indices", "indices", "topk_indices"),
+    ),
+    "key lists of heads": Names(),
 }
+"""Meanings of a parameter → its names in other libraries, and the options that it carries."""
+
+MEANINGS = {meaning: row.carries for meaning, row in NAMES.items()}
 """Meanings of a parameter → the options or results that it carries.
 
 An option's own name means its plain form. Of the others,

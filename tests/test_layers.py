@@ -18,7 +18,8 @@ ROOT = Path(npattn.__file__).parent
 LAYERS = (
     {"errors", "threads"},
     {"options", "arrays", "parsing"},
-    {"meanings", "foreign"},
+    {"meanings"},
+    {"foreign"},
     {"dual"},
     {"checks"},
     {"descales"},
@@ -60,8 +61,7 @@ TESTING_LAYERS = (
 CONFINED = {
     "torch": (
         "torch/",
-        "testing/adapters/torch.py",
-        "testing/worker/child.py",
+        "testing/adapters/child.py",
         "testing/targets/torch.py",
         "testing/targets/cuda.py",
         "testing/targets/fla.py",
@@ -72,8 +72,7 @@ CONFINED = {
     ),
     "safetensors": ("weights/files.py",),
     "jax": (
-        "testing/adapters/jax.py",
-        "testing/worker/child.py",
+        "testing/adapters/child.py",
         "testing/targets/equinox.py",
         "testing/targets/pallas.py",
         "testing/targets/flax.py",

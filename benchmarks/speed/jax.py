@@ -10,14 +10,14 @@ import numpy as np
 from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
 from npattn.arrays import Array
-from npattn.testing.adapters.jax import JAX
+from npattn.testing.adapters.frameworks import make_framework
 
 __all__ = ["jit"]
 
 
 def jit(task: Task, threads: int) -> Calls:
     """Contestant jax.jit, in JAX's layout (B, T, H, D)."""
-    with JAX().allowing(task.q.dtype):
+    with make_framework("jax").allowing(task.q.dtype):
         q, k, v, dout = (
             jax.numpy.asarray(np.ascontiguousarray(x.swapaxes(1, 2)))
             for x in (task.q, task.k, task.v, task.dout)

@@ -13,11 +13,11 @@ import click
 from npattn.cli.flags import given_flags
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
+from npattn.testing.adapters.child import format_line, place_of
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.check import OF_IMPLEMENTATION
 from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.environments import choose_python
-from npattn.testing.worker.child import format_line, place_of
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from npattn.meanings import DESCALES, LATENT, LISTS, STORED
 from npattn.options import OPTIONS
-from npattn.testing.adapters.base import Framework, inexpressible
-from npattn.testing.adapters.packing import Packing
+from npattn.problem import Problem
+from npattn.testing.adapters.base import inexpressible
+from npattn.testing.adapters.frameworks import Framework
 from npattn.testing.adapters.signature import Signature
 
 __all__ = ["Sizes", "form_arguments", "make_module"]
@@ -27,39 +28,24 @@ class Sizes(NamedTuple):
     D: int
 
     @classmethod
-    def of(
-        cls,
-        inputs: Mapping[str, Any],
-        layout: str,
-        stored: bool = False,
-        packing: Packing | None = None,
-        heads_first: bool = False,
-    ) -> Sizes:
-        """Read the sizes of q and k, laid out as the implementation takes them.
+    def of(cls, q: Any, k: Any, layout: str) -> Sizes:
+        """Read the sizes of q and k, laid out as the implementation takes them."""
+        shapes = [tuple(q.shape), tuple(k.shape)]
+        if layout == "BTHD" and all(len(x) == 4 for x in shapes):
+            shapes = [(x[0], x[2], x[1], x[3]) for x in shapes]
+        heads = [x[-3] if len(x) > 2 else 1 for x in shapes]
+        return cls(heads[0], heads[1], shapes[0][-2], shapes[1][-2], shapes[0][-1])
 
-        Those that are `stored` end in (H, D), pages with `heads_first` in (K, P, D); T and S are of
-        all their sequences.
-        """
-        parts = {} if packing is None else dict.fromkeys(packing.name, packing)
-        q, k = (
-            parts[n].shape_of_part(inputs[parts[n].name]) if n in parts else tuple(inputs[n].shape)
-            for n in "qk"
-        )
-        if stored:
-            k = (k[0], k[2], k[1], k[3]) if heads_first else k
-            T, S = (math.prod(x[:-2]) for x in (q, k))
-            return cls(q[-2], k[-2], T, S, q[-1])
-        if layout == "BTHD" and len(q) == len(k) == 4:
-            q, k = ((x[0], x[2], x[1], x[3]) for x in (q, k))
-        heads = [x[-3] if len(x) > 2 else 1 for x in (q, k)]
-        return cls(heads[0], heads[1], q[-2], k[-2], q[-1])
+
+BY_MEANING = {*STORED, *DESCALES, *LATENT, *LISTS}
+"""Meanings that no option has: where sequences are, factors, parts of q, or lists of keys."""
 
 
 class _Call(NamedTuple):
     """Values of one call, by npattn's names, and what is needed to give them another form."""
 
     values: Mapping[str, Any]
-    sizes: Sizes
+    sizes: Sizes | Problem
     framework: Framework
     mask_true: str
 
@@ -73,7 +59,7 @@ class _Call(NamedTuple):
 def form_arguments(
     signature: Signature,
     values: Mapping[str, Any],
-    sizes: Sizes,
+    sizes: Sizes | Problem,
     framework: Framework,
     mask_true: str = "attend",
 ) -> dict[str, Any]:
@@ -85,7 +71,7 @@ def form_arguments(
     values : mapping
         Arrays, options, results asked for and other keywords by npattn's names; options at their
         default are left out.
-    sizes : Sizes
+    sizes : Sizes or Problem
     framework : Framework
     mask_true : {"attend", "hide"}
         Meaning of True in the mask among the values.
@@ -98,13 +84,16 @@ def form_arguments(
     call = _Call(values, sizes, framework, mask_true)
     kwargs: dict[str, Any] = {}
     for theirs, meaning in signature.meanings.items():
-        value = FORMS.get(meaning, _plain)(call, signature.carries[theirs])
+        if meaning in BY_MEANING:
+            value = values.get(meaning.removesuffix(" of any number"))
+        else:
+            value = FORMS.get(meaning, _plain)(call, signature.carries[theirs])
         if value is None and theirs in signature.required:
             kwargs[theirs] = _default(call, meaning)
         elif value is not None:
             kwargs[theirs] = value
     named = {*signature.names, "q", "k", "v", *signature.leading}
-    named |= {*STORED, *DESCALES, *LATENT, *LISTS}
+    named |= BY_MEANING
     return kwargs | {ours: value for ours, value in values.items() if ours not in named}
 
 
@@ -148,7 +137,7 @@ def _added_mask_or_bias(call: _Call, ours: tuple[str, ...]) -> Any:
     return added + call.values["bias"] if {"bias"} <= set(ours) & set(call.values) else added
 
 
-def make_module(sizes: Sizes) -> Any:
+def make_module(sizes: Sizes | Problem) -> Any:
     """Return what the attention functions of Hugging Face's models read of their module."""
     groups = sizes.H // sizes.K if sizes.K else 1
     return SimpleNamespace(
@@ -173,24 +162,14 @@ def _head_mask(call: _Call, ours: tuple[str, ...]) -> Any:
         return None
     if tuple(gate.shape) != (H, 1, 1) and (H != 1 or gate.ndim != 2 or tuple(gate.shape) != (1, 1)):
         raise inexpressible(f"a gate of shape {tuple(gate.shape)}: it takes one number per head")
-    return gate.reshape(H)
+    return call.framework.reshape(gate, (H,))
 
 
-def _window_or_minus_one(call: _Call, ours: tuple[str, ...]) -> Any:
-    window = _plain(call, ours)
-    return window if window is None else tuple(-1 if n is None else n for n in window)
-
-
-def _window_of_numbers(call: _Call, ours: tuple[str, ...]) -> Any:
-    """Return a window whose unlimited sides reach beyond every key."""
-    window = _plain(call, ours)
-    beyond = call.sizes.T + call.sizes.S
-    return window if window is None else tuple(beyond if n is None else n for n in window)
-
-
-def _find_by_meaning(meaning: str, call: _Call, ours: tuple[str, ...]) -> Any:
-    """Return what no option has: where sequences are, factors, parts of q, or lists of keys."""
-    return call.values.get(meaning)
+def _window(call: _Call, ours: tuple[str, ...], unlimited: int | None = None) -> Any:
+    """Return a window with a number for unlimited sides: without one, beyond every key."""
+    window, beyond = _plain(call, ours), call.sizes.T + call.sizes.S
+    number = beyond if unlimited is None else unlimited
+    return window if window is None else tuple(number if n is None else n for n in window)
 
 
 FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
@@ -198,15 +177,10 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "added mask or bias": _added_mask_or_bias,
     "key padding": _key_padding,
     "head mask": _head_mask,
-    "window or −1": _window_or_minus_one,
-    "window of numbers": _window_of_numbers,
+    "window or −1": partial(_window, unlimited=-1),
+    "window of numbers": _window,
     "need_weights": lambda call, ours: "return_weights" in call.values,
     "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
     "no dropout": lambda call, ours: None,
-    **{name: partial(_find_by_meaning, name) for name in (*STORED, *DESCALES, *LATENT, *LISTS)},
-    **{
-        f"{name} of any number": partial(_find_by_meaning, name)
-        for name in ("new keys", "new values")
-    },
 }
 """Value of a parameter by its meaning; None is not passed. The others are passed as they are."""

@@ -1,6 +1,7 @@
 """Arrays of a call whose sequences are packed, in a cache or in pages, and its results.
 
-Slots that no sequence has hold large numbers, or NaN.
+Slots that no sequence has hold large numbers, or NaN. Rotary tables hold quarter turns alone, whose
+products are exact: nothing of it takes a tolerance, and the cache is compared bit by bit.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from npattn.arrays import Array
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.storage import Storage, Stored
-from npattn.testing.adapters.ways import Way
 
-__all__ = ["SPARE", "Arrangement"]
+__all__ = ["SPARE", "Arrangement", "turn"]
 
 LARGE = 64.0
 """Factor of values that nobody may read, so that one of them is seen in any result."""
+COSINES, SINES = np.array([1, 0, -1, 0]), np.array([0, 1, 0, -1])
 SPARE = 2
 """Pages, and slots at the end of a cache, that no sequence has."""
 
@@ -32,8 +33,6 @@ class Arrangement:
     Attributes
     ----------
     storage : Storage
-    way : Way
-        What the call has beside the places of its sequences.
     sequences : tuple of Stored
         In the order of the call.
     pages : tuple of int array
@@ -42,14 +41,39 @@ class Arrangement:
         Pages that no sequence has.
     masks : tuple of bool array (T, S'), or None
         The mask of each sequence, where it is a packed one.
+    keys : {"packed", "cache", "pages"}
+    heads_first : bool
+        Pages are (N, K, P, D).
+    orders : bool
+        It is told so.
+    new : int
+        Number of new keys of each sequence; 0 passes none.
+    turns : int array (positions, R/2) or None
+        Quarter turns of each pair of features.
+    adjacent : bool
+        Features 2i and 2i + 1 are a pair; else i and i + R/2.
+    along : bool
+        Each query is turned by its own position; else all by the first.
+    left : tuple of int or None
+        Slots before the keys of each sequence.
+    rows : int array or None
+        Row of the cache of each sequence.
     """
 
     storage: Storage
-    way: Way
     sequences: tuple[Stored, ...]
     pages: tuple[Array, ...]
     spare: Array
     masks: tuple[Array, ...] | None = None
+    keys: Literal["packed", "cache", "pages"] = "packed"
+    heads_first: bool = False
+    orders: bool = False
+    new: int = 0
+    turns: Array | None = None
+    adjacent: bool = True
+    along: bool = True
+    left: tuple[int, ...] | None = None
+    rows: Array | None = None
 
     def arrays(
         self, problem: Problem, factors: Mapping[str, Array] | None = None
@@ -61,8 +85,8 @@ class Arrangement:
         """
         found = {"q": self._store_queries(self._turn_back_queries(problem))}
         found |= {name: self._store_keys(getattr(problem, name), name) for name in "kv"}
-        found |= self._store_new_keys(problem) if self.way.new or self._must_append else {}
-        found |= self.way.tables(problem.q.dtype)
+        found |= self._store_new_keys(problem) if self.new or self._must_append else {}
+        found |= self.tables(problem.q.dtype)
         values = {name: x for name, x in self._values().items() if name in self.storage.takes}
         found |= {name: x for name, x in values.items() if isinstance(x, np.ndarray)}
         found |= {name: self._store_factors(name, x) for name, x in (factors or {}).items()}
@@ -85,27 +109,27 @@ class Arrangement:
 
     def _values(self) -> dict[str, Any]:
         """Return everything that may say where the sequences are, by its meaning."""
-        way, values = self.way, self._places()
-        if way.keys != "pages":
+        values = self._places()
+        if self.keys != "pages":
             values = {name: x for name, x in values.items() if not name.startswith("page ")}
         if self.masks is not None:
-            order: Any = "F" if way.misread == "columns" else "C"
+            order: Any = "F" if self.storage.misread == "columns" else "C"
             values["packed mask"] = np.concatenate(
                 [np.zeros(0, bool), *(x.ravel(order) for x in self.masks)]
             )
-        if way.turns is not None:
-            values["adjacent pairs"] = way.adjacent
-        if way.left is not None:
-            values["left padding"] = np.array(way.left, np.int32)
-        if way.rows is not None:
-            values["rows of the cache"] = way.rows.astype(np.int32)
-        if way.orders:
-            values["order of pages"] = "HND" if way.heads_first else "NHD"
+        if self.turns is not None:
+            values["adjacent pairs"] = self.adjacent
+        if self.left is not None:
+            values["left padding"] = np.array(self.left, np.int32)
+        if self.rows is not None:
+            values["rows of the cache"] = self.rows.astype(np.int32)
+        if self.orders:
+            values["order of pages"] = "HND" if self.heads_first else "NHD"
         return values
 
     def _places(self) -> dict[str, Any]:
         queries, keys = ([getattr(x, n) for x in self.sequences] for n in "TS")
-        before = [s - self.way.new + left for s, left in zip(keys, self._left, strict=True)]
+        before = [s - self.new + left for s, left in zip(keys, self._left, strict=True)]
         count, P = [len(x) for x in self.pages], self.storage.page_size
         width = max(count, default=0) + 1  # no sequence needs the last entry
         table = np.full((len(keys), width), self.spare[0], np.int32)
@@ -131,11 +155,31 @@ class Arrangement:
 
     @property
     def _left(self) -> tuple[int, ...]:
-        return self.way.left or (0,) * len(self.sequences)
+        return self.left or (0,) * len(self.sequences)
 
     @property
     def _must_append(self) -> bool:
         return "new keys" in self.storage.required
+
+    def tables(self, dtype: Any) -> dict[str, Array]:
+        """Return the cosines and sines that are passed."""
+        if self.turns is None:
+            return {}
+        return {
+            "cosines": COSINES[self.turns].astype(dtype),
+            "sines": SINES[self.turns].astype(dtype),
+        }
+
+    def turn_back(self, x: Array, length: int, left: int, queries: bool) -> Array:
+        """Return what the implementation turns to x (T, H, D), of a sequence of a length."""
+        if self.turns is None:
+            return x
+        own, misread = "start of queries" if queries else "start of keys", self.storage.misread
+        start = {"start": 0, own: 0, "padded start": length - left}.get(misread, length)
+        along = not queries or self.along != (misread == "queries")
+        at = start + (np.arange(len(x)) if along else np.zeros(len(x), int))
+        turns = self.turns[at] if misread == "direction" else -self.turns[at]
+        return turn(x, turns, self.adjacent != (misread == "pairs"))
 
     # --- to the implementation's arrays ---
 
@@ -174,26 +218,26 @@ class Arrangement:
 
     def _turn_back_queries(self, problem: Problem) -> Array:
         """Return q as it is passed, where the implementation turns it."""
-        if self.way.turns is None:
+        if self.turns is None:
             return problem.q
         q = problem.q.copy()
         for sequence, left in zip(self.sequences, self._left, strict=True):
             if sequence.sample is not None:
                 own = q[sequence.sample].swapaxes(0, 1)  # (T, H, D)
-                length = sequence.S - self.way.new + left
-                turned = self.way.turn_back(own, length, left, queries=True)
+                length = sequence.S - self.new + left
+                turned = self.turn_back(own, length, left, queries=True)
                 q[sequence.sample] = turned.swapaxes(0, 1)
         return q
 
     def _store_new_keys(self, problem: Problem) -> dict[str, Array]:
         """Return the new keys and values, (B, n, K, D) and (B, n, K, E)."""
-        found, new = {}, self.way.new
+        found, new = {}, self.new
         for name, meaning in (("k", "new keys"), ("v", "new values")):
             array = getattr(problem, name)
             rows = [x[len(x) - new :] for x in self._key_parts(array, name)]
             if name == "k":
                 rows = [
-                    self.way.turn_back(x, sequence.S - new + left, left, queries=False)
+                    self.turn_back(x, sequence.S - new + left, left, queries=False)
                     for x, sequence, left in zip(rows, self.sequences, self._left, strict=True)
                 ]
             _, K, _, X = array.shape
@@ -202,7 +246,7 @@ class Arrangement:
 
     def arrays_after(self, problem: Problem) -> dict[str, Array]:
         """Return k and v as they are after the call; empty if it writes nothing."""
-        if not self.way.new:
+        if not self.new:
             return {}
         return {name: self._store_keys(getattr(problem, name), name, True) for name in "kv"}
 
@@ -218,15 +262,15 @@ class Arrangement:
         """Store k or v, (B, K, S, X), without the new keys or with them."""
         _, K, _, X = array.shape
         parts = self._key_parts(array, name)
-        if self.way.keys == "packed":
+        if self.keys == "packed":
             return np.concatenate([*parts, np.empty((0, K, X), array.dtype)])
         lead = (self._rows, self._capacity("S") + max(self._left, default=0))
-        if self.way.keys == "pages":
+        if self.keys == "pages":
             count = self.storage.first_page + sum(map(len, self.pages)) + SPARE
             lead = (count, self.storage.page_size)
         stored = self._fill((*lead, K, X), array.dtype, self._factor(name), 0)
         for part, slots in zip(parts, self._slots(), strict=True):
-            count = len(part) - (0 if written else self.way.new)
+            count = len(part) - (0 if written else self.new)
             row, slot = slots
             stored[row[:count], slot[:count]] = part[:count]
         return self._order(stored)
@@ -234,12 +278,12 @@ class Arrangement:
     @property
     def _rows(self) -> int:
         """Number of rows of the cache."""
-        return len(self.sequences) + (0 if self.way.rows is None else SPARE)
+        return len(self.sequences) + (0 if self.rows is None else SPARE)
 
     def _order(self, stored: Array) -> Array:
         """Return pages in the order in which they are passed, or back."""
-        first = self.way.heads_first != (self.way.misread == "order")
-        if self.way.keys != "pages" or not first:
+        first = self.heads_first != (self.storage.misread == "order")
+        if self.keys != "pages" or not first:
             return stored
         return np.ascontiguousarray(stored.swapaxes(1, 2))
 
@@ -270,11 +314,11 @@ class Arrangement:
     def _slots(self) -> list[tuple[Array, Array]]:
         """Return the row or page, and the slot, of each key of each sequence."""
         P, found = self.storage.page_size, []
-        rows = np.arange(len(self.sequences)) if self.way.rows is None else self.way.rows
+        rows = np.arange(len(self.sequences)) if self.rows is None else self.rows
         for n, (sequence, pages) in enumerate(zip(self.sequences, self.pages, strict=True)):
             s = np.arange(sequence.S)
             in_cache = np.full(sequence.S, rows[n]), s + self._left[n]
-            found.append((pages[s // P], s % P) if self.way.keys == "pages" else in_cache)
+            found.append((pages[s // P], s % P) if self.keys == "pages" else in_cache)
         return found
 
     # --- and back ---
@@ -323,7 +367,7 @@ class Arrangement:
         for n, sequence in enumerate(self.sequences):
             if sequence.sample is None:
                 continue
-            packed = self.way.keys == "packed"
+            packed = self.keys == "packed"
             part = array[offsets[n] : offsets[n + 1]] if packed else array[self._slots()[n]]
             found[sequence.sample][:, sequence.keys] = part.swapaxes(0, 1)
         return found
@@ -337,3 +381,16 @@ def _check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
 def _sum(lengths: Iterable[int]) -> Array:
     """Return offsets: the sum of the lengths before each, and of all."""
     return np.cumsum([0, *lengths], dtype=np.int32)
+
+
+def turn(x: Array, turns: Array, adjacent: bool) -> Array:
+    """Turn pairs of features of x (T, H, D) by quarter turns (T, R/2)."""
+    half = turns.shape[1]
+    first = np.arange(half) * (2 if adjacent else 1)
+    second = first + (1 if adjacent else half)
+    a, b = x[..., first], x[..., second]
+    number = (turns % 4)[:, None, :]
+    out = x.copy()
+    out[..., first] = np.choose(number, [a, -b, -a, b])
+    out[..., second] = np.choose(number, [b, a, -b, -a])
+    return out

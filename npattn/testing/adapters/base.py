@@ -1,23 +1,20 @@
-"""Protocol of a framework, errors of an implementation, and the record of its results."""
+"""Errors of an implementation, and the record of its results."""
 
 from __future__ import annotations
 
-import sys
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from npattn.arrays import Array
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.child import format_exception_line, place_of
 
 __all__ = [
     "Crash",
-    "Framework",
     "ImplementationError",
     "NotAsked",
     "ResultError",
@@ -45,10 +42,6 @@ MISTAKES = (
 """Exceptions that no one raises to refuse input."""
 MISSING = (IndexError, ZeroDivisionError)
 """Mistakes by which functions refuse a rank or a size: an axis or a number is not there."""
-LIBRARIES = (
-    *(sysconfig.get_paths()[n] for n in ("stdlib", "platstdlib", "purelib", "platlib")),
-    *(path for path in sys.path if path.endswith("-packages")),
-)
 
 
 class ImplementationError(NpattnError):
@@ -139,63 +132,6 @@ class Results(Mapping[str, Array]):
         return Results(self.pairs + other.pairs)
 
 
-class Framework(Protocol):
-    """Conversion of arrays to and from a framework, and its way to gradients."""
-
-    name: str
-    differentiates: bool
-    compiles: bool  # for every shape, so that few shapes save time
-    immutable: bool  # its arrays cannot be written to
-
-    def one_thread(self) -> AbstractContextManager[None]:
-        """Compute with one thread: small problems are slow on many."""
-
-    def threads(self, count: int) -> AbstractContextManager[None] | None:
-        """Compute with a number of threads, or return None if it is fixed."""
-
-    def finish(self) -> None:
-        """Wait for pending work, so that its errors are raised here."""
-
-    def device_works(self) -> bool:
-        """Return True if the device still computes; an access out of bounds ends that."""
-
-    def allowing(self, dtype: Any) -> AbstractContextManager[None]:
-        """Enable arrays of a dtype, where the framework needs to be told."""
-
-    def give(self, array: Array) -> Any:
-        """Return a writable array of the framework with the values and strides of `array`."""
-
-    def take(self, value: Any) -> Array:
-        """Return a result as a NumPy array, in the dtype delivered."""
-
-    def memory(self, value: Any) -> Array | None:
-        """Return a NumPy array on the memory of a result, or None where NumPy cannot read it."""
-
-    def add_mask(self, mask: Any, q: Any) -> Any:
-        """Return 0 where the mask is True, and the least finite number of q's dtype elsewhere."""
-
-    def hide(self, bias: Any, mask: Any) -> Any:
-        """Return the bias with −inf where the mask is False, differentiable in the bias."""
-
-    def gradients(
-        self,
-        call: Callable[..., dict[str, Any]],
-        inputs: Mapping[str, Any],
-        cotangents: Mapping[str, Any],
-        names: Iterable[str],
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the results of ``call(**inputs)`` and the gradients of the inputs named."""
-
-    def gradients_twice(
-        self,
-        call: Callable[..., dict[str, Any]],
-        inputs: Mapping[str, Any],
-        cotangents: Mapping[str, Any],
-        second: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Return the gradients of Σ second · gradients, in those inputs and in the cotangents."""
-
-
 @contextmanager
 def catch_foreign(prefix: str) -> Iterator[None]:
     """Turn whatever foreign code raises, exits included, into an `ImplementationError`.
@@ -220,32 +156,6 @@ def note_problem(problem: Problem, cotangents: Cotangents | None = None) -> Iter
     except ImplementationError as err:
         err.problem, err.cotangents = problem, cotangents
         raise
-
-
-def format_exception_line(err: BaseException) -> str:
-    """Format an exception as one line of at most 200 characters of message, and its place."""
-    try:
-        text = " ".join(str(err).split())
-    except Exception as second:  # noqa: BLE001  foreign exceptions may raise when they are read
-        text = f"(its message raised {type(second).__name__})"
-    line = f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__
-    # Who refuses says why; of anything else one wants to know where.
-    place = getattr(err, "place", "") or place_of(err)
-    return f"{line} ({place})" if place and not isinstance(err, NotImplementedError) else line
-
-
-def place_of(err: BaseException) -> str:
-    """Return file:line of the last call in code of the user's own; "" if there is none.
-
-    The worker has a function like it: it cannot import this one.
-    """
-    place, trace = "", err.__traceback__
-    while trace is not None:
-        file, module = trace.tb_frame.f_code.co_filename, trace.tb_frame.f_globals.get("__name__")
-        if not file.startswith(("<", *LIBRARIES)) and str(module).partition(".")[0] != "npattn":
-            place = f"{Path(file).name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
 
 
 def inexpressible(what: str) -> ImplementationError:

@@ -7,12 +7,9 @@ tested on. Options arrive in their plain form: `mask` a boolean array, `bias` a 
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -20,53 +17,35 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
-from npattn.meanings import LATENT
-from npattn.options import OPTIONS, RESULTS
 from npattn.problem import Cotangents, Problem
 from npattn.profiles import Profile, find_profile
-from npattn.testing.adapters.arguments import Sizes, form_arguments, make_module
-from npattn.testing.adapters.arrangement import Arrangement
 from npattn.testing.adapters.base import (
-    Framework,
     ImplementationError,
     ResultError,
     Results,
-    catch_foreign,
-    inexpressible,
     note_problem,
 )
-from npattn.testing.adapters.choose import TINY, choose_framework, find_framework
-from npattn.testing.adapters.key_lists import read_key_lists
-from npattn.testing.adapters.latent import read_latent
-from npattn.testing.adapters.load import Spec, by_spec, hash_files, load_callable, refuse_class
-from npattn.testing.adapters.numpy import NumPy
-from npattn.testing.adapters.output import QuantizedOutput
-from npattn.testing.adapters.packing import Packing, read_packing
-from npattn.testing.adapters.parameters import parameters, qualified_name
-from npattn.testing.adapters.placing import arrange
-from npattn.testing.adapters.quantized import WORDS, read_quantized
-from npattn.testing.adapters.results import LEAVES, name_gradients, name_results
-from npattn.testing.adapters.signature import Signature, read_backward, read_signature
-from npattn.testing.adapters.storage import UNSTORED, read_storage
-from npattn.testing.adapters.untrusted import Untrusted
+from npattn.testing.adapters.child import parameters, qualified_name, refuse_class
+from npattn.testing.adapters.frameworks import (
+    TINY,
+    Framework,
+    choose_framework,
+    find_framework,
+    translate_errors,
+)
+from npattn.testing.adapters.load import Spec, by_spec, load_callable
+from npattn.testing.adapters.passing import Passing
+from npattn.testing.adapters.quantized import WORDS
+from npattn.testing.adapters.request import LEAVES, Request, name_results
+from npattn.testing.adapters.session import Session
+from npattn.testing.adapters.signature import read_backward, read_signature
 from npattn.testing.adapters.views import lay_out
 
-__all__ = ["Framework", "Implementation", "ImplementationError", "NumPy", "ResultError"]
-
-ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"))
+__all__ = ["Framework", "Implementation", "ImplementationError", "ResultError"]
 
 
-INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
-"""Variables of the environment that have kernels interpreted."""
-
-
-def find_interpreter(environment: Mapping[str, str]) -> str | None:
-    """Return the variable by which kernels are interpreted, if one is on."""
-    return next((n for n in INTERPRETERS if environment.get(n, "0") not in ("", "0")), None)
-
-
-class Implementation:
-    """A callable under test.
+class Implementation(Passing, Session):
+    """A callable under test, which takes arrays as `Passing` says, in a `Session`.
 
     Parameters
     ----------
@@ -116,24 +95,10 @@ class Implementation:
         Result of the call that found out its framework, if one did.
     profile : Profile or None
         That of `like`.
-    packing : Packing or None
-        Which of q, k and v it takes in one array.
-    storage : Storage or None
-        How it takes sequences of different lengths, if it has parameters for them.
-    quantized : QuantizedInputs or None
-        Which of q, k, v and o are of 8 bits, if one is.
-    latent : LatentInputs or None
-        How it takes parts of q and k, with values that are a part of the keys.
-    key_lists : KeyLists or None
-        How it takes masks as lists of keys.
     sizes : mapping of letter to sizes
         Sizes that it is judged at where nobody asks for others.
     rounding : str or None
         Rounding model where nobody names another, as of `Rounding.from_name`.
-    untrusted : Untrusted or None
-        Means against it, if nobody trusts it.
-    notes : dict of str
-        What it does that fails nothing, and a user wants to know.
 
     Raises
     ------
@@ -142,7 +107,6 @@ class Implementation:
         there is no profile `like`.
     """
 
-    untrusted: Untrusted | None = None
     rounding: str | None = None
 
     def __init__(
@@ -164,7 +128,8 @@ class Implementation:
         if not callable(f):
             raise OptionError(f"f is {f!r}, must be a callable f(q, k, v, ...)")
         if isinstance(f, type):
-            refuse_class(f, f.__qualname__, "pass an instance")
+            with translate_errors():
+                refuse_class(f, f.__qualname__, "pass an instance")
         if backward is not None and not callable(backward):
             raise OptionError(f"backward is {backward!r}, must be a callable or None")
         if layout not in (None, "BHTD", "BTHD"):
@@ -173,7 +138,7 @@ class Implementation:
         self.f, self.backward = f, backward
         self.layout = layout or (self.profile.layout if self.profile else "BHTD")
         self.spec, self.backward_spec = spec, backward_spec
-        self.forward_only = False
+        self.forward_only = self.slices = False
         self.gradients_raise = False  # until a probe finds that they do, whatever the problem
         self.name = name or spec or qualified_name(f)
         if rename is not None and not isinstance(rename, Mapping):
@@ -189,43 +154,7 @@ class Implementation:
         )
         self.features, self.returns = self.signature.features, self.signature.returns
         self.untested, self.reads = self.signature.untested, self.signature.reads
-        self.quantized = read_quantized(f, self.signature, self.name, quantized, rows)
-        if self.quantized is not None:
-            self.reads += (self.quantized.words,)
-            self.forward_only = backward is None
-        self.storage = read_storage(self.signature, self.name)
-        if self.storage is not None and self.quantized is not None and self.quantized.rows:
-            raise OptionError(
-                f"{self.name} takes {self.storage.words} with factors of blocks of rows, which "
-                "are not known there: factors of heads, tokens or whole arrays are"
-            )
-        self.packing = read_packing(self.signature.packed)
-        if self.packing is not None:
-            self._check_packing(self.packing)
-        others = [x for x in (self.packing, self.storage) if x is not None]
-        for taken in others:
-            if layout == "BHTD":
-                raise OptionError(
-                    f"layout is {layout!r}, must be BTHD: {self.name} takes {taken.words}"
-                )
-            self.layout = "BTHD"
-            self.reads += (taken.words,)
-        if self.storage is not None:
-            self.forward_only |= self.storage.appends  # nobody says what a written cache's is
-            if features is None:
-                unstored = [name for name in UNSTORED if name in self.features]
-                self.features -= {*unstored}
-                self.untested += tuple(f"{n}: not of sequences as they are" for n in unstored)
-        self.latent = read_latent(self.signature, self.name)
-        self.key_lists = read_key_lists(self.signature, self.name)
-        for form in (self.latent, self.key_lists):
-            self.reads += () if form is None else (form.words,)
-        beside = [x for x in (self.storage, self.quantized) if x is not None]
-        if (self.latent or self.key_lists) and beside:
-            raise OptionError(
-                f"{self.name} takes {self.reads[-1]}, and {beside[0].words}: of these two the "
-                "judge passes one; wrap it, with a default for the other"
-            )
+        self._read_forms(quantized, rows, layout)
         self.notes: dict[str, str] = {}
         self.sizes: Mapping[str, Sequence[int]] = {} if self.latent is None else self.latent.sizes
         implied = Conventions(causal="top_left") if self.signature.top_left else Conventions()
@@ -259,14 +188,6 @@ class Implementation:
 
         return call
 
-    def _check_packing(self, packing: Packing) -> None:
-        """Raise if packed arrays come with what is not packed."""
-        if self.quantized is not None:
-            raise OptionError(f"quantized= needs q, k and v apart, and {self.name} has one array")
-        if self.storage is not None:
-            paged = self.storage.keys == "pages" and packing.order == "parts"
-            self.packing = replace(packing, pages=paged, stored=True)
-
     def __getstate__(self) -> dict[str, Any]:
         """Replace functions by a spec that finds them: processes may not import them by name."""
         left_out = ("f", "backward", "framework")
@@ -295,91 +216,16 @@ class Implementation:
         self.returns, self.gradients_raise = self.signature.returns, False
 
     @property
-    def weights_storage(self) -> str:
-        """Storage of P where no rounding model is declared."""
-        return "input" if self.quantized is None else self.quantized.weights
-
-    @property
-    def output(self) -> QuantizedOutput | None:
-        """How o is returned, if it is in 8 bits."""
-        return None if self.quantized is None else self.quantized.output
-
-    @property
-    def backward_gets_bytes(self) -> bool:
-        """True if its backward is given the o of its forward, and that is in 8 bits."""
-        return self.output is not None and "out" in self.backward_takes
-
-    def fit(self, problem: Problem) -> Problem:
-        """Return the problem, with numbers that its inputs hold exactly: quantized, or tied.
-
-        Where samples have lengths, hidden keys are where causal and windows do not count them.
-        """
-        own = problem if self.latent is None else self.latent.fit(problem)
-        own = own if self.quantized is None else self.quantized.round(own)
-        return own if self.storage is None else self.storage.fit(own, self.conventions.mask_true)
-
-    @property
-    def source(self) -> str:
-        """Hash of the files of its functions; "" if there are none."""
-        return hash_files(self.f, self.backward)
-
-    @property
-    def is_isolated(self) -> bool:
-        """True if it lives in another process."""
-        return False
-
-    def while_answering(self, work: Callable[[], object] | None) -> AbstractContextManager[None]:
-        """Return a context in which `work` is done while another process, if any, answers."""
-        return nullcontext()
-
-    @property
-    def keeps_arrays(self) -> bool:
-        """True if arrays and results of one call are there in the next."""
-        return True
-
-    @property
-    def interpreter(self) -> str | None:
-        """Variable by which its kernels are interpreted, one at a time; None if there is none."""
-        return find_interpreter(os.environ)
-
-    @property
-    def takes_threads(self) -> bool:
-        """True if two threads may call it at once."""
-        return True
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of what it needs, where they may differ from those here."""
-        return {}
-
-    @property
-    def given_up_lines(self) -> list[str]:
-        """Kinds of problems that are not asked again, a line each."""
-        return []
-
-    @property
-    def given_up_kinds(self) -> dict[str, str]:
-        """Kinds of problems that are not asked again, with the reason."""
-        return {}
-
-    def add_given_up(self, kinds: Mapping[str, str]) -> None:
-        """Add kinds that the worker of another process is not asked again."""
-
-    @property
     def first_calls(self) -> tuple[tuple[Problem, Cotangents, Results], ...]:
         """The call that found out its framework, if one did, as `Trial` has first calls."""
         if self.first_result is None:
             return ()
-        swaps = (self._layout_of(name) == "BTHD" for name in TINY)
-        arrays = (x.swapaxes(-2, -3) if s else x for x, s in zip(TINY.values(), swaps, strict=True))
-        problem, result = Problem(*arrays), self._from_layout("o", self.first_result)
+        layout = self.arrangement
+        arrays = (x.swapaxes(-2, -3) if layout.swaps(n, 4) else x for n, x in TINY.items())
+        problem = Problem(*arrays)
+        result = layout.restore("o", self.first_result, problem, "attend")["o"]
         dout = np.ones((*problem.q.shape[:-1], problem.E), problem.q.dtype)
         return ((problem, Cotangents(dout, None), Results((("o", result),))),)
-
-    @property
-    def returns_lse(self) -> bool:
-        """True if it has a parameter ``return_lse``."""
-        return "return_lse" in self.returns
 
     @property
     def takes_dlse(self) -> bool:
@@ -389,16 +235,6 @@ class Implementation:
         in_backward = self.backward is None or "dlse" in self.backward_takes
         return self.returns_lse and in_backward and not detached
 
-    @property
-    def returns_weights(self) -> bool:
-        """True if it has a parameter ``return_weights``."""
-        return "return_weights" in self.returns
-
-    @property
-    def returns_max_score(self) -> bool:
-        """True if it has a parameter ``return_max_score``."""
-        return "return_max_score" in self.returns
-
     def on(self, device: str) -> None:
         """Put the arrays of later calls on a device of the framework."""
         self.framework = choose_framework(self.f, self.name, self.framework.name, device)
@@ -406,91 +242,15 @@ class Implementation:
 
     # --- calling ----------------------------------------------------------------------------------
 
-    def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
-        """Return fresh, writable arrays of the framework, by npattn's names."""
-        problem, factors = self._split(problem.materialise())
-        arrays = {n: x for n, x in factors.items() if isinstance(x, np.ndarray) and x.ndim}
-        if self.storage is not None:
-            arrays = self._arrange(problem).arrays(problem, arrays)
-        else:
-            own = {name: getattr(problem, name) for name in ARRAYS}
-            if self.latent is not None:
-                with note_problem(problem):
-                    own |= self.latent.split(problem)
-            if self.key_lists is not None:
-                with note_problem(problem):
-                    own |= self.key_lists.arrays(problem, self.conventions.mask_true)
-                own = own if self.key_lists.beside_mask else own | {"mask": None}
-            arrays |= {name: array for name, array in own.items() if array is not None}
-        packs = self.packing is not None
-        if self.packing is not None:
-            if problem.q.ndim != 4:
-                raise inexpressible(f"arrays of {problem.q.ndim} axes")
-            apart = {n: lay_out(arrays[n], "contiguous", self.storage is None) for n in "qkv"}
-            arrays = self.packing.pack(arrays | apart)
-        given = {}
-        with self.framework.allowing(problem.q.dtype):
-            for name, array in arrays.items():
-                array = array if self.quantized is None else self.quantized.narrow(name, array)
-                swaps = self.storage is None and not packs and self._swaps(name, problem)
-                own_view = view if name in (*"qkv", *LATENT) else "contiguous"
-                given[name] = self.framework.give(lay_out(array, own_view, swaps))
-        return given
-
-    def inputs_after(self, problem: Problem) -> dict[str, Array]:
-        """Return what arrays hold after a call that writes to them, by npattn's names."""
-        if self.storage is None or self.framework.immutable:
-            return {}
-        arrays = self._arrange(problem).arrays_after(problem)
-        return self.packing.pack(arrays) if self.packing and arrays else arrays
-
-    def raw_inputs(self, problem: Problem) -> tuple[Array, Array, Array]:
-        """Return q, k and v in npattn's layout, in the dtypes in which they are passed."""
-        if self.quantized is None:
-            return problem.q, problem.k, problem.v
-        own, _ = self._split(problem)
-        q, k, v = (self.quantized.narrow(name, getattr(own, name)) for name in "qkv")
-        return q, k, v
-
-    def _split(self, problem: Problem) -> tuple[Problem, dict[str, Array]]:
-        """Return a problem without the factors of quantized inputs, and these by meaning."""
-        if self.quantized is None:
-            return problem, {}
-        with note_problem(problem):
-            return self.quantized.split(problem)
-
-    def options(self, problem: Problem) -> dict[str, Any]:
-        """Return the options that are not arrays and not at their default."""
-        values = {o.name: getattr(problem, o.name) for o in OPTIONS.values() if o.kind != "array"}
-        values["causal"] = bool(problem.causal)  # which alignment it means, the conventions say
-        if problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0):
-            del values["scale"]
-        given = {name: x for name, x in values.items() if x != OPTIONS[name].default}
-        if self.signature.always_causal and not given.pop("causal", False):
-            with note_problem(problem):
-                raise inexpressible("a call without causal")
-        if self.quantized is not None:
-            _, factors = self._split(problem)
-            given |= {name: float(x) for name, x in factors.items() if not x.ndim}
-        return given | (self._arrange(problem).numbers() if self.storage else {})
-
-    def _arrange(self, problem: Problem) -> Arrangement:
-        """Return the places of the samples of a problem, for what takes sequences."""
-        assert self.storage is not None
-        with note_problem(problem):
-            return arrange(self.storage, problem, self.conventions.mask_true)
+    def _replace(self, **changes: Any) -> Implementation:
+        """Return the same implementation with other attributes."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | changes)
+        return other
 
     def without_leaves(self) -> Implementation:
         """Return the same implementation, which gets slices of the arrays that it takes first."""
-        count = len(self.signature.leading)
-
-        def call(*arrays: Any, **kwargs: Any) -> Any:
-            module, leading = arrays[:-count], arrays[-count:]
-            return self.f(*module, *(x[...] for x in leading), **kwargs)
-
-        other = object.__new__(Implementation)
-        vars(other).update(vars(self) | {"f": call})
-        return other
+        return self._replace(slices=True)
 
     def restrict(self, sizes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
         """Give its storage the lengths and the page size that it takes; return the other sizes.
@@ -515,22 +275,16 @@ class Implementation:
     def with_storage(self, **changes: Any) -> Implementation:
         """Return the same implementation, whose sequences have other surroundings."""
         assert self.storage is not None
-        other = object.__new__(type(self))
-        vars(other).update(vars(self) | {"storage": replace(self.storage, **changes)})
-        return other
+        return self._replace(storage=replace(self.storage, **changes))
 
     def with_packing(self, **changes: Any) -> Implementation:
         """Return the same implementation, taken to have its packed array in another order."""
         assert self.packing is not None
-        other = object.__new__(type(self))
-        vars(other).update(vars(self) | {"packing": replace(self.packing, **changes)})
-        return other
+        return self._replace(packing=replace(self.packing, **changes))
 
     def with_layout(self, layout: str) -> Implementation:
         """Return the same implementation, taken to have a layout."""
-        other = object.__new__(type(self))
-        vars(other).update(vars(self) | {"layout": layout})
-        return other
+        return self._replace(layout=layout)
 
     @contextmanager
     def _calling(self, problem: Problem, cotangents: Cotangents | None = None) -> Iterator[None]:
@@ -547,6 +301,19 @@ class Implementation:
                 "isolate=True, or run npattn check without --sweep"
             ) from err
 
+    def request(self, problem: Problem | None, keeps: bool = False) -> Request:
+        """Return a request for calls, to which arrays are added."""
+        return Request(self, problem, keeps)
+
+    def _request(
+        self, problem: Problem, view: str = "contiguous", inputs: dict[str, Any] | None = None
+    ) -> Request:
+        """Return a request with the arrays of a problem, or with those of a rule."""
+        request = self.request(problem, keeps=inputs is not None and self.keeps_arrays)
+        own = self.inputs(problem, view) if inputs is None else inputs
+        request.add_inputs(own, self.options(problem))
+        return request
+
     def forward(
         self,
         problem: Problem,
@@ -559,12 +326,13 @@ class Implementation:
 
         `before_reading` is called between the calls and the reading of their results.
         """
-        options = self.options(problem)
         with self._calling(problem):
-            inputs = self.inputs(problem, view) if inputs is None else inputs
-            pairs = [*self._call(inputs, options, ()).items()]
-            if self.returns:
-                pairs += self._call(inputs, options, self.returns).items()
+            request = self._request(problem, view, inputs)
+            calls = ((), self.returns) if self.returns else ((),)
+            pairs: list[tuple[str, Any]] = []
+            values = request.forward(calls, hold=before_reading is not None)
+            for value, returns in zip(values, calls, strict=True):
+                pairs += name_results(self.signature, value, returns).items()
             if before_reading is not None:
                 before_reading()
             return self._read(pairs, problem)
@@ -598,14 +366,20 @@ class Implementation:
         before_reading : callable, optional
             Called between the backward and the reading of its results.
         """
-        options = self.options(problem)
         with self._calling(problem, cotangents):
-            inputs = self.inputs(problem, view) if inputs is None else inputs
-            given = self.give_cotangents(problem, cotangents, view) if given is None else given
-            _, gradients = self._differentiate(inputs, options, given, bias_gradient, meanwhile)
+            request = self._request(problem, view, inputs)
+            own = self.give_cotangents(problem, cotangents, view) if given is None else given
+            request.add_cotangents(own)
+            hold = before_reading is not None
+            if self.backward is None:
+                value = request.autograd(self._leaves(request.inputs, bias_gradient), hold)
+            else:
+                value = request.backward(meanwhile, hold)
             if before_reading is not None:
                 before_reading()
-            return self._read(gradients.items(), problem)
+            if self.backward is not None:  # naming may fold the gradient of the bias
+                value = self.name_gradients(request.fetch(value), request.inputs)
+            return self._read(value.items(), problem)
 
     def gradients_twice(
         self, problem: Problem, cotangents: Cotangents, directions: Mapping[str, Array]
@@ -624,100 +398,35 @@ class Implementation:
         Results
             "second dq" and so on for each of these inputs, and "second dout".
         """
-        inputs, options = self.inputs(problem), self.options(problem)
         with self._calling(problem, cotangents):
-            given = self.give_cotangents(problem, cotangents)
-            second = self._give_directions(problem, directions)
-            returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-
-            def call(**arrays: Any) -> dict[str, Any]:
-                return self._call({**inputs, **arrays}, options, returns)
-
-            with catch_foreign("its second gradient raised"):
-                found = self.framework.gradients_twice(call, inputs, given, second)
-            return self._read_second(found, directions)
-
-    def _give_directions(self, problem: Problem, directions: Mapping[str, Array]) -> dict[str, Any]:
-        """Return cotangents of gradients as arrays of the framework."""
-        return {
-            name: self.framework.give(lay_out(x, "contiguous", self._swaps(name, problem)))
-            for name, x in directions.items()
-        }
-
-    def _read_second(self, found: Mapping[str, Any], directions: Mapping[str, Array]) -> Results:
-        """Return second derivatives, which are laid out as first ones, by their names."""
-        first = self._read([(f"d{n}", found[n]) for n in directions] + [("o", found["o"])])
-        names = {"o": "second dout"}
-        return Results(tuple((names.get(n, f"second {n}"), x) for n, x in first.pairs))
-
-    @property
-    def takes_plain_arrays(self) -> bool:
-        """True if q, k and v are three arrays of the tested dtype, without sequences."""
-        others = (self.storage, self.quantized, self.packing, self.latent, self.key_lists)
-        return all(x is None for x in others)
-
-    def refuse_raw(self) -> None:
-        """Refuse q, k and v as they are, if it takes others in their place."""
-        if not self.takes_plain_arrays:
-            raise inexpressible(
-                "arrays that are not stored as sequences, packed, quantized, parts or lists"
-            )
+            request = self._request(problem)
+            request.add_cotangents(self.give_cotangents(problem, cotangents))
+            layout = self.arrangement
+            second = {
+                name: self.framework.give(lay_out(x, "contiguous", layout.swaps(name, x.ndim)))
+                for name, x in directions.items()
+            }
+            found = request.autograd_twice(second)
+            # They are laid out as first derivatives.
+            pairs = [(f"d{n}", found[n]) for n in directions] + [("o", found["o"])]
+            names = {"o": "second dout"}
+            named = ((names.get(n, f"second {n}"), x) for n, x in self._read(pairs).pairs)
+            return Results(tuple(named))
 
     def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
         """Return o of arrays and options as they are, legal or not."""
         self.refuse_raw()
+        request = self.request(None)
         given = {name: self.framework.give(array) for name, array in arrays.items()}
-        return self._read(self._call(given, options, ()).items())["o"]
-
-    def results_on_device(
-        self, problem: Problem, inputs: Mapping[str, Any], cotangents: Mapping[str, Any] | None
-    ) -> list[tuple[str, Any]]:
-        """Return every result as an array of the framework, left on its device.
-
-        Nothing is copied, but for the layout.
-
-        Parameters
-        ----------
-        problem : Problem
-            For its options.
-        inputs : mapping
-            Arrays of the framework by npattn's names, laid out as npattn has them.
-        cotangents : mapping or None
-            Cotangents of o and, if it returns it, lse; None asks for no gradients.
-
-        Returns
-        -------
-        list of (name, array)
-            A name comes once for each way to call it.
-        """
-        if self.storage is not None:
-            raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
-        if self.packing is not None:
-            raise OptionError("sweep on a device needs q, k and v apart: judge without it")
-        if self.quantized is not None:
-            raise OptionError("sweep on a device has no quantized inputs: judge them without it")
-        if self.latent is not None or self.key_lists is not None:
-            raise OptionError("sweep on a device has no latent inputs or lists: leave it out")
-        options = self.options(problem)
-        inputs = {n: self._to_layout(n, x) if n in "qkv" else x for n, x in inputs.items()}
-        pairs = list(self._call(inputs, options, ()).items())
-        if cotangents is None:
-            more = self._call(inputs, options, ("return_lse",)) if self.returns_lse else {}
-        else:
-            given = {n: self._to_layout(n, x) if n == "o" else x for n, x in cotangents.items()}
-            given |= {"lse": self._swap_lse(given["lse"])} if "lse" in given else {}
-            results, grads = self._differentiate(inputs, options, given, True, None)
-            more = {n: x for n, x in results.items() if n in ("o", "lse")} | grads
-            if self.returns_lse and "lse" not in more:
-                more |= self._call(inputs, options, ("return_lse",))
-        with catch_foreign("raised"):
-            self.framework.finish()
-        return [(n, self._from_layout(n, x)) for n, x in [*pairs, *more.items()]]
+        request.add_inputs(given, options)
+        (value,) = request.forward([()])
+        return self._read(name_results(self.signature, value, ()).items())["o"]
 
     def raw(self, problem: Problem) -> Any:
         """Return o without copying it."""
         with self._calling(problem):
-            return self._call(self.inputs(problem), self.options(problem), ())["o"]
+            (value,) = self._request(problem).forward([()], hold=True)
+            return name_results(self.signature, value, ())["o"]
 
     def overwrite_results(
         self, problem: Problem, cotangents: Cotangents | None
@@ -728,192 +437,12 @@ class Implementation:
         is written then. Without cotangents no gradients are asked; those that the framework finds
         are its own affair.
         """
-        options, inputs = self.options(problem), self.inputs(problem)
-        given = {} if cotangents is None else self.give_cotangents(problem, cotangents)
         with self._calling(problem, cotangents):
-            results = self._call(inputs, options, self.returns)
+            request = self._request(problem)
             if cotangents is not None and self.backward is not None:
-                results |= self._explicit(inputs, options, given, None)[1]
-        passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in given.items()}
-        owned, others = (
-            {n: own for n, x in arrays.items() if (own := self.framework.memory(x)) is not None}
-            for arrays in (results, passed)
-        )
-        pairs = [*combinations(owned, 2), *product(owned, others)]
-        everything = others | owned
-        shared = [(x, y) for x, y in pairs if np.shares_memory(everything[x], everything[y])]
-        for memory in owned.values() if not shared else ():
-            if memory.flags.writeable:
-                memory[...] = 0 if memory.dtype.kind in "biu" else np.nan
-        return shared
+                request.add_cotangents(self.give_cotangents(problem, cotangents))
+            return request.overwrite()
 
-    def give_cotangents(
-        self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
-    ) -> dict[str, Any]:
-        """Return the cotangents of its results as arrays of the framework, by result."""
-        if self.storage is not None:
-            return self._store_cotangents(problem, cotangents, view)
-        swap = self._swaps("o", problem)
-        given = {"o": self.framework.give(lay_out(cotangents.dout, view, swap))}
-        if cotangents.dlse is not None and self.returns_lse:
-            dlse = np.ascontiguousarray(self._swap_lse(np.array(cotangents.dlse)))
-            given["lse"] = self.framework.give(dlse)
-        if cotangents.dweights is not None and self.returns_weights:
-            given["weights"] = self.framework.give(np.array(cotangents.dweights))
-        return given
-
-    def _store_cotangents(
-        self, problem: Problem, cotangents: Cotangents, view: str
-    ) -> dict[str, Any]:
-        places, factor = self._arrange(problem), 1.0 if problem.sinks is None else 0.0
-        dout = places.store_cotangent(np.array(cotangents.dout), factor)
-        stored = {"o": lay_out(dout, view, False)}
-        if cotangents.dlse is not None and self.returns_lse:
-            stored["lse"] = places.store_lse(np.array(cotangents.dlse), factor)
-        return {name: self.framework.give(x) for name, x in stored.items()}
-
-    def _differentiate(
-        self,
-        inputs: dict[str, Any],
-        options: dict[str, Any],
-        given: dict[str, Any],
-        bias: bool,
-        meanwhile: Callable[[], object] | None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the results of the forward call, and the gradients by name."""
-        if self.backward is None:
-            return self._autograd(inputs, options, given, bias)
-        return self._explicit(inputs, options, given, meanwhile)
-
-    def _autograd(
-        self, inputs: dict[str, Any], options: dict[str, Any], given: dict[str, Any], bias: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-        names = [n for n in LEAVES if n in inputs and (bias or n != "bias")]
-
-        def call(**arrays: Any) -> dict[str, Any]:
-            return self._call({**inputs, **arrays}, options, returns)
-
-        with catch_foreign("its gradient raised"):
-            results, grads = self.framework.gradients(call, inputs, given, names)
-        return results, {f"d{name}": grad for name, grad in grads.items()}
-
-    def _explicit(
-        self,
-        inputs: dict[str, Any],
-        options: dict[str, Any],
-        given: dict[str, Any],
-        meanwhile: Callable[[], object] | None,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        assert self.backward is not None
-        results = self._call(inputs, options, ("return_lse",) if self.returns_lse else ())
-        if meanwhile is not None:
-            meanwhile()
-        extra = {"out": results["o"], "lse": results.get("lse")}
-        extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
-        kwargs = {n: x for n, x in extra.items() if n in self.backward_takes}
-        kwargs |= self._kwargs(self.backward_signature, inputs, options)
-        with catch_foreign("backward raised"), np.errstate(all="ignore"):
-            grads = self.backward(given["o"], *self._lead(inputs), **kwargs)
-        return results, self._name_gradients(grads, inputs)
-
-    def _name_gradients(self, grads: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return what a backward returned, by npattn's names."""
-        if isinstance(grads, Mapping):
-            if self.latent is not None:
-                theirs = self.latent.names(self.signature)
-                grads = {theirs.get(name, name): x for name, x in grads.items()}
-            return name_gradients(self.backward_signature, grads, inputs)
-        names = [f"d{name}" for name in self.signature.leading]
-        if len(names) == 1 and not isinstance(grads, (tuple, list)):
-            grads = (grads,)
-        if not isinstance(grads, (tuple, list)) or len(grads) != len(names):
-            several = isinstance(grads, (tuple, list)) and len(grads) != 1
-            count = f"{len(grads)} arrays" if several else "one result"
-            wanted = f"({', '.join(names)}) or a mapping"
-            raise ResultError(f"backward returned {count}, must return {wanted}")
-        return dict(zip(names, grads, strict=True))
-
-    def _lead(self, inputs: Mapping[str, Any]) -> list[Any]:
-        """Return the arrays that it takes first: q, k and v, or several of them in one."""
-        return [inputs[name] for name in self.signature.leading]
-
-    def _call(
-        self, inputs: dict[str, Any], options: dict[str, Any], returns: tuple[str, ...]
-    ) -> dict[str, Any]:
-        kwargs = self._kwargs(self.signature, inputs, options | dict.fromkeys(returns, True))
-        module = (make_module(self._sizes(inputs, options)),) if self.signature.module else ()
-        with catch_foreign("raised"), np.errstate(all="ignore"):  # NaN and inf are given on purpose
-            value = self.f(*module, *self._lead(inputs), **kwargs)
-            self.note_error_state(set(np.geterr().values()) != {"ignore"})
-        return name_results(self.signature, value, returns)
-
-    def note_error_state(self, changed: bool) -> None:
-        """Note that NumPy's error state is changed where it is loaded or called."""
-        if changed:
-            self.notes["error state"] = "changed by np.seterr, calls begin with NumPy's own"
-
-    def _kwargs(
-        self, signature: Signature, inputs: dict[str, Any], options: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return everything but q, k, v, by the names and in the forms of a signature."""
-        values = {**inputs, **options}
-        unasked = [n for n in values if n in OPTIONS and n not in self.features]
-        assert not unasked, f"{self.name} has no {', '.join(unasked)}: the judge must not pass it"
-        sizes, mask_true = self._sizes(inputs, options), self.conventions.mask_true
-        return form_arguments(signature, values, sizes, self.framework, mask_true)
-
-    def _sizes(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Sizes:
-        """Return the sizes of a call."""
-        if self.latent is not None:
-            return self.latent.call_sizes(inputs, self.layout)
-        order = options.get("order of pages", "")
-        heads_first = self.storage is not None and self.storage.heads_first
-        heads_first = order == "HND" or (heads_first and not order)
-        return Sizes.of(inputs, self.layout, self.storage is not None, self.packing, heads_first)
-
-    def _read(self, pairs: Iterable[tuple[str, Any]], problem: Problem | None = None) -> Results:
-        arrays = []
-        for name, value in pairs:
-            with catch_foreign(f"{name} could not be read:"):
-                array = self.framework.take(value)
-                packed = self.packing is not None and name == f"d{self.packing.name}"
-                parts = self.packing.unpack(array) if self.packing and packed else {name: array}
-                for own, part in parts.items():
-                    if self.storage is None or problem is None:
-                        part = self._from_layout(own, part)
-                    else:
-                        part = self._arrange(problem).restore(own, part, problem)
-                    if own == "o" and problem is not None and self.output is not None:
-                        part = self.output.restore(part, problem)
-                    arrays.append((own, part))
-        if self.latent is not None and problem is not None:
-            arrays = self.latent.join(arrays, problem)
-        return Results(tuple(arrays))
-
-    def _from_layout(self, name: str, array: Any) -> Any:
-        """Return a result in npattn's layout."""
-        if name == "lse":
-            return self._swap_lse(array)
-        swaps = name in ("o", "dq", "dk", "dv", f"d{LATENT[0]}")
-        swaps = swaps and self._layout_of(name) == "BTHD"
-        return array.swapaxes(-2, -3) if swaps and array.ndim == 4 else array
-
-    def _layout_of(self, name: str) -> str:
-        """Return the layout of an array: Hugging Face's functions have another for o."""
-        return "BTHD" if name == "o" and self.signature.module else self.layout
-
-    def _swap_lse(self, lse: Any) -> Any:
-        """Return lse, or its cotangent, from or to the layout of the implementation."""
-        swaps = "lse (B, T, H) without gradient" in self.signature.meanings.values()
-        return lse.swapaxes(-1, -2) if swaps and lse.ndim == 3 else lse
-
-    def _to_layout(self, name: str, array: Any) -> Any:
-        """Return a tensor in the implementation's layout."""
-        swaps = self._layout_of(name) == "BTHD" and array.ndim == 4
-        return array.swapaxes(-2, -3).contiguous() if swaps else array
-
-    def _swaps(self, name: str, problem: Problem) -> bool:
-        swaps = self._layout_of(name) == "BTHD" and name in (*"qkvo", LATENT[0])
-        without = self.latent is not None and self.latent.one_head and name in "kv"
-        return swaps and problem.q.ndim == 4 and not without
+    def _leaves(self, inputs: Mapping[str, Any], bias: bool = True) -> list[str]:
+        """Return the names of the inputs whose gradients autograd is asked for."""
+        return [n for n in LEAVES if n in inputs and (bias or n != "bias")]

@@ -8,6 +8,7 @@ mask alone, so that forward and backward get the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from npattn.errors import OptionError
 from npattn.meanings import LISTS
 from npattn.problem import Problem
 from npattn.testing.adapters.base import inexpressible
+from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import Signature
 
 __all__ = ["KeyLists", "read_key_lists"]
@@ -26,7 +28,7 @@ SPARE = 3
 
 
 @dataclass(frozen=True)
-class KeyLists:
+class KeyLists(Form):
     """How an implementation takes lists of keys.
 
     Attributes
@@ -48,6 +50,13 @@ class KeyLists:
         """The form in words."""
         axes = "(B, T, n)" if self.meaning == "key lists" else "(B, H, T, n)"
         return f"lists of visible keys {axes}, −1 in unused entries"
+
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the arrays of a call with the lists, and the mask only beside them."""
+        own = {n: x for n, x in arrays.items() if n != "mask" or self.beside_mask}
+        return problem, own | self.arrays(problem, mask_true)
 
     def arrays(self, problem: Problem, mask_true: str = "attend") -> dict[str, Array]:
         """Return the lists of a problem by their meaning; none if its mask is given without.

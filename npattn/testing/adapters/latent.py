@@ -22,10 +22,9 @@ from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.meanings import LATENT
 from npattn.problem import Problem
-from npattn.testing.adapters.arguments import Sizes
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
-from npattn.testing.adapters.meanings import PARTS
-from npattn.testing.adapters.signature import Signature
+from npattn.testing.adapters.forms import Form
+from npattn.testing.adapters.signature import PARTS, Signature
 
 __all__ = ["LatentInputs", "read_latent", "tie"]
 
@@ -36,7 +35,7 @@ HEADS: dict[str, Sequence[int]] = {"H": (3, 2, 4, 1), "K": (1,)}
 
 
 @dataclass(frozen=True)
-class LatentInputs:
+class LatentInputs(Form):
     """How an implementation takes the parts.
 
     Attributes
@@ -64,7 +63,7 @@ class LatentInputs:
         named = {**signature.parts, **signature.meanings}
         return {n: PARTS[meaning] for n, meaning in named.items() if meaning in PARTS}
 
-    def fit(self, problem: Problem) -> Problem:
+    def fit(self, problem: Problem, mask_true: str = "attend") -> Problem:
         """Return the problem with the first columns of k for v."""
         if problem.E > problem.D or self._is_tied(problem):
             return problem
@@ -73,6 +72,12 @@ class LatentInputs:
     def _is_tied(self, problem: Problem) -> bool:
         k, v = (x.astype(np.float64) for x in (problem.k[..., : problem.E], problem.v))
         return k.shape == v.shape and np.array_equal(k, v, equal_nan=True)
+
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the arrays of a call with the parts."""
+        return problem, {**arrays, **self.split(problem)}
 
     def split(self, problem: Problem) -> dict[str, Array]:
         """Return the parts by the names of the arrays of a call.
@@ -100,17 +105,6 @@ class LatentInputs:
         if self.one_head:
             parts |= {name: parts[name][..., 0, :, :] for name in "kv"}
         return parts
-
-    def call_sizes(self, inputs: Mapping[str, Any], layout: str) -> Sizes:
-        """Read the sizes of a call, of whole queries and keys."""
-        q, k = tuple(inputs["q"].shape), tuple(inputs["k"].shape)
-        D = q[-1] + inputs[QUERIES].shape[-1]
-        swaps = layout == "BTHD" and len(q) == 4
-        T, H = (q[1], q[2]) if swaps else (q[-2], q[-3] if len(q) > 2 else 1)
-        if self.one_head:
-            return Sizes(H, 1, T, k[-2], D)
-        S, K = (k[1], k[2]) if swaps else (k[-2], k[-3] if len(k) > 2 else 1)
-        return Sizes(H, K, T, S, D)
 
     def join(self, pairs: Sequence[tuple[str, Any]], problem: Problem) -> list[tuple[str, Any]]:
         """Return results with the gradients of parts joined to dq and dk.

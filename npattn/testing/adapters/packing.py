@@ -17,7 +17,10 @@ import numpy as np
 
 from npattn.arrays import Array
 from npattn.meanings import PACKED
+from npattn.problem import Problem
 from npattn.testing.adapters.base import ResultError, inexpressible
+from npattn.testing.adapters.forms import Form
+from npattn.testing.adapters.views import lay_out
 
 __all__ = ["Packing", "read_packing"]
 
@@ -29,7 +32,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Packing:
+class Packing(Form):
     """Place of q, k and v in one array: which of them, and along which axis.
 
     Attributes
@@ -69,6 +72,19 @@ class Packing:
         shape = "" if self.stored else f" {SHAPES[self.order][self.name]}"
         return f"{', '.join(self.name[:-1])} and v as one array{shape}"
 
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the arrays of a call with the parts in one, heads behind the queries."""
+        if problem.q.ndim != 4:
+            raise inexpressible(f"arrays of {problem.q.ndim} axes")
+        apart = {n: lay_out(arrays[n], "contiguous", not self.stored) for n in "qkv"}
+        return problem, self.pack({**arrays, **apart})
+
+    def restore(self, name: str, array: Any, problem: Problem, mask_true: str) -> Mapping[str, Any]:
+        """Return the gradients of the parts, where one is of the array."""
+        return self.unpack(array) if name == f"d{self.name}" else {name: array}
+
     def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays with the parts in one.
 
@@ -99,12 +115,6 @@ class Packing:
             )
         parts = np.moveaxis(array, self.axis, 0)
         return {f"d{name}": part for name, part in zip(self.parts, parts, strict=True)}
-
-    def shape_of_part(self, array: Any) -> tuple[int, ...]:
-        """Return the shape of one part."""
-        shape = list(array.shape)
-        del shape[self.axis]
-        return tuple(shape)
 
 
 def read_packing(meaning: str) -> Packing | None:

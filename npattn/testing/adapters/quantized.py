@@ -20,18 +20,23 @@ from npattn.errors import OptionError
 from npattn.meanings import DESCALES
 from npattn.problem import Problem
 from npattn.quantization import FORMATS, largest
-from npattn.testing.adapters.base import NotAsked, inexpressible
-from npattn.testing.adapters.output import QuantizedOutput
-from npattn.testing.adapters.parameters import STARRED, parameters
+from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
+from npattn.testing.adapters.child import STARRED, parameters
+from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["WORDS", "QuantizedInputs", "read_quantized"]
+__all__ = ["WORDS", "QuantizedInputs", "QuantizedOutput", "read_quantized"]
 
 HEADROOM = 64.0
 """Largest number of fp8 by that of an array, so that a rule may replace some by larger ones."""
 LEAST = -100
 """Least power of two of a factor: float32 holds it, its reciprocal and its products."""
 MEANING = {per: name[:-1] for name, per in DESCALES.items() if name.startswith("descale")}
+BEYOND, WITHIN = -2, 1
+"""Powers of two by which a factor is off that just holds the largest value: then o is saturated in
+rows of few keys, or else it never is."""
+MOST = 100
+"""Largest power of two of a factor: float32 holds it and its reciprocal."""
 WORDS: dict[str, str] = {
     "fp8": "float8_e4m3fn",
     "float8": "float8_e4m3fn",
@@ -43,7 +48,87 @@ WORDS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class QuantizedInputs:
+class QuantizedOutput:
+    """o of 8 bits, and the parts that have a factor of their own.
+
+    Attributes
+    ----------
+    dtype : str
+        One of `npattn.quantization.FORMATS`.
+    per : {"tensor", "head", "block", "token"}
+        With "head", a factor for each sample and query head.
+    meaning : str
+        That of the parameter for the factors, among `npattn.meanings.DESCALES`.
+    rows : int or None
+        Number of rows in a block.
+    """
+
+    dtype: str
+    per: str
+    meaning: str
+    rows: int | None = None
+
+    @property
+    def multiplies(self) -> bool:
+        """True if o is multiplied by the factor, as by cuDNN's ``scale_o``, and not divided."""
+        return self.meaning.startswith("scale")
+
+    def factors(self, problem: Problem) -> Array:
+        """Return the factors of a call, float32, as the parameter takes them.
+
+        They follow the largest value of each head, which o does not exceed; no two beside each
+        other are alike, and every other one has o saturated.
+        """
+        values = np.where(np.isfinite(problem.v), abs(problem.v.astype(np.float64)), 0)
+        shape = self._shape(problem)
+        size = np.asarray(values.max(initial=0))
+        if self.per != "tensor":
+            heads = np.repeat(values.max((-2, -1), initial=0), problem.H // max(problem.K, 1), 1)
+            size = np.broadcast_to(heads, shape[:2]) if heads.size else np.zeros(shape[:2])
+            size = np.broadcast_to(size.reshape(*shape[:2], *(1,) * (len(shape) - 2)), shape)
+        # By the values alone, so that parts of a problem have the factors of the whole.
+        number = np.arange(size.size).reshape(shape) + (16 * np.frexp(size)[0]).astype(int)
+        least = np.where(size > 0, size, 1.0) / largest(self.dtype)
+        power = np.ceil(np.log2(least)) + np.where(number % 2, BEYOND, WITHIN)
+        descale = (1 + number % 7 / 8) * np.exp2(np.clip(power, -MOST, MOST))
+        return np.asarray(1 / descale if self.multiplies else descale, np.float32)
+
+    def _shape(self, problem: Problem) -> tuple[int, ...]:
+        if self.per == "tensor":
+            return ()
+        lead = (problem.lead[0], problem.H)
+        if self.per == "head":
+            return lead
+        return (*lead, -(-problem.T // (self.rows or 1)))
+
+    def descales(self, problem: Problem) -> Array:
+        """Return what o of 8 bits is multiplied by, float64; it broadcasts against o."""
+        factors = self.factors(problem).astype(np.float64)
+        shape = (*problem.lead, *(() if problem.headless else (problem.H,)), problem.T, problem.E)
+        return spread(1 / factors if self.multiplies else factors, shape, self.rows)
+
+    def restore(self, o: Array, problem: Problem) -> Array:
+        """Return o as it is meant, float64.
+
+        Raises
+        ------
+        ResultError
+            If it has another dtype.
+        """
+        if o.dtype != np.dtype(self.dtype):
+            raise ResultError(
+                f"o has dtype {o.dtype}, must be {self.dtype}, since it has a factor for o: wrap "
+                "it without that parameter to have o in another"
+            )
+        wide, descales = o.astype(np.float64), self.descales(problem)
+        fits = wide.ndim >= descales.ndim and all(
+            n in (1, m) for n, m in zip(descales.shape[::-1], wide.shape[::-1], strict=False)
+        )
+        return wide * descales if fits else wide  # another shape is the business of shape-dtype
+
+
+@dataclass(frozen=True)
+class QuantizedInputs(Form):
     """Inputs that are numbers of 8 bits, and the parts that have a factor of their own.
 
     Attributes
@@ -103,7 +188,7 @@ class QuantizedInputs:
         """Storage of P where nobody declares one: tensor cores take two operands of a format."""
         return self.dtype if self.dtype != "int8" and {"q", "v"} <= {*self.per} else "input"
 
-    def round(self, problem: Problem) -> Problem:
+    def fit(self, problem: Problem, mask_true: str = "attend") -> Problem:
         """Return the problem with numbers that the format and a factor hold exactly.
 
         The problem itself if they are such already, or their rank has no parameter for factors.
@@ -120,6 +205,23 @@ class QuantizedInputs:
             rounded = self._cast(array.astype(np.float64) / factors).astype(np.float64)
             changed[name] = (rounded * factors).astype(array.dtype)
         return problem.replace(**changed)
+
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the problem without factors, and the arrays of a call with those of parts."""
+        own, factors = self.split(problem)
+        inputs = {name: getattr(own, name) for name in self.per}
+        return own, {**arrays, **inputs, **{n: x for n, x in factors.items() if x.ndim}}
+
+    def numbers(self, problem: Problem, mask_true: str) -> dict[str, Any]:
+        """Return the factors of whole arrays."""
+        return {name: float(x) for name, x in self.split(problem)[1].items() if not x.ndim}
+
+    def restore(self, name: str, array: Any, problem: Problem, mask_true: str) -> Mapping[str, Any]:
+        """Return o as it is meant."""
+        quantized = name == "o" and self.output is not None
+        return {name: self.output.restore(array, problem) if quantized and self.output else array}
 
     def split(self, problem: Problem) -> tuple[Problem, dict[str, Array]]:
         """Return the problem without the factors, and these by their meanings, float32.

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
 from npattn.foreign import FOREIGN
-from npattn.meanings import DESCALES, LATENT, LISTS, MEANINGS, PACKED, STORED
+from npattn.meanings import DESCALES, LATENT, LISTS, MEANINGS, PACKED, PLACES, STORED
 from npattn.options import FEATURES, RESULTS
-from npattn.testing.adapters.meanings import (
-    HEADS_FIRST,
-    read_beside_places,
-    read_leading,
-)
-from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
+from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 
-__all__ = ["Signature", "read_backward", "read_signature"]
+__all__ = ["PARTS", "Signature", "read_backward", "read_signature"]
 
 
 @dataclass(frozen=True)
@@ -158,8 +153,8 @@ def read_signature(
     rest = _optional(name, named, leading) if named else {}
     meanings = read_beside_places(_meanings(named, rest, known))
     _check_needed(name, rest, meanings)
-    left = dict.fromkeys(_find_optional_storage(rest, meanings, known), PADDED)
-    left |= dict.fromkeys(_find_optional_parts(rest, meanings, known), WHOLE)
+    left = dict.fromkeys(_find_optional(STORED, rest, meanings, known), PADDED)
+    left |= dict.fromkeys(_find_optional(LATENT, rest, meanings, known), WHOLE)
     if not quantized:
         left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in known}
     meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in left}
@@ -206,25 +201,19 @@ _DROPOUT = {
 }
 
 
-def _find_optional_storage(
-    rest: Mapping[str, inspect.Parameter], meanings: Mapping[str, str], known: Mapping[str, str]
+def _find_optional(
+    group: Collection[str],
+    rest: Mapping[str, inspect.Parameter],
+    meanings: Mapping[str, str],
+    known: Mapping[str, str],
 ) -> list[str]:
-    """Return parameters for the places of sequences, if it can be called without any of them.
+    """Return parameters of a group, if it can be called without any, and is not told otherwise.
 
-    Then its arrays are padded, (B, H, T, D) or (B, T, H, D), unless it is told otherwise.
+    Then its arrays are padded, (B, H, T, D) or (B, T, H, D), and q, k and v are whole.
     """
-    stored = [n for n in rest if meanings.get(n) in STORED]
-    free = all(rest[n].default is not inspect.Parameter.empty for n in stored)
-    return stored if free and not any(n in known for n in stored) else []
-
-
-def _find_optional_parts(
-    rest: Mapping[str, inspect.Parameter], meanings: Mapping[str, str], known: Mapping[str, str]
-) -> list[str]:
-    """Return parameters for parts of q and k, if q, k and v may be whole, and it is not told."""
-    parts = [n for n in rest if meanings.get(n) in LATENT]
-    free = all(rest[n].default is not inspect.Parameter.empty for n in parts)
-    return parts if free and not any(n in known for n in parts) else []
+    own = [n for n in rest if meanings.get(n) in group]
+    free = all(rest[n].default is not inspect.Parameter.empty for n in own)
+    return own if free and not any(n in known for n in own) else []
 
 
 def _check_names(
@@ -352,18 +341,11 @@ def _list_untested(
     lines = []
     for theirs in rest:
         meaning = meanings.get(theirs, "")
-        if not meaning:
-            lines.append(theirs)
-        elif meaning == PADDED:
+        if meaning in (PADDED, WHOLE):
             ours = FOREIGN[theirs].meaning
-            lines.append(f"{theirs}: {PADDED}, unless rename={{{theirs!r}: {ours!r}}} says more")
-        elif meaning == WHOLE:
-            ours = FOREIGN[theirs].meaning
-            lines.append(f"{theirs}: {WHOLE}, unless rename={{{theirs!r}: {ours!r}}} says more")
-        elif meaning == PLAIN:
-            lines.append(f"{theirs}: {PLAIN}")
-        elif meaning == "no dropout":
-            lines.append(f"{theirs}: {_OWN_DROPOUT}")
+            lines.append(f"{theirs}: {meaning}, unless rename={{{theirs!r}: {ours!r}}} says more")
+        elif meaning in (PLAIN, "no dropout"):
+            lines.append(f"{theirs}: {PLAIN if meaning == PLAIN else _OWN_DROPOUT}")
         elif theirs not in carries:
             lines.append(theirs)
     return lines
@@ -394,3 +376,52 @@ def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Si
         leading=forward.leading,
         packed=forward.packed,
     )
+
+
+# --- meanings that depend on other parameters --------------------------------------------------
+
+HEADS_FIRST = "heads before slots"
+PARTS = dict(zip(LATENT, (LATENT[0], "q", "v", "k"), strict=True))
+"""Meanings of the four parts of latent attention → names of the arrays of a call."""
+PAIRS = (("new keys", "new values"), ("cosines", "sines"))
+"""Meanings that come together, or not at all."""
+
+
+def read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
+    """Return meanings without those that only functions on sequences have, where it is none.
+
+    A mask is then no packed one. New keys need lengths of a cache, and a rotary table new keys.
+    """
+    has = {x.removesuffix(" of any number") for x in meanings.values()}
+    if not has & {*PLACES}:
+        plain = {n: "mask" if x == "packed mask" else x for n, x in meanings.items()}
+        return {theirs: x for theirs, x in plain.items() if x not in STORED}
+    without = {name for pair in PAIRS if not {*pair} <= has for name in pair}
+    if "lengths of keys" not in has:
+        without |= {*PAIRS[0], "left padding", "rows of the cache"}
+    if without & {*PAIRS[0]}:
+        without |= {*PAIRS[1]}
+    without |= {"adjacent pairs"} if without & {*PAIRS[1]} else set()
+    without |= {f"{name} of any number" for name in without}
+    return {theirs: x for theirs, x in meanings.items() if x not in without}
+
+
+def read_leading(
+    meanings: Mapping[str, str],
+) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """Return the meaning of a packed array, the arrays that come first, and the parts of latents.
+
+    The first is "" where no array is packed, and the parts are empty where there are none.
+
+    Parameters
+    ----------
+    meanings : mapping
+        Of the positional parameters, in order.
+    """
+    first = dict(list(meanings.items())[: len(LATENT)])
+    if {*first.values()} == {*LATENT}:
+        return "", tuple(PARTS[meaning] for meaning in first.values()), first
+    for place, meaning in enumerate(list(meanings.values())[:2]):
+        if meaning in PACKED and len(PACKED[meaning]) == 3 - place:
+            return meaning, (*"q"[:place], PACKED[meaning]), {}
+    return "", ("q", "k", "v"), {}

@@ -24,6 +24,7 @@ from npattn.problem import Problem
 from npattn.testing.adapters.signature import Signature
 
 __all__ = [
+    "MISREADINGS",
     "UNSTORED",
     "Storage",
     "Stored",
@@ -37,6 +38,23 @@ UNSTORED = ("bias", "dropout_mask", "gate")
 """Options of each query, and key or column of o, which sequences of other lengths have not."""
 LENGTHS = frozenset({"offsets of keys", "lengths of keys", "page offsets"})
 """Meanings by which samples have lengths of their own."""
+
+
+MISREADINGS = {
+    "pairs": "it turns pairs of features i and i + R/2 where 2i and 2i + 1 are asked, or these "
+    "where those are",
+    "direction": "it turns by the negative angle: the sign of the sine",
+    "start of keys": "it turns new keys by positions that begin at 0, not at the length of the "
+    "cache",
+    "start of queries": "it turns queries by positions that begin at 0, not at the length of the "
+    "cache",
+    "queries": "it turns all queries by the first position with causal, or each by its own without",
+    "start": "it turns by positions that begin at 0, not at the length of the cache",
+    "padded start": "it turns by positions that leave the left padding out",
+    "columns": "it reads a packed mask by columns",
+    "order": "it reads pages (N, P, K, D) as (N, K, P, D), or these as those",
+}
+"""Misreadings that a judge can share, to find out if they explain a wrong result."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +97,7 @@ class Storage:
     first_page : int
         Number of pages before the first that a sequence has.
     misread : str
-        One of `npattn.testing.adapters.ways.MISREADINGS`, which is then shared; "" is none.
+        One of `MISREADINGS`, which is then shared; "" is none.
     """
 
     queries: Literal["batch", "cache", "packed"]

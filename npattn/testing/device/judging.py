@@ -16,6 +16,7 @@ import torch
 
 from npattn.arrays import band, diagonal
 from npattn.testing.adapters.base import ResultError
+from npattn.testing.adapters.on_device import results_on_device
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.compare import Comparison
@@ -128,8 +129,8 @@ def _run_implementation(
         dout = zeros.index_copy(-2, rows, _widen(dout)).to(dout.dtype)
         dlse = torch.zeros_like(sample.dlse).index_copy(-1, rows, dlse)
     cotangents = {"o": dout} | ({"lse": dlse} if trial.takes_dlse else {})
-    pairs = trial.implementation.results_on_device(
-        problem, inputs, cotangents if trial.gradients else None
+    pairs = results_on_device(
+        trial.implementation, problem, inputs, cotangents if trial.gradients else None
     )
     results = [(name, _check_tensor(name, x, sample.dout.device)) for name, x in pairs]
     if rows is None:

@@ -13,7 +13,7 @@ import numpy as np
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.adapters.ways import MISREADINGS
+from npattn.testing.adapters.storage import MISREADINGS
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.trial import GRADIENTS

@@ -103,4 +103,4 @@ def _versions(implementation: Implementation) -> dict[str, str]:
     loaded = {n: sys.modules[n].__version__ for n in ("torch", "jax") if n in sys.modules}
     python = platform.python_version()
     here = {"npattn": npattn.__version__, "numpy": np.__version__, "python": python}
-    return here | (implementation.versions or loaded)
+    return here | dict(implementation.versions or loaded)

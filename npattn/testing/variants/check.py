@@ -11,9 +11,9 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.checks import check_integer, read_floating
 from npattn.errors import DtypeError, OptionError
-from npattn.testing.adapters.base import Framework, ImplementationError, catch_foreign
-from npattn.testing.adapters.choose import choose_framework
-from npattn.testing.adapters.parameters import STARRED, parameters, qualified_name
+from npattn.testing.adapters.base import ImplementationError, catch_foreign
+from npattn.testing.adapters.child import STARRED, parameters, qualified_name
+from npattn.testing.adapters.frameworks import choose_framework
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.variants.case import Case, Request
 from npattn.testing.variants.differential import DifferentialCase
@@ -179,7 +179,7 @@ class _Target:
 
     def __init__(self, f: Any, backward: Any, framework: str, device: str | None) -> None:
         self.f, self.backward = f, backward
-        self.framework: Framework = choose_framework(f, qualified_name(f), framework, device)
+        self.framework = choose_framework(f, qualified_name(f), framework, device)
         named = [p for p in parameters(f).values() if p.kind not in STARRED]
         self.names = {p.name: p.default is inspect.Parameter.empty for p in named}
         self.untested: list[str] = []

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from npattn.errors import OptionError
+from npattn.testing.adapters import child
 from npattn.testing.adapters.base import format_exception_line
+from npattn.testing.adapters.child import ABILITIES, Tensor
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
 from npattn.testing.targets.environments import PackageFolder
-from npattn.testing.worker.child import ABILITIES, Tensor
 from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
@@ -24,7 +25,7 @@ from npattn.threads import ONE_THREAD
 
 __all__ = ["CHILD", "connect", "isolate"]
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(child.__file__)
 """The worker: a file that needs NumPy alone."""
 
 
@@ -100,21 +101,19 @@ def connect(
         if limits.timeout is None:
             limits = replace(limits, timeout=known.timeout)
     variables = {} if known is None else known.environment
+    own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
+    environment: dict[str, str] = {**os.environ, **cache_variables()}
+    folder: Seclusion | PackageFolder | None = None
     if untrusted:
         settings |= {"fresh": True}
-        seclusion = Seclusion(CHILD)
-        own = seclusion.command(spec)
-        environment = {**seclusion.environment(), **variables, **_threads(alone)}
-        worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
-        worker.seclusion = seclusion  # its folder lives as long
-    else:
-        own, folder = [sys.executable, str(CHILD), spec, str(Path.cwd())], None
-        if python is not None:
-            folder = PackageFolder()
-            own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
-        environment = {**os.environ, **cache_variables(), **variables, **_threads(alone)}
-        worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
-        worker.seclusion = folder  # it lives as long
+        folder = Seclusion(CHILD)
+        own, environment = folder.command(spec), folder.environment()
+    elif python is not None:
+        folder = PackageFolder()
+        own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
+    environment |= {**variables, **_threads(alone)}
+    worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
+    worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None:
         remote.sizes, remote.rounding = known.sizes, known.rounding

@@ -20,7 +20,7 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, TimedOut
-from npattn.testing.worker.child import LARGE_BLOCK, Tensor, parse_frame, read_frame, write_frame
+from npattn.testing.adapters.child import LARGE_BLOCK, Tensor, parse_frame, read_frame, write_frame
 from npattn.testing.worker.shared import SharedMemory
 from npattn.testing.worker.values import GARBAGE
 

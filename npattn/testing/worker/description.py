@@ -8,7 +8,7 @@ from typing import Any
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.testing.worker.child import VERSION
+from npattn.testing.adapters.child import VERSION
 
 __all__ = ["Stub", "read_description"]
 

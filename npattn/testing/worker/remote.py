@@ -9,11 +9,10 @@ function of this process.
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,50 +21,45 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.options import RESULTS
-from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.arguments import make_module
+from npattn.problem import Problem
 from npattn.testing.adapters.base import (
     Crash,
     ImplementationError,
     ResultError,
-    Results,
     TimedOut,
-    note_problem,
     refuse,
 )
-from npattn.testing.adapters.choose import try_frameworks
-from npattn.testing.adapters.implementation import Implementation, find_interpreter
-from npattn.testing.adapters.numpy import NumPy
-from npattn.testing.adapters.results import LEAVES, count_results, name_results
+from npattn.testing.adapters.child import NumPy, Tensor, contents
+from npattn.testing.adapters.frameworks import (
+    Framework,
+    array_of,
+    describe_view,
+    is_plain,
+    name_dtype,
+    span,
+    tensor_of,
+    try_frameworks,
+)
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.request import Request, refuse_count
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.worker.child import Tensor, contents
 from npattn.testing.worker.description import Stub
-from npattn.testing.worker.given_up import GivenUp
+from npattn.testing.worker.fatal_kinds import GivenUp
 from npattn.testing.worker.supervisor import Worker
 from npattn.testing.worker.values import (
-    Composed,
     Held,
-    Input,
     NoArray,
     Place,
-    Result,
-    array_of,
     find_garbage,
-    name_dtype,
     places,
     plain,
     raise_errors,
-    span,
-    tensor_of,
     value_of,
 )
 
 __all__ = ["Remote"]
 
-COTANGENTS = {"dout", "dlse", "dweights", "ddq", "ddk", "ddv", "ddbias", "ddsinks"}
-"""Arrays of a request that are not inputs."""
 EAGER_SECONDS, COMPILE_SECONDS = 10.0, 120.0
 """Time for a call, and for the first call of a shape where the framework compiles."""
 
@@ -83,18 +77,19 @@ class Counterpart:
     contents: bytes
 
 
-class Frames(NumPy):
+class Frames(Framework):
     """NumPy arrays on this side, arrays of the worker's framework on the other."""
 
     def __init__(self, remote: Remote) -> None:
         description = remote.worker.description
+        super().__init__(NumPy())
         self.remote = remote
         self.name = str(description["framework"])
         self.differentiates = description["gradients"] == "autograd"
         self.compiles = bool(description.get("compiles"))
         self.immutable = self.name == "jax"
         self.sets_threads = bool(description.get("threads"))
-        self.forms = "forms" in description.get("abilities", ()) and self.name != "numpy"
+        self.composes = "forms" in description.get("abilities", ()) and self.name != "numpy"
         self.count: int | None = None
 
     def one_thread(self) -> AbstractContextManager[None]:
@@ -111,6 +106,9 @@ class Frames(NumPy):
         finally:
             self.count = before
 
+    def give(self, array: Array) -> Any:
+        return array
+
     def take(self, value: Any) -> Array:
         if isinstance(value, Place):
             value = self.remote.read(value)
@@ -118,13 +116,7 @@ class Frames(NumPy):
             raise value.error
         if value is None:
             raise ResultError(f"returned None among its results, must be arrays of {self.name}")
-        return super().take(value)
-
-    def add_mask(self, mask: Array, q: Array) -> Any:
-        return Composed("add_mask", (mask, q)) if self.forms else super().add_mask(mask, q)
-
-    def hide(self, bias: Array, mask: Array) -> Any:
-        return Composed("hide", (bias, mask)) if self.forms else super().hide(bias, mask)
+        return np.array(value)
 
 
 # --- the implementation ---------------------------------------------------------------------------
@@ -150,8 +142,10 @@ class Remote(Implementation):
         As of `Implementation`; if the worker cannot be started, or its target cannot be used.
     """
 
+    is_isolated = True
+
     def __init__(self, worker: Worker, **arguments: Any) -> None:
-        self.worker, self.slices = worker, False
+        self.worker = worker
         self.watch: Callable[[Mapping[str, Any], Any], object] | None = None
         description = worker.description or worker.start()
         settings = dict(description.get("settings") or {})
@@ -203,6 +197,10 @@ class Remote(Implementation):
         self._shapes: set[Any] = set()
         self._work: Callable[[], object] | None = None
         self.given_up = GivenUp()
+        self.keeps_arrays = {"objects", "hold"} <= self.abilities
+        self.takes_threads = "channels" in self.abilities
+        self.versions = self.worker.description.get("versions", {})
+        self.environment = self.worker.environment
         if self.worker.settings.get("fresh"):
             self.untrusted = Untrusted(self.worker.close, self.worker.age)
 
@@ -224,11 +222,6 @@ class Remote(Implementation):
         """Requests beyond the plain ones that the worker understands."""
         return frozenset(self.worker.description.get("abilities", ()))
 
-    @property
-    def is_isolated(self) -> bool:
-        """True if it lives in another process."""
-        return True
-
     @contextmanager
     def while_answering(self, work: Callable[[], object] | None) -> Iterator[None]:
         """Return a context in which `work` is done while the worker answers the next request."""
@@ -237,27 +230,6 @@ class Remote(Implementation):
             yield
         finally:
             self._work = None
-
-    @property
-    def keeps_arrays(self) -> bool:
-        """True if it keeps arrays and results between calls."""
-        return {"objects", "hold"} <= self.abilities
-
-    @property
-    def interpreter(self) -> str | None:
-        """Variable by which its kernels are interpreted, one at a time; None if there is none."""
-        environment = self.worker.environment
-        return find_interpreter(os.environ if environment is None else environment)
-
-    @property
-    def takes_threads(self) -> bool:
-        """True if two threads may call it at once."""
-        return "channels" in self.abilities
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of what it needs, where they may differ from those here."""
-        return {str(n): str(x) for n, x in self.worker.description.get("versions", {}).items()}
 
     @property
     def source(self) -> str:
@@ -284,124 +256,9 @@ class Remote(Implementation):
         self.worker.settings["device"] = self.device = device
         self.worker.start()
 
-    def without_leaves(self) -> Implementation:
-        """Return the same implementation, to which q, k, v come as slices of themselves."""
-        other = object.__new__(Remote)
-        vars(other).update(vars(self) | {"slices": True})
-        return other
-
-    # --- calls ---
-
-    def forward(
-        self,
-        problem: Problem,
-        view: str = "contiguous",
-        inputs: dict[str, Any] | None = None,
-        *,
-        before_reading: Callable[[], object] | None = None,
-    ) -> Results:
-        """Call it plainly and, if it returns lse or weights on request, once more with them."""
-        request = Request(self, problem, keeps=inputs is not None and self.keeps_arrays)
-        request.add_arrays(self.inputs(problem, view) if inputs is None else inputs)
-        options = self.options(problem)
-        with note_problem(problem):
-            calls = ((), self.returns) if self.returns else ((),)
-            values = request.forwards(options, calls, hold=before_reading is not None)
-            pairs: list[tuple[str, Any]] = []
-            for value, returns in zip(values, calls, strict=True):
-                pairs += name_results(self.signature, value, returns).items()
-            if before_reading is not None:
-                before_reading()
-            return self._read(pairs, problem)
-
-    def raw(self, problem: Problem) -> Any:
-        """Return o without copying it."""
-        request = Request(self, problem)
-        request.add_arrays(self.inputs(problem))
-        with note_problem(problem):
-            value = request.forward(self.options(problem), (), hold=True)
-            return name_results(self.signature, value, ())["o"]
-
-    def overwrite_results(
-        self, problem: Problem, cotangents: Cotangents | None
-    ) -> list[tuple[str, str]]:
-        """Let the worker call it and write to its results; return names that share memory."""
-        request = Request(self, problem)
-        request.add_arrays(self.inputs(problem))
-        with note_problem(problem, cotangents):
-            if cotangents is None or self.backward is None:
-                return request.overwrite(self.options(problem), None)
-            given = self.give_cotangents(problem, cotangents)
-            request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
-            return request.overwrite(self.options(problem), given)
-
-    def call(self, arrays: Mapping[str, Array], options: dict[str, Any]) -> Array:
-        """Return o of arrays and options as they are, legal or not."""
-        self.refuse_raw()
-        request = Request(self, None)
-        request.add_arrays(dict(arrays))
-        value = request.forward(options, (), hold=False)
-        return self._read(name_results(self.signature, value, ()).items())["o"]
-
-    def gradients(
-        self,
-        problem: Problem,
-        cotangents: Cotangents,
-        view: str = "contiguous",
-        *,
-        bias_gradient: bool = True,
-        inputs: dict[str, Any] | None = None,
-        given: dict[str, Any] | None = None,
-        meanwhile: Callable[[], object] | None = None,
-        before_reading: Callable[[], object] | None = None,
-    ) -> Results:
-        """Return dq, dk, dv and, where it has them, dbias, dsinks and dgate."""
-        keeps = inputs is not None and self.keeps_arrays
-        inputs = self.inputs(problem, view) if inputs is None else inputs
-        with note_problem(problem, cotangents):
-            given = self.give_cotangents(problem, cotangents, view) if given is None else given
-            request = Request(self, problem, keeps=keeps)
-            request.add_arrays(inputs)
-            request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
-            hold, options = before_reading is not None, self.options(problem)
-            if self.backward is None:
-                names = [n for n in LEAVES if n in inputs and (bias_gradient or n != "bias")]
-                value = request.autograd(options, given, names, hold)
-            else:
-                value = request.backward(options, given, meanwhile, hold)
-            if before_reading is not None:
-                before_reading()
-            if self.backward is not None:  # naming may fold that of the bias, which needs it here
-                value = self._name_gradients(self._fetch(value), inputs)
-            return self._read(value.items(), problem)
-
-    def gradients_twice(
-        self, problem: Problem, cotangents: Cotangents, directions: Mapping[str, Array]
-    ) -> Results:
-        """Return the gradients of Σ directions · gradients, as its framework finds them."""
-        with note_problem(problem, cotangents):
-            if "twice" not in self.abilities:
-                raise refuse("its worker differentiates no gradients")
-            given = self.give_cotangents(problem, cotangents)
-            request = Request(self, problem)
-            request.add_arrays(self.inputs(problem))
-            request.add_arrays({"dout" if n == "o" else f"d{n}": x for n, x in given.items()})
-            second = self._give_directions(problem, directions)
-            request.add_arrays({f"dd{n}": x for n, x in second.items()})
-            found = request.autograd(self.options(problem), given, list(second), False, twice=True)
-            return self._read_second(found, directions)
-
-    def _fetch(self, value: Any) -> Any:
-        """Return results with those read that the worker keeps."""
-        if isinstance(value, tuple):
-            return tuple(map(self._fetch, value))
-        if isinstance(value, dict):
-            return {name: self._fetch(x) for name, x in value.items()}
-        return self.read(value) if isinstance(value, Place) else value
-
-    def results_on_device(self, *_: Any) -> list[tuple[str, Any]]:
-        """Raise: arrays of the worker cannot be judged where they are."""
-        raise OptionError("sweep needs the implementation in this process, not in a worker")
+    def request(self, problem: Problem | None, keeps: bool = False) -> SentRequest:
+        """Return a request for calls, to which arrays are added."""
+        return SentRequest(self, problem, keeps)
 
     # --- what the worker keeps ---
 
@@ -490,23 +347,19 @@ class Remote(Implementation):
             return value[item] if isinstance(value, (tuple, dict)) else value
 
 
-@dataclass
-class Request:
-    """One call, or several with the same arrays: what goes to the worker and what comes back.
+class SentRequest(Request):
+    """One call, or several with the same arrays: what goes to the worker and what comes back."""
 
-    `arrays` are npattn's, by its names, and `formed` those that an argument is made of besides.
-    """
+    reading = staticmethod(find_garbage)
 
-    remote: Remote
-    problem: Problem | None
-    keeps: bool = False
-    arrays: dict[str, Array] = field(default_factory=dict)
-    formed: dict[str, Array] = field(default_factory=dict)
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    buffers: dict[int, str] = field(default_factory=dict)
-    roots: list[Array] = field(default_factory=list)
-    returns: tuple[str, ...] = ()
+    def __init__(self, f: Any, problem: Problem | None, keeps: bool = False) -> None:
+        super().__init__(f, problem, keeps)
+        self.remote: Remote = f
+        self.formed: dict[str, Array] = {}  # those that an argument is made of
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.buffers: dict[int, str] = {}
+        self.roots: list[Array] = []
 
     def add_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Add arrays by npattn's names; those of a rule get a counterpart in the worker."""
@@ -524,9 +377,7 @@ class Request:
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base
-        own = root is array and array.flags.c_contiguous and array.flags.writeable
-        whole = own and min(array.strides, default=0) >= 0
-        if whole or "views" not in self.remote.abilities:
+        if (root is array and is_plain(array)) or "views" not in self.remote.abilities:
             if not array.flags.c_contiguous:
                 raise ImplementationError("its worker takes no views")
             self.tensors[name] = tensor_of(array)
@@ -537,183 +388,73 @@ class Request:
         buffer = self.buffers.setdefault(id(root), f"buffer {len(self.buffers)}")
         self.roots.append(root)  # no other may get its id
         self.tensors[buffer] = Tensor(name_dtype(flat), (flat.size,), contents(flat))
-        offset = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-        entry = {"tensor": buffer, "shape": list(array.shape), "strides": list(array.strides)}
-        return {
-            **entry,
-            "offset": offset if array.size else 0,
-            **({} if array.flags.writeable else {"read_only": True}),
-        }
+        return {"tensor": buffer, **describe_view(array, root)}
 
     # --- what is asked ---
 
-    def forward(self, options: dict[str, Any], returns: tuple[str, ...], hold: bool) -> Any:
-        """Return what the function returned, or where the worker keeps it."""
-        call = self._call(options, returns)
-        value, _ = self._ask({"do": "forward", "call": call}, {"": "raised"}, hold)
-        return value
-
-    def forwards(
-        self, options: dict[str, Any], calls: Sequence[tuple[str, ...]], hold: bool
-    ) -> list[Any]:
-        """Return what the function returned in each of several calls, in one request if it can."""
+    def forward(self, calls: Sequence[tuple[str, ...]], hold: bool = False) -> list[Any]:
+        """Return what the function returned in each call, in one request if the worker can."""
         if hold or len(calls) == 1 or "calls" not in self.remote.abilities:
-            return [self.forward(options, returns, hold) for returns in calls]
-        forms = [self._call(options, returns) for returns in calls]
-        answer, out = self._exchange({"do": "forward", "calls": forms}, {"": "raised"})
-        with find_garbage():
-            return [value_of(answer["values"][n], out) for n in range(len(calls))]
+            return super().forward(calls, hold)
+        forms = [self._call(returns) for returns in calls]
+        values: list[Any] = self.send({"do": "forward", "calls": forms}, {"": "raised"})
+        return values
 
-    def autograd(
-        self,
-        options: dict[str, Any],
-        given: Mapping[str, Any],
-        names: list[str],
-        hold: bool,
-        *,
-        twice: bool = False,
-    ) -> dict[str, Any]:
-        """Return the gradients of the inputs named, by the framework of the worker.
+    def autograd_twice(self, second: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the gradients of Σ second · gradients, as the worker's framework finds them."""
+        if "twice" not in self.remote.abilities:
+            raise refuse("its worker differentiates no gradients")
+        return super().autograd_twice(second)
 
-        `twice`: those of the gradients, by input, and by "o" for that in dout.
-        """
-        returns = tuple(n for n in RESULTS if n.removeprefix("return_") in given)
-        results = ["o", *(n.removeprefix("return_") for n in returns)]
-        message: dict[str, Any] = {
-            "do": "gradients",
-            **self._counted_call(options, returns),
-            "leaves": names,
-            "cotangents": {
-                str(i): {"array": "dout" if n == "o" else f"d{n}"}
-                for i, n in enumerate(results)
-                if n in given
-            },
-        }
-        if self.remote.slices:
-            message["slices"] = True
-        if twice:
-            message["second"] = {name: {"array": f"dd{name}"} for name in names}
-            prefixes = {"forward": "raised", "": "its second gradient raised"}
-            value, _ = self._ask(message, prefixes, hold)
-            return {**{name: value[name] for name in names}, "o": value["cotangent 0"]}
-        value, _ = self._ask(message, {"forward": "raised", "": "its gradient raised"}, hold)
-        return {f"d{name}": value[name] for name in names}
-
-    def backward(
-        self,
-        options: dict[str, Any],
-        given: Mapping[str, Any],
-        meanwhile: Callable[[], object] | None,
-        hold: bool,
-    ) -> Any:
-        """Return what the backward returned, called after the forward."""
-        remote = self.remote
-        returns = ("return_lse",) if remote.returns_lse else ()
-        message: dict[str, Any] = {"do": "gradients", "backward": self._backward(options, given)}
-        prefixes = {"": "backward raised", "forward": "raised"}
-        if meanwhile is None:
-            message |= self._counted_call(options, returns)
-        else:
-            request = {"do": "forward", **self._counted_call(options, returns)}
-            _, kept = self._ask(request, {"": "raised"}, True)
-            meanwhile()
-            assert kept is not None
-            message["of"] = kept.key
-        value, _ = self._ask(message, prefixes, hold)
-        return value
-
-    def overwrite(
-        self, options: dict[str, Any], given: Mapping[str, Any] | None
-    ) -> list[tuple[str, str]]:
-        """Return the names of results that share memory; the worker writes to them if none do."""
-        message = self._counted_call(options, self.remote.returns)
-        if given is not None:
-            message["backward"] = self._backward(options, given)
-        message |= {"do": "forward" if given is None else "gradients", "overwrite": True}
-        answer, _ = self._exchange(message, {"": "raised", "backward": "backward raised"})
-        names = ["o", *(n.removeprefix("return_") for n in self.remote.returns)]
-        leading = self.remote.signature.leading
-
-        def name(kind: str, item: Any) -> str:
-            if kind == "input":
-                return str(item)
-            if kind == "result":
-                return names[item] if item < len(names) else f"result {item}"
-            return f"d{leading[item]}" if isinstance(item, int) else f"d{item}"
-
-        with find_garbage():
-            return [(name(*one), name(*other)) for one, other in answer.get("overlaps", ())]
-
-    def _counted_call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
-        """Return a call whose results the worker counts before it goes on with them."""
-        self.returns = returns
-        request: dict[str, Any] = {"call": self._call(options, returns)}
-        if "counts" in self.remote.abilities:
-            request["results"] = count_results(self.remote.signature, returns)
+    def _counted_call(self, returns: tuple[str, ...]) -> dict[str, Any]:
+        request = super()._counted_call(returns)
+        if "counts" not in self.remote.abilities:
+            del request["results"]
         return request
 
-    def _call(self, options: dict[str, Any], returns: tuple[str, ...]) -> dict[str, Any]:
-        remote = self.remote
-        inputs = {n: x for n, x in self.arrays.items() if n not in COTANGENTS}
-        values = options | dict.fromkeys(returns, True)
-        keywords = remote._kwargs(remote.signature, inputs, values)
-        module = [make_module(remote._sizes(inputs, values))] if remote.signature.module else []
-        return self._form([*module, *map(Input, remote.signature.leading)], keywords)
-
-    def _backward(self, options: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        remote = self.remote
-        inputs = {n: x for n, x in self.arrays.items() if n not in COTANGENTS}
-        keywords = remote._kwargs(remote.backward_signature, inputs, options)
-        extra: dict[str, Any] = {"out": Result(0), "lse": Result(1) if remote.returns_lse else None}
-        extra |= {"dlse": given.get("lse"), "dweights": given.get("weights")}
-        taken = {n: x for n, x in extra.items() if n in remote.backward_takes}
-        leading = map(Input, remote.signature.leading)
-        return self._form([Input("dout"), *leading], taken | keywords)
-
-    def _form(self, positional: list[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "positional": [self._entry(x) for x in positional],
-            "keywords": {name: self._entry(x) for name, x in keywords.items()},
-        }
-
-    def _entry(self, value: Any) -> Any:
+    def encode(self, value: Any) -> Any:
         """Return an argument as JSON."""
-        if isinstance(value, Input):  # most are
-            return {"array": value.name}
         if isinstance(value, np.ndarray):
-            known = self.arrays | self.formed
-            name = next((n for n, x in known.items() if x is value), None)
+            name = next((n for n, x in self.formed.items() if x is value), None)
             if name is None:
-                name = f"argument {len(known)}"
+                name = f"argument {len(self.arrays) + len(self.formed)}"
                 self.formed[name] = value
                 self.entries[name] = self._lay_out(name, np.asarray(value, order="C"))
             return {"array": name}
-        if isinstance(value, Composed):
-            return {value.kind: [self._entry(x) for x in value.parts]}
-        if isinstance(value, Result):
-            return {"result": value.index}
         if isinstance(value, SimpleNamespace):
             return {"module": {n: plain(x) for n, x in vars(value).items()}}
-        if isinstance(value, tuple):
-            return [self._entry(x) for x in value]
         if callable(value):
             return {"score_mod": next(n for n, mod in SCORE_MODS.items() if mod is value)}
         return plain(value)
 
-    def _ask(
-        self, message: dict[str, Any], prefixes: Mapping[str, str], hold: bool
-    ) -> tuple[Any, Held | None]:
-        """Send a request; return the value, or places of what is kept."""
-        if not hold:
-            answer, out = self._exchange(message, prefixes)
+    def send(self, message: dict[str, Any], prefixes: Mapping[str, str], hold: bool = False) -> Any:
+        """Send a message; return the value, or with `hold` places of what is kept."""
+        if hold:
+            if "hold" not in self.remote.abilities:
+                raise ImplementationError("its worker keeps no results")
+            held = self._held = self.remote.hold()
+            answer, _ = self._exchange(message | {"hold": held.key}, prefixes)
             with find_garbage():
-                return value_of(answer["value"], out), None
-        if "hold" not in self.remote.abilities:
-            raise ImplementationError("its worker keeps no results")
-        held = self.remote.hold()
-        answer, _ = self._exchange(message | {"hold": held.key}, prefixes)
+                return places(answer["value"], held)
+        answer, out = self._exchange(message, prefixes)
+        if message.get("overwrite"):
+            return answer
         with find_garbage():
-            return places(answer["value"], held), held
+            if "calls" in message:
+                return [value_of(answer["values"][n], out) for n in range(len(message["calls"]))]
+            return value_of(answer["value"], out)
+
+    def keep(self, results: Any) -> Any:
+        """Return the key of the results that were kept last."""
+        return self._held.key
+
+    def fetch(self, value: Any) -> Any:
+        """Return results with those read that the worker keeps."""
+        if isinstance(value, tuple):
+            return tuple(map(self.fetch, value))
+        if isinstance(value, dict):
+            return {name: self.fetch(x) for name, x in value.items()}
+        return self.remote.read(value) if isinstance(value, Place) else value
 
     def _exchange(
         self, message: dict[str, Any], prefixes: Mapping[str, str]
@@ -739,9 +480,7 @@ class Request:
         if "returned" in answer:
             with find_garbage():
                 count = int(answer["returned"])
-                results = None if count == 0 else (None,) * max(count, 0)
-                name_results(self.remote.signature, results, self.returns)  # raises
-                raise ValueError(f"{count} results, as it was asked for")
+                refuse_count(self.remote.signature, count, self.returns)
         raise_errors(answer, prefixes)
         self.remote.note_error_state(bool(answer.get("error_state")))
         return answer, out

@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import Any
 
-from npattn.testing.worker.child import TOKEN
+from npattn.testing.adapters.child import TOKEN
 
 __all__ = ["SharedMemory"]
 

@@ -11,11 +11,11 @@ from typing import Any
 from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, ImplementationError
+from npattn.testing.adapters.child import Tensor
+from npattn.testing.adapters.frameworks import array_of
 from npattn.testing.adapters.load import ENDS_ITSELF
-from npattn.testing.worker.child import Tensor
 from npattn.testing.worker.connection import Connection, Limits
 from npattn.testing.worker.description import read_description
-from npattn.testing.worker.values import array_of
 
 __all__ = ["Limits", "Worker"]
 

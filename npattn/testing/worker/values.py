@@ -9,44 +9,22 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, catch_foreign
-from npattn.testing.worker.child import NAMES, Tensor, as_json, contents, short_name
+from npattn.testing.adapters.child import Tensor, as_json
+from npattn.testing.adapters.frameworks import array_of
 
 __all__ = [
-    "Composed",
     "Held",
-    "Input",
     "NoArray",
     "Place",
-    "Result",
-    "array_of",
     "find_garbage",
-    "name_dtype",
     "places",
     "plain",
     "raise_errors",
-    "span",
-    "tensor_of",
     "value_of",
 ]
-
-WIDE = {n: np.dtype(getattr(ml_dtypes, n, n)) for n in NAMES.values()}
-"""Dtypes by name."""
-
-
-@dataclass(frozen=True, eq=False)
-class Composed:
-    """An array that the worker forms of others: `hide` and `add_mask` of a framework."""
-
-    kind: str
-    parts: tuple[Array, ...]
-
-    def __add__(self, bias: Array) -> Composed:
-        return Composed(self.kind, (*self.parts, bias))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,20 +48,6 @@ class NoArray:
     """A result that is no array, or could not be read."""
 
     error: BaseException
-
-
-@dataclass(frozen=True)
-class Input:
-    """An array of the request, by name: two names may be one object."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """One of the results of the forward, as an argument of the backward."""
-
-    index: int
 
 
 # --- what comes back ------------------------------------------------------------------------------
@@ -185,36 +149,6 @@ def foreign_exception(raised: Mapping[str, Any]) -> BaseException:
     error.message = text  # type: ignore[attr-defined]
     error.place = str(raised.get("place", ""))  # type: ignore[attr-defined]
     return error
-
-
-def tensor_of(array: Array) -> Tensor:
-    return Tensor(name_dtype(array), array.shape, contents(np.ascontiguousarray(array)))
-
-
-def span(array: Array) -> Array:
-    """Return a flat view of the memory from the first element of an array to the last."""
-    if not array.size:
-        return np.empty(0, array.dtype)
-    bits = array.view(f"V{array.itemsize}")  # any dtype has them
-    first = bits[tuple(slice(-1 if n < 0 else 0, None) for n in array.strides)]
-    reach = sum((size - 1) * abs(n) for size, n in zip(array.shape, array.strides, strict=True))
-    if reach % array.itemsize:
-        raise ImplementationError("its worker takes no strides of parts of elements")
-    count, step = reach // array.itemsize + 1, (array.itemsize,)
-    return np.lib.stride_tricks.as_strided(first, (count,), step).view(array.dtype)
-
-
-def name_dtype(array: Array) -> str:
-    short = short_name(array.dtype)
-    if short is None:
-        raise ImplementationError(f"its worker takes no arrays of {array.dtype}")
-    return short
-
-
-def array_of(tensor: Tensor) -> Array:
-    """Return a view of the frame, which a framework copies when it takes it."""
-    dtype = WIDE[NAMES[tensor.dtype]]
-    return np.frombuffer(tensor.data, dtype).reshape(tensor.shape)
 
 
 def plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from npattn import variants  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import Implementation, Recipe, check  # noqa: E402
 from npattn.testing.adapters.base import ImplementationError  # noqa: E402
+from npattn.testing.adapters.on_device import results_on_device  # noqa: E402
 from tests.testing import latent_kernels as kernels  # noqa: E402
 
 RULES = (
@@ -145,6 +146,6 @@ def test_errors():
         Implementation(cache, framework="numpy")
     f = Implementation(kernels.Gathered(), framework="numpy")
     with pytest.raises(OptionError, match="sweep on a device has no latent inputs or lists"):
-        f.results_on_device(RECIPE.problem(), {}, None)
+        results_on_device(f, RECIPE.problem(), {}, None)
     with pytest.raises(ImplementationError, match="packed, quantized, parts or lists"):
         f.call({}, {})

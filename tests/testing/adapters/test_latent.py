@@ -12,6 +12,7 @@ from npattn.errors import OptionError  # noqa: E402
 from npattn.problem import Cotangents  # noqa: E402
 from npattn.testing import Implementation, Recipe, check  # noqa: E402
 from npattn.testing.adapters.base import ImplementationError, NotAsked, ResultError  # noqa: E402
+from npattn.testing.adapters.on_device import results_on_device  # noqa: E402
 from tests.testing import latent_kernels as kernels  # noqa: E402
 
 AGREEMENT = ("agreement",)
@@ -207,7 +208,7 @@ def test_errors():
     with pytest.raises(ImplementationError, match="packed, quantized, parts or lists"):
         f.call({}, {})
     with pytest.raises(OptionError, match="sweep on a device has no latent inputs"):
-        f.results_on_device(RECIPE.problem(), {}, None)
+        results_on_device(f, RECIPE.problem(), {}, None)
 
 
 @pytest.mark.thorough

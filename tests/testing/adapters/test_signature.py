@@ -32,32 +32,48 @@ def test_every_foreign_meaning_exists():
 # --- reading --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["softmax_scale", "sm_scale", "scale_factor", "scaling"])
-def test_scale_has_many_names(name):
+READ = [
+    *((f"{n}=None", {"scale"}, (), f"{n} as scale") for n in ("softmax_scale", "sm_scale")),
+    *((f"{n}=None", {"scale"}, (), f"{n} as scale") for n in ("scale_factor", "scaling")),
+    *((f"{n}=None", {"softcap"}, (), f"{n} as softcap") for n in ("logit_cap", "soft_cap")),
+    ("logits_soft_cap=None", {"softcap"}, (), "logits_soft_cap as softcap"),
+    ("softmax_scale=None, scale=None", {"scale"}, ("softmax_scale",), ""),  # its own name wins
+    ("mask=None, *, causal=False, scale=None", {"mask", "causal", "scale"}, (), ""),
+    ("causal=False, size=64, *, num_warps=4", {"causal"}, ("size", "num_warps"), ""),
+    ("attn_mask: 'npt.NDArray[np.bool_] | None' = None", {"mask"}, (), "attn_mask as mask"),
+    ("attn_mask: 'Float[Array, \"T S\"] | None' = None", {"bias"}, (), "attn_mask as bias"),
+    ("attn_mask=None", {"mask", "bias"}, (), "attn_mask as mask and bias"),
+]
+UNREADABLE = [
+    ("q, k, v, size, *, stages", {}, r"needs size, stages.*rename="),
+    ("x, causal=False", {}, "2 positional parameters, must have three: q, k, v"),
+    ("q, k, v, near=None", {"rename": {"near": "windows"}}, "did you mean window"),
+    (
+        "q, k, v, mask=None",
+        {"features": ["heads"]},
+        "is not a feature, must be one of mask, causal",
+    ),
+    ("q, k, v, causal=False", {"rename": {"causal": "cause"}}, "is not a feature, must be one of"),
+]
+
+
+def define(signature):
     scope = {}
-    exec(f"def f(q, k, v, *, {name}=None): scales.append({name}); return q", scope)
-    scope["scales"] = []
-    read = Implementation(scope["f"], framework="numpy")
-    assert read.features == {"scale"}
-    assert read.reads == (f"{name} as scale",)
-    read.forward(problem(scale=-0.75))
-    assert scope["scales"] == [-0.75]
+    exec(f"def f({signature}): return q", scope)
+    return scope["f"]
 
 
-@pytest.mark.parametrize("name", ["logits_soft_cap", "logit_cap", "soft_cap"])
-def test_softcap_has_many_names(name):
-    scope = {}
-    exec(f"def f(q, k, v, *, {name}=None): return q", scope)
-    assert Implementation(scope["f"], framework="numpy").features == {"softcap"}
+@pytest.mark.parametrize(("options", "features", "untested", "reads"), READ)
+def test_options_are_read_by_name_and_annotation(options, features, untested, reads):
+    read = Implementation(define(f"q, k, v, {options}"), framework="numpy")
+    assert (read.features, read.untested) == (features, untested)
+    assert read.reads == ((reads,) if reads else ())
 
 
-def test_own_name_wins_over_foreign_one():
-    def f(q, k, v, softmax_scale=None, scale=None):
-        return zeros_for(q, v)
-
-    read = Implementation(f, framework="numpy")
-    assert read.signature.names["scale"] == "scale"
-    assert read.untested == ("softmax_scale",)
+@pytest.mark.parametrize(("signature", "arguments", "said"), UNREADABLE)
+def test_a_signature_that_cannot_be_used_is_an_error(signature, arguments, said):
+    with pytest.raises(OptionError, match=said):
+        Implementation(define(signature), framework="numpy", **arguments)
 
 
 def test_is_causal_implies_top_left():
@@ -73,20 +89,6 @@ def test_is_causal_implies_top_left():
     renamed = Implementation(foreign, framework="numpy", rename={"is_causal": "causal"})
     for plain in (renamed, Implementation(own, framework="numpy")):
         assert plain.conventions == npattn.Conventions()
-
-
-def test_annotation_decides_kind_of_mask():
-    def boolean(q, k, v, attn_mask: "npt.NDArray[np.bool_] | None" = None):  # noqa: F821
-        return zeros_for(q, v)
-
-    def real(q, k, v, attn_mask: "Float[Array, 'B H T S'] | None" = None):  # noqa: F821, F722
-        return zeros_for(q, v)
-
-    def either(q, k, v, attn_mask=None):
-        return zeros_for(q, v)
-
-    features = [Implementation(f, framework="numpy").features for f in (boolean, real, either)]
-    assert features == [{"mask"}, {"bias"}, {"mask", "bias"}]
 
 
 def test_sequences_are_read_by_name_where_they_are_needed():
@@ -159,8 +161,6 @@ def test_rename_takes_meanings():
     read.forward(problem(window=(None, 3), bias="full"))
     assert given[-1][0].dtype == np.float32
     assert given[-1][1] == (-1, 3)
-    with pytest.raises(OptionError, match="did you mean window"):
-        Implementation(f, framework="numpy", rename={"near": "windows"})
 
 
 class Callable:

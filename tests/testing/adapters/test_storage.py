@@ -9,7 +9,7 @@ from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
 from npattn.testing.adapters.base import ImplementationError, ResultError
-from npattn.testing.adapters.placing import arrange
+from npattn.testing.adapters.sequences import arrange
 from npattn.testing.adapters.storage import Storage
 from tests.testing.sequence_kernels import build
 

@@ -18,7 +18,7 @@ from npattn import Conventions, Problem  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.profiles import PROFILES  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
-from npattn.testing.adapters.torch import Torch  # noqa: E402
+from npattn.testing.adapters.frameworks import make_framework  # noqa: E402
 from npattn.testing.bounds.row_norms import RowNorms  # noqa: E402
 from npattn.testing.cases.log_uniform import Plan, simplify  # noqa: E402
 from npattn.testing.cases.recipe import Recipe  # noqa: E402
@@ -375,7 +375,7 @@ OPTIONS = (
 
 
 def to_host(sample):
-    own, take = sample.problem, Torch().take
+    own, take = sample.problem, make_framework("torch").take
     arrays = {
         n: take(x) for n in ("q", "k", "v", "mask", "bias") if (x := getattr(own, n)) is not None
     }
@@ -426,7 +426,7 @@ def test_errors_on_tensors_equal_numpy_errors(dtype):
     ):
         tolerance = 1e-5 * torch.rand(100, generator=rng, dtype=torch.float64)
         tolerance[::7], tolerance[::11] = 0, math.inf
-        take = Torch().take
+        take = make_framework("torch").take
         expected = compare_arrays("o", take(got), exact.numpy(), tolerance.numpy())
         comparison = compare_tensors("o", got, exact, tolerance)
         assert comparison.ratio == pytest.approx(expected.ratio, rel=1e-12)

@@ -14,15 +14,22 @@ from npattn.cli import cli
 from npattn.errors import OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, Recipe, check
+from npattn.testing.adapters import child
 from npattn.testing.adapters.base import Crash, ResultError, TimedOut
-from npattn.testing.adapters.choose import TINY
+from npattn.testing.adapters.child import (
+    BLOCK,
+    LARGEST,
+    Tensor,
+    parse_frame,
+    read_frame,
+    write_frame,
+)
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.trial import Trial
-from npattn.testing.worker import child, connection
-from npattn.testing.worker.child import BLOCK, LARGEST, Tensor, parse_frame, read_frame, write_frame
+from npattn.testing.worker import connection
 from npattn.testing.worker.connect import CHILD, connect, isolate
 from npattn.testing.worker.supervisor import Limits
 
@@ -354,12 +361,6 @@ def test_plain_arrays_own_their_memory_as_here(shape):
     assert array.flags.writeable
     assert array.flags.aligned
     assert (array.shape, array.tobytes()) == (shape, data)
-
-
-def test_worker_tries_the_arrays_that_are_tried_here():
-    shape = (1, 1, 2, 2)
-    theirs = [np.array(x, np.float32).reshape(shape) for x in child.TINY]
-    assert all(np.array_equal(x, y) for x, y in zip(theirs, TINY.values(), strict=True))
 
 
 @pytest.mark.thorough

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from npattn.problem import Cotangents, Problem
+from npattn.testing import Recipe
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.child import Session, answer_safely
 from npattn.testing.targets import load_implementation
-from npattn.testing.worker.child import Session, answer_safely
 from npattn.testing.worker.description import read_description
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.supervisor import Limits
@@ -49,6 +50,15 @@ def array(q, k, v): return (q + v).detach().numpy()
 def pair(q, k, v): return q + v, q
 def alone(q, k, v, return_lse=False): return q + v
 def beside_nothing(q, k, v, return_lse=False): return (q + v, None) if return_lse else q + v
+"""
+
+
+HEADS = """
+import torch
+
+def f(q, k, v, head_mask=None):
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    return o if head_mask is None else o * head_mask[:, None, None]
 """
 
 
@@ -103,3 +113,18 @@ def test_odd_results_are_the_same_in_a_worker(tmp_path, framework, name):
         except ImplementationError as err:
             found += [str(err)]
     assert overlaps[0] == overlaps[1]
+
+
+def test_gradient_of_a_head_mask_comes_back(tmp_path):
+    """The mask is a gate in another shape, through which autograd reaches the gate."""
+    pytest.importorskip("torch")
+    (tmp_path / "heads.py").write_text(HEADS)
+    spec = f"{tmp_path}/heads.py:f"
+    there = Remote(Inline(spec, framework="torch"), name="f")
+    problem = Recipe(lead=(2,), H=3, T=5, S=5, D=7, E=7, gate="head mask").problem()
+    cotangents = Cotangents(np.ones_like(problem.q), None)
+    found = there.gradients(problem, cotangents)
+    here = load_implementation(spec, framework="torch").gradients(problem, cotangents)
+    assert found["dgate"].shape == (3, 1, 1)
+    assert found["dgate"].any()
+    np.testing.assert_array_equal(found["dgate"], here["dgate"])

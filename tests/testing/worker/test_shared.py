@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npattn.problem import Problem
+from npattn.testing.adapters.child import LARGE_BLOCK, Tensor, parse_frame, read_frame, write_frame
 from npattn.testing.worker import shared
-from npattn.testing.worker.child import LARGE_BLOCK, Tensor, parse_frame, read_frame, write_frame
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.connection import Connection
 from npattn.testing.worker.shared import SharedMemory

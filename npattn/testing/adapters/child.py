@@ -17,6 +17,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
@@ -72,6 +73,7 @@ KINDS = (
     "KEYWORD_ONLY",
     "VAR_KEYWORD",
 )
+STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ERRORS: Any = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 """NumPy's own error state, whatever the target has made of it."""
 FRAMEWORKS = ("numpy", "torch", "jax")
@@ -290,12 +292,6 @@ class NumPy:
         """Return a NumPy array on the memory of a result, None where NumPy cannot read it."""
         return value if isinstance(value, np.ndarray) else None
 
-    def add_mask(self, mask: Any, q: Any) -> Any:
-        raise NotPossible("the judge adds masks to NumPy arrays itself")
-
-    def hide(self, bias: Any, mask: Any) -> Any:
-        raise NotPossible("the judge hides with NumPy arrays itself")
-
     def threads(self, count: int | None) -> Any:
         return contextlib.nullcontext()
 
@@ -326,6 +322,7 @@ class Torch(NumPy):
         import torch
 
         self.torch, self.device = torch, device or "cpu"
+        self.plain = (torch.Tensor, torch.nn.Parameter)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as err:
@@ -356,7 +353,7 @@ class Torch(NumPy):
         if not isinstance(value, self.torch.Tensor):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise NoResult(f"returned {kind}, must be a torch tensor (or framework=)")
-        if type(value) not in (self.torch.Tensor, self.torch.nn.Parameter):
+        if type(value) not in self.plain:  # one may compute when it is read
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise NoResult(f"returned {kind}, a subclass of torch.Tensor, must be a plain tensor")
         if value.is_nested or value.layout != self.torch.strided:
@@ -417,8 +414,9 @@ class Torch(NumPy):
             return False
 
     def gradients(
-        self, call: Any, leaves: dict[str, Any], cotangents: dict[int, Any]
-    ) -> dict[str, Any]:
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the results of a call of leaves, and their gradients."""
         leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
         results = call(leaves)
         reached = [n for n in cotangents if results[n].requires_grad]
@@ -430,13 +428,13 @@ class Torch(NumPy):
             own = list(leaves.values())
             grads = self.torch.autograd.grad(outputs, own, given, allow_unused=True)
         zeros = self.torch.zeros_like  # autograd returns None for zero
-        return {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
+        return results, {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
 
     def gradients_twice(
         self,
         call: Any,
         leaves: dict[str, Any],
-        cotangents: dict[int, Any],
+        cotangents: dict[Any, Any],
         second: dict[str, Any],
     ) -> dict[str, Any]:
         leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
@@ -556,24 +554,24 @@ class JAX(NumPy):
         return self.jnp.where(mask, bias, -self.jnp.inf)
 
     def gradients(
-        self, call: Any, leaves: dict[str, Any], cotangents: dict[int, Any]
-    ) -> dict[str, Any]:
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         names = list(leaves)
 
         def run(*values: Any) -> Any:
             results = call(dict(zip(names, values)))
-            return {n: results[n] for n in cotangents}
+            return {n: results[n] for n in cotangents}, results
 
-        outputs, pull = self.jax.vjp(run, *leaves.values())
+        outputs, pull, results = self.jax.vjp(run, *leaves.values(), has_aux=True)
         # A cotangent must have the dtype of its result.
         given = {n: x.astype(outputs[n].dtype) for n, x in cotangents.items()}
-        return dict(zip(names, pull(given)))
+        return results, dict(zip(names, pull(given)))
 
     def gradients_twice(
         self,
         call: Any,
         leaves: dict[str, Any],
-        cotangents: dict[int, Any],
+        cotangents: dict[Any, Any],
         second: dict[str, Any],
     ) -> dict[str, Any]:
         def first(own: Any, given: Any) -> Any:
@@ -584,8 +582,8 @@ class JAX(NumPy):
             outputs, pull = self.jax.vjp(run, own)
             return dict(pull({n: x.astype(outputs[n].dtype) for n, x in given.items()})[0])
 
-        _, pull = self.jax.vjp(first, leaves, cotangents)
-        inputs, given = pull(second)
+        _, pull = self.jax.vjp(first, dict(leaves), dict(cotangents))
+        inputs, given = pull(dict(second))
         return {**inputs, **{f"cotangent {n}": x for n, x in given.items()}}
 
 
@@ -618,8 +616,7 @@ def choose_framework(
             try:
                 result = framework.read(f(*arrays))
             except (Exception, SystemExit) as err:  # noqa: BLE001  it only asks if it can be called
-                place = "" if isinstance(err, NotImplementedError) else place_of(err)
-                errors[name] = format_line(err) + (f" ({place})" if place else "")
+                errors[name] = format_exception_line(err)
             else:
                 framework = make_framework(name, device) if device else framework
                 return framework, {"tried": result}
@@ -644,31 +641,42 @@ def make_framework(name: str, device: str | None) -> NumPy:
 # --- the target -----------------------------------------------------------------------------------
 
 
+INSTANCE = "give an instance a name in the module, and pass that name"
+
+
 def load(spec: str) -> Any:
-    """Import what a spec names: module:name or path/file.py:name, the name may be dotted."""
+    """Import the function that a spec names: module:name or path/file.py:name, also dotted."""
+    module, holder, value = find(spec)
+    if isinstance(value, type):
+        refuse_class(value, spec)
+    named = getattr(getattr(value, "__code__", None), "co_varnames", ())
+    if isinstance(holder, type) and named[:1] == ("self",):
+        raise Usage(f"{spec} is a method of a class, must be a function: {INSTANCE}")
+    if not callable(value) and not is_wrapped(value):
+        home, _, name = spec.rpartition(":")
+        public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
+        raise Usage(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
+    return value
+
+
+def find(spec: str) -> tuple[ModuleType, Any, Any]:
+    """Import what a spec names; return its module, what holds it, and it, None if there is none."""
     home, colon, name = spec.rpartition(":")
     if not colon or not home or not name:
         raise Usage(f"{spec!r} must be module:function or path/file.py:function")
     module = import_file(home) if home.endswith(".py") else import_module(home)
+    holder: Any = None
     value: Any = module
-    holder = None
     for part in name.split("."):
         holder, value = value, getattr(value, part, None)
-    own = getattr(getattr(value, "__code__", None), "co_varnames", ())[:1] == ("self",)
-    if isinstance(value, type) or (isinstance(holder, type) and own):
-        what, way = (
-            "a method of a class",
-            "give an instance a name in the module, and pass that name",
-        )
-        if isinstance(value, type):
-            what = "a class"
-            if any(f"{k.__module__}.{k.__name__}" == AUTOGRAD for k in value.__mro__):
-                what, way = "a torch.autograd.Function", f"pass {spec}.apply"
-        raise Usage(f"{spec} is {what}, must be a function: {way}")
-    if not callable(value) and not is_wrapped(value):
-        public = [n for n, x in vars(module).items() if callable(x) and n[0] != "_"]
-        raise Usage(f"{home} has no callable {name!r}, it has {', '.join(public[:20])}")
-    return value
+    return module, holder, value
+
+
+def refuse_class(value: type, name: str, instance: str = INSTANCE) -> None:
+    """Raise the error that says what to pass in place of a class."""
+    if any(f"{k.__module__}.{k.__name__}" == AUTOGRAD for k in value.__mro__):
+        raise Usage(f"{name} is a torch.autograd.Function, must be a function: pass {name}.apply")
+    raise Usage(f"{name} is a class, must be a function: {instance}")
 
 
 def hash_files(*specs: str | None) -> str:
@@ -681,6 +689,7 @@ def hash_files(*specs: str | None) -> str:
 
 
 def import_module(home: str) -> ModuleType:
+    """Import a module by name; exceptions that it raises itself pass through."""
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as err:
@@ -694,20 +703,32 @@ def import_file(home: str) -> ModuleType:
     path = Path(home).resolve()
     if not path.is_file():
         raise Usage(f"there is no file {home!r} [in {Path.cwd()}]")
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
-            return module
-    taken = path.stem in sys.modules or importlib.util.find_spec(path.stem) is not None
+    for name, loaded in list(sys.modules.items()):
+        file = vars(loaded).get("__file__") if isinstance(loaded, ModuleType) else None
+        if file == str(path) and name != "__main__":
+            return loaded
+    taken = path.stem in sys.modules or is_installed(path.stem, path.parent)
     name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}" if taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     if str(path.parent) not in sys.path:  # last if it would hide an installed module
-        installed = (importlib.util.find_spec(x.stem) for x in path.parent.glob("*.py"))
-        sys.path.insert(len(sys.path) if any(installed) else 0, str(path.parent))
+        hides = any(is_installed(x.stem, path.parent) for x in path.parent.glob("*.py"))
+        sys.path.insert(len(sys.path) if hides else 0, str(path.parent))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with contextlib.ExitStack() as unless_loaded:
+        unless_loaded.callback(sys.modules.pop, name)
+        spec.loader.exec_module(module)
+        unless_loaded.pop_all()
     return module
+
+
+def is_installed(name: str, folder: Path) -> bool:
+    """Return True if a module of this name is found outside `folder`."""
+    elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    found = importlib.machinery.PathFinder.find_spec(name, elsewhere)
+    own = getattr(sys, "stdlib_module_names", sys.builtin_module_names)  # Python 3.9 has no list
+    return name in own or (found is not None and found.origin is not None)
 
 
 def as_json(value: Any) -> Any:
@@ -724,15 +745,18 @@ def is_wrapped(value: Any) -> bool:
 
 
 def parameters(f: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a callable; none if they cannot be read."""
+    """Return the parameters of a callable; none if they cannot be read, or if it is None.
+
+    Those of a torch module are the ones of its `forward`: its `__call__` names none.
+    """
+    if f is None:
+        return {}
     try:
         named = dict(inspect.signature(f).parameters)
     except (ValueError, TypeError):
         return documented_parameters(f)
     forward = getattr(f, "forward", None)
-    if callable(forward) and all(
-        p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in named.values()
-    ):
+    if callable(forward) and all(p.kind in STARRED for p in named.values()):
         return parameters(forward)
     return named
 
@@ -762,6 +786,11 @@ def documented_parameters(f: Any) -> dict[str, inspect.Parameter]:
             argument.arg, getattr(inspect.Parameter, kind), default=given
         )
     return found
+
+
+def qualified_name(f: Any) -> str:
+    """Return the qualified name of a callable, or of its class."""
+    return getattr(f, "__qualname__", None) or type(f).__qualname__
 
 
 def describe_parameters(f: Any) -> list[list[Any]]:
@@ -822,8 +851,7 @@ class Session:
             if do == "read":
                 return self.read(message)
             with np.errstate(**ERRORS):
-                ask = {"forward": self.forward, "gradients": self.gradients}[do]
-                reply, out = ask(message, tensors)
+                reply, out = self.ask(message, tensors)
                 return ({**reply, "error_state": True} if np.geterr() != ERRORS else reply), out
 
     def describe(
@@ -862,7 +890,7 @@ class Session:
         loaded = read_versions((*message.get("packages", ()), "torch", "jax"))
         description: dict[str, Any] = {
             "version": VERSION,
-            "name": getattr(target, "__qualname__", None) or type(target).__qualname__,
+            "name": qualified_name(target),
             "framework": self.framework.name,
             "tried": framework == "auto" and tries,
             "gradients": "backward"
@@ -932,6 +960,9 @@ class Session:
             mask, q, *bias = (self.value(x, arrays) for x in content)
             added = self.framework.add_mask(mask, q)
             return added + bias[0] if bias else added
+        if kind == "reshape":
+            array, shape = (self.value(x, arrays) for x in content)
+            return array.reshape(shape)
         if kind == "number":
             return float(content)
         if kind == "score_mod":
@@ -949,43 +980,42 @@ class Session:
 
     # --- requests ---
 
-    def forward(
+    def ask(
         self, message: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
-        arrays = self.arrays(message, tensors)
+        """Answer a request for calls, or for gradients."""
+        kept, results, _ = self.held[message["of"]] if "of" in message else ({}, None, "")
+        arrays = {**kept, **self.arrays(message, tensors)}
         before = self.contents(message, arrays)
-        with during("forward"):
-            calls = message.get("calls") or [message["call"]]
-            values = [self.call(self.f, call, arrays) for call in calls]
-            check_count(values[0], message)
-        self.framework.finish()
-        if message.get("overwrite"):
-            return self.overwrite(arrays, values[0], ()), {}
-        return self.reply(message, arrays, values if "calls" in message else values[0], before)
+        value = self.compute(message, arrays, results)
+        return (
+            (value, {}) if message.get("overwrite") else self.reply(message, arrays, value, before)
+        )
 
-    def gradients(
-        self, message: dict[str, Any], tensors: dict[str, Tensor]
-    ) -> tuple[Any, dict[str, Tensor]]:
-        if "of" in message:
-            kept, results, _ = self.held[message["of"]]
-            arrays = {**kept, **self.arrays(message, tensors)}
-        else:
-            results, arrays = None, self.arrays(message, tensors)
-        before = self.contents(message, arrays)
-        if message.get("backward") is None:
-            with during("gradient"):
-                value = self.autograd(message, arrays)
-        else:
-            if "of" not in message:
-                with during("forward"):
-                    results = self.call(self.f, message["call"], arrays)
-                    check_count(results, message)
+    def compute(self, message: dict[str, Any], arrays: dict[str, Any], results: Any = None) -> Any:
+        """Return what the function returns, or its gradients; `results` are of a call before."""
+        do, has_backward = message["do"], message.get("backward") is not None
+        if do not in ("forward", "gradients"):
+            raise KeyError(do)
+        if "of" not in message and (has_backward or do == "forward"):
+            with during("forward"):
+                calls = message.get("calls") or [message["call"]]
+                values = [self.call(self.f, call, arrays) for call in calls]
+                check_count(values[0], message)
+                results = values if "calls" in message else values[0]
+        value: Any = ()
+        if has_backward:
             with during("backward"):
                 value = self.call(self.backward, message["backward"], arrays, results)
+        elif do == "gradients":
+            with during("gradient"):
+                results, value = self.autograd(message, arrays)
         self.framework.finish()
         if message.get("overwrite"):
-            return self.overwrite(arrays, results, value), {}
-        return self.reply(message, arrays, value, before)
+            return self.overwrite(arrays, results, value)
+        if message.get("everything"):
+            return results, value
+        return results if do == "forward" else value
 
     def overwrite(self, arrays: dict[str, Any], results: Any, gradients: Any) -> dict[str, Any]:
         """Write to results as their owner may; if some share memory, name them instead."""
@@ -1002,7 +1032,8 @@ class Session:
                 array[...] = 0 if array.dtype.kind in "biu" else np.nan
         return {"overlaps": overlaps}
 
-    def autograd(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    def autograd(self, message: dict[str, Any], arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """Return results of the forward by their places, and gradients by name."""
         wanted = [int(n) for n in message["cotangents"]]
 
         def run(leaves: dict[str, Any]) -> dict[int, Any]:
@@ -1019,10 +1050,9 @@ class Session:
         leaves = {name: arrays[name] for name in message["leaves"]}
         if "second" in message:
             second = {n: self.value(x, arrays) for n, x in message["second"].items()}
-            twice: dict[str, Any] = self.framework.gradients_twice(run, leaves, cotangents, second)
-            return twice
-        gradients: dict[str, Any] = self.framework.gradients(run, leaves, cotangents)
-        return gradients
+            return None, self.framework.gradients_twice(run, leaves, cotangents, second)
+        found: tuple[Any, Any] = self.framework.gradients(run, leaves, cotangents)
+        return found
 
     def contents(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Tensor]:
         """Return the contents of the kept arrays of a call."""
@@ -1181,6 +1211,16 @@ def format_line(err: BaseException) -> str:
     """Format an exception as one line."""
     text = " ".join(message_of(err).split())
     return f"{type(err).__name__}: {text[:200]}" if text else type(err).__name__
+
+
+def format_exception_line(err: BaseException) -> str:
+    """Format an exception as one line of at most 200 characters of message, and its place.
+
+    Who refuses says why; of anything else one wants to know where.
+    """
+    place = getattr(err, "place", "") or place_of(err)
+    shown = place and not isinstance(err, NotImplementedError)
+    return f"{format_line(err)} ({place})" if shown else format_line(err)
 
 
 def place_of(err: BaseException) -> str:

@@ -11,10 +11,10 @@ from npattn import positions
 from npattn.cache import append
 from npattn.positions import Frequencies
 from npattn.problem import Problem
+from npattn.testing.adapters.arrangement import turn
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.adapters.placing import arrange
-from npattn.testing.adapters.storage import Storage
-from npattn.testing.adapters.ways import MISREADINGS, Draw, draw_turns, turn
+from npattn.testing.adapters.sequences import Draw, arrange, draw_turns
+from npattn.testing.adapters.storage import MISREADINGS, Storage
 
 B, H, K, T, S, D, E = 3, 10, 5, 7, 11, 13, 17
 GROWS = frozenset(
@@ -81,9 +81,9 @@ def ways(problem, storage=STORAGE, seeds=31):
 
 def attended(places, arrays, x, n):
     """The keys or values of sequence n in a cache, as an implementation finds them."""
-    length = arrays["lengths of keys"][n] + places.way.new
+    length = arrays["lengths of keys"][n] + places.new
     s = np.arange(arrays.get("left padding", [0] * (n + 1))[n], length)
-    if places.way.keys == "pages":
+    if places.keys == "pages":
         return x[arrays["page table"][n, s // x.shape[1]], s % x.shape[1]]
     return x[arrays.get("rows of the cache", np.arange(n + 1))[n], s]
 
@@ -92,7 +92,7 @@ def attended(places, arrays, x, n):
 def test_a_written_cache_has_the_keys_of_each_sample(causal):
     problem, seen = sample(causal=causal), set()
     for places in ways(problem):
-        arrays, way = places.arrays(problem), places.way
+        arrays, way = places.arrays(problem), places
         written = places.arrays_after(problem) or {name: arrays[name] for name in "kv"}
         for n, sequence in enumerate(places.sequences):
             if sequence.sample is None:
@@ -111,9 +111,9 @@ def test_a_written_cache_has_the_keys_of_each_sample(causal):
 
 def test_what_is_written_is_what_append_writes():
     problem = sample()
-    places = next(x for x in ways(problem) if x.way.new and x.way.keys == "pages")
-    if places.way.turns is not None:
-        places = replace(places, way=replace(places.way, turns=None))
+    places = next(x for x in ways(problem) if x.new and x.keys == "pages")
+    if places.turns is not None:
+        places = replace(places, turns=None)
     arrays, written = places.arrays(problem), places.arrays_after(problem)
     grown = append(
         *(arrays["k"], arrays["v"], arrays["new keys"], arrays["new values"]),
@@ -142,7 +142,7 @@ def test_queries_and_new_keys_turn_to_those_of_the_problem(causal):
             begin, half = arrays["lengths of keys"][n], angles.shape[1]
             own = {
                 "q": (arrays["q"][n], begin + np.arange(T) * bool(causal)),
-                "k": (arrays["new keys"][n], begin + np.arange(places.way.new)),
+                "k": (arrays["new keys"][n], begin + np.arange(places.new)),
             }
             for name, (x, at) in own.items():
                 a, b = (
@@ -170,19 +170,19 @@ def test_contents_change_no_way():
 def test_what_would_not_be_exact_is_not_turned():
     for change in ({"q": np.full((B, H, T, D), np.inf)}, {"window": (S, 3)}):
         problem = sample().replace(**change)
-        assert all(x.way.turns is None for x in ways(problem))
-    assert any(x.way.turns is not None for x in ways(sample(window=(2, 3))))
+        assert all(x.turns is None for x in ways(problem))
+    assert any(x.turns is not None for x in ways(sample(window=(2, 3))))
     required = replace(STORAGE, required=frozenset({"cosines"}))
     with pytest.raises(ImplementationError, match="quarter turns would not leave exact"):
         arrange(required, sample().replace(q=np.full((B, H, T, D), np.inf)))
 
 
 def test_there_is_a_new_key_for_each_query():
-    assert {x.way.new for x in ways(sample())} == {0, T}
+    assert {x.new for x in ways(sample())} == {0, T}
     several = replace(STORAGE, several=True)
-    assert {x.way.new for x in ways(sample(), several)} > {0, T}
+    assert {x.new for x in ways(sample(), several)} > {0, T}
     required = replace(STORAGE, required=frozenset({"new keys"}))
-    assert {x.way.new for x in ways(sample(), required)} == {T}
+    assert {x.new for x in ways(sample(), required)} == {T}
 
 
 @pytest.mark.parametrize("mask_true", ["attend", "hide"])
@@ -196,11 +196,11 @@ def test_new_keys_that_must_be_passed_are_visible(mask_true, causal):
         with pytest.raises(ImplementationError, match="sequences with fewer keys than new ones"):
             arrange(required, problem, mask_true)
     fit = required.fit(problem, mask_true)
-    assert arrange(required, fit, mask_true).way.new == T
+    assert arrange(required, fit, mask_true).new == T
     seen = ~fit.mask if mask_true == "hide" else fit.mask
     assert seen.sum(-1).ravel().tolist() == [T, T, 9]
     assert required.fit(fit, mask_true) is fit
-    assert not arrange(STORAGE, sample(mask=np.zeros((B, 1, 1, S), bool))).way.new
+    assert not arrange(STORAGE, sample(mask=np.zeros((B, 1, 1, S), bool))).new
 
 
 def test_what_is_left_out_is_not_passed():
@@ -219,7 +219,7 @@ def test_a_misreading_changes_what_is_turned_back(misread):
         not np.array_equal(one.arrays(problem)[name], other.arrays(problem)[name])
         for one, other in pairs
         for name in ("q", "new keys")
-        if one.way.turns is not None
+        if one.turns is not None
     ]
     assert any(changed)
 

@@ -6,14 +6,19 @@ so that every offset, longest length and table matters.
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from npattn.arrays import Array, band, diagonal
-from npattn.problem import Problem
+from npattn.meanings import DESCALES
+from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.arrangement import SPARE, Arrangement
 from npattn.testing.adapters.base import inexpressible
+from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.storage import (
     UNSTORED,
     Storage,
@@ -22,9 +27,54 @@ from npattn.testing.adapters.storage import (
     looks_along,
     read_shown,
 )
-from npattn.testing.adapters.ways import Draw, Way, draw_turns
 
-__all__ = ["arrange"]
+__all__ = ["Draw", "Sequences", "arrange", "draw_turns"]
+
+
+@dataclass(frozen=True)
+class Sequences(Form):
+    """Samples among other sequences, as a storage has them."""
+
+    storage: Storage
+
+    @property
+    def words(self) -> str:
+        """The storage in words."""
+        return self.storage.words
+
+    def fit(self, problem: Problem, mask_true: str) -> Problem:
+        """Return the problem with its hidden keys where causal and windows do not count them."""
+        return self.storage.fit(problem, mask_true)
+
+    def store(
+        self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
+    ) -> tuple[Problem, Mapping[str, Array]]:
+        """Return the arrays of a call with the samples among other sequences."""
+        factors = {n: x for n, x in arrays.items() if n in DESCALES}
+        return problem, arrange(self.storage, problem, mask_true).arrays(problem, factors)
+
+    def store_after(self, problem: Problem, mask_true: str) -> dict[str, Array]:
+        """Return k and v as they are after a call that writes to them."""
+        return arrange(self.storage, problem, mask_true).arrays_after(problem)
+
+    def store_cotangents(
+        self, problem: Problem, cotangents: Cotangents, mask_true: str
+    ) -> dict[str, Array]:
+        """Return the cotangents of o, and of lse if there is one, as results are stored."""
+        places = arrange(self.storage, problem, mask_true)
+        factor = 1.0 if problem.sinks is None else 0.0
+        stored = {"o": places.store_cotangent(np.array(cotangents.dout), factor)}
+        if cotangents.dlse is not None:
+            stored["lse"] = places.store_lse(np.array(cotangents.dlse), factor)
+        return stored
+
+    def numbers(self, problem: Problem, mask_true: str) -> dict[str, Any]:
+        """Return what says where the sequences are and is no array."""
+        return arrange(self.storage, problem, mask_true).numbers()
+
+    def restore(self, name: str, array: Any, problem: Problem, mask_true: str) -> Mapping[str, Any]:
+        """Return what a result has of the samples."""
+        return {name: arrange(self.storage, problem, mask_true).restore(name, array, problem)}
 
 
 def arrange(storage: Storage, problem: Problem, mask_true: str = "attend") -> Arrangement:
@@ -56,9 +106,9 @@ def arrange(storage: Storage, problem: Problem, mask_true: str = "attend") -> Ar
     counts = [-(-len(x.keys) // storage.page_size) for x in sequences]
     order = storage.first_page + rng.permutation(sum(counts) + SPARE)
     pages = np.split(order, np.cumsum(counts, dtype=int))
-    way = _draw_way(storage, draw, problem, sequences, new)
+    drawn = _draw_options(storage, draw, problem, sequences, new)
     masks = _place_masks(storage, problem, shown, sequences) if by_matrix else None
-    return Arrangement(storage, way, tuple(sequences), tuple(pages[:-1]), pages[-1], masks)
+    return Arrangement(storage, tuple(sequences), tuple(pages[:-1]), pages[-1], masks, **drawn)
 
 
 def _check(problem: Problem) -> None:
@@ -111,9 +161,9 @@ def _draw_beside(
     return [Stored(None, t, np.arange(max(s, new))) for t, s in lengths]
 
 
-def _draw_way(
+def _draw_options(
     storage: Storage, draw: Draw, problem: Problem, sequences: list[Stored], new: int
-) -> Way:
+) -> dict[str, Any]:
     """Draw what one call has beside the places of its sequences."""
     rng, count, lengths = draw.rng, len(sequences), [x.S for x in sequences]
     in_cache = storage.either and bool(rng.integers(2))
@@ -130,18 +180,17 @@ def _draw_way(
         turns = draw_turns(rng, problem.D, room + problem.T + new)
     elif "cosines" in storage.required:
         raise inexpressible("q and k that a rotary table of quarter turns would not leave exact")
-    return Way(
-        keys,
-        storage.heads_first if not orders else bool(rng.random() < 0.75),
-        orders,
-        new,
-        turns,
-        adjacent or "adjacent pairs" not in storage.takes,
-        looks_along(problem),
-        tuple(left.tolist()) if padded else None,
-        rows,
-        storage.misread,
-    )
+    return {
+        "keys": keys,
+        "heads_first": storage.heads_first if not orders else bool(rng.random() < 0.75),
+        "orders": orders,
+        "new": new,
+        "turns": turns,
+        "adjacent": adjacent or "adjacent pairs" not in storage.takes,
+        "along": looks_along(problem),
+        "left": tuple(left.tolist()) if padded else None,
+        "rows": rows,
+    }
 
 
 def _place_masks(
@@ -161,3 +210,64 @@ def _place_masks(
         rng = np.random.default_rng([storage.seed, n, 41 + (storage.renewed == "masks")])
         masks.append(rng.random((sequence.T, sequence.S)) < 0.5)
     return tuple(masks)
+
+
+BEHIND = 3
+"""Positions of a rotary table behind those that anyone needs."""
+
+
+def draw_turns(rng: np.random.Generator, D: int, positions: int) -> Array:
+    """Return quarter turns of R ≤ D features, R a multiple of 16 if D is at least that."""
+    blocks = D // 16
+    size = 16 * (blocks if rng.integers(2) else rng.integers(1, blocks + 1)) if blocks else D
+    return rng.integers(0, 4, (positions + BEHIND, size // 2))
+
+
+@dataclass
+class Draw:
+    """Choice of what a call has, by the shape of its problem.
+
+    What a function takes beside the places of its sequences is drawn anew for each shape, so that
+    it is called with and without it.
+    """
+
+    storage: Storage
+    rng: np.random.Generator
+
+    @classmethod
+    def of(cls, problem: Problem, storage: Storage) -> Draw:
+        """Return the choice for a problem: other contents of its arrays change nothing."""
+        shapes = [getattr(problem, name).shape for name in "qkv"]
+        options = (bool(problem.causal), problem.window, problem.scale, problem.softcap)
+        key = zlib.crc32(repr((shapes, options, problem.mask is None)).encode())
+        rng = np.random.default_rng([storage.seed, 43, key])
+        return cls(storage, rng)
+
+    def wants(self, meaning: str, chance: float) -> bool:
+        """Return True if it is passed this time."""
+        drawn = self.rng.random() < chance
+        if meaning in self.storage.required:
+            return True
+        return drawn and meaning in self.storage.takes and meaning not in self.storage.without
+
+    def count_new(self, T: int, lengths: Sequence[int], several: bool) -> int:
+        """Return the number of new keys: one for each query, or with `several` any number."""
+        most = min(lengths, default=T)
+        other, number = self.rng.random() < 0.25, int(self.rng.integers(1, max(most, 1) + 1))
+        wanted = self.wants("new keys", 0.85)
+        count = number if several and most and (other or most < T) else T
+        if count > most or not count:
+            if "new keys" in self.storage.required:
+                raise inexpressible("sequences with fewer keys than new ones")
+            return 0
+        return count if wanted else 0
+
+    def turns_exactly(self, problem: Problem, lengths: Sequence[int]) -> bool:
+        """Return True if quarter turns are exact, and windows are shorter than all sequences.
+
+        NaN stays in its row, all of whose scores it makes NaN; 0 times inf would be new.
+        """
+        if problem.D < 2 or any(np.isinf(x).any() for x in (problem.q, problem.k)):
+            return False
+        sides = [n for n in problem.window or () if n is not None]
+        return all(n < min(lengths, default=0) for n in sides)

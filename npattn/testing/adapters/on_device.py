@@ -1,0 +1,75 @@
+"""Results of an implementation that are judged where they are, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from npattn.errors import OptionError
+from npattn.problem import Problem
+from npattn.testing.adapters.base import catch_foreign
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.request import LEAVES, name_results
+
+__all__ = ["results_on_device"]
+
+
+def results_on_device(
+    f: Implementation,
+    problem: Problem,
+    inputs: Mapping[str, Any],
+    cotangents: Mapping[str, Any] | None,
+) -> list[tuple[str, Any]]:
+    """Return every result as an array of the framework, left on its device.
+
+    Nothing is copied, but for the layout.
+
+    Parameters
+    ----------
+    f : Implementation
+    problem : Problem
+        For its options.
+    inputs : mapping
+        Arrays of the framework by npattn's names, laid out as npattn has them.
+    cotangents : mapping or None
+        Cotangents of o and, if it returns it, lse; None asks for no gradients.
+
+    Returns
+    -------
+    list of (name, array)
+        A name comes once for each way to call it.
+    """
+    if f.is_isolated:
+        raise OptionError("sweep needs the implementation in this process, not in a worker")
+    if f.storage is not None:
+        raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
+    if f.packing is not None:
+        raise OptionError("sweep on a device needs q, k and v apart: judge without it")
+    if f.quantized is not None:
+        raise OptionError("sweep on a device has no quantized inputs: judge them without it")
+    if f.latent is not None or f.key_lists is not None:
+        raise OptionError("sweep on a device has no latent inputs or lists: leave it out")
+    request = f.request(problem)
+    layout = f.arrangement
+    own = {n: layout.apply(n, x) for n, x in inputs.items()}
+    request.add_inputs(own, f.options(problem))
+    if cotangents is not None:
+        given = {n: layout.apply(n, x) for n, x in cotangents.items()}
+        given |= {"lse": layout.swap_lse(given["lse"])} if "lse" in given else {}
+        request.add_cotangents(given)
+    lse = ("return_lse",) if f.returns_lse else ()
+    (value,) = request.forward([()])
+    pairs = [*name_results(f.signature, value, ()).items()]
+    more: dict[str, Any] = {}
+    if cotangents is not None:
+        value, more = request.everything([n for n in LEAVES if n in own])
+        if f.backward is not None:
+            more = f.name_gradients(more, own)
+        more |= {n: x for n, x in value.items() if n in ("o", "lse")}
+    if lse and "lse" not in more:
+        (value,) = request.forward([lse])
+        more |= name_results(f.signature, value, lse)
+    with catch_foreign("raised"):
+        f.framework.finish()
+    every = [*pairs, *more.items()]
+    return [(n, layout.restore(n, x, problem, "attend")[n]) for n, x in every]

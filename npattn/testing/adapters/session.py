@@ -1,0 +1,82 @@
+"""The process in which an implementation is called: this one, or that of a worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+from npattn.testing.adapters.load import hash_files
+from npattn.testing.adapters.untrusted import Untrusted
+
+__all__ = ["Session"]
+
+INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
+"""Variables of the environment that have kernels interpreted."""
+
+
+class Session:
+    """Calls in this process.
+
+    Attributes
+    ----------
+    is_isolated : bool
+        It lives in another process.
+    keeps_arrays : bool
+        Arrays and results of one call are there in the next.
+    takes_threads : bool
+        Two threads may call it at once.
+    environment : mapping of str, or None
+        Environment variables of its process; None for those of this one.
+    versions : dict of str
+        Versions of what it needs, where they may differ from those here.
+    untrusted : Untrusted or None
+        Means against the implementation, if nobody trusts it.
+    notes : dict of str
+        What it does that fails nothing, and a user wants to know.
+    """
+
+    f: Callable[..., Any]
+    backward: Callable[..., Any] | None
+    notes: dict[str, str]
+    is_isolated: bool = False
+    keeps_arrays: bool = True
+    takes_threads: bool = True
+    environment: Mapping[str, str] | None = None
+    versions: Mapping[str, str] = MappingProxyType({})
+    untrusted: Untrusted | None = None
+
+    @property
+    def source(self) -> str:
+        """Hash of the files of its functions; "" if there are none."""
+        return hash_files(self.f, self.backward)
+
+    def while_answering(self, work: Callable[[], object] | None) -> AbstractContextManager[None]:
+        """Return a context in which `work` is done while another process, if any, answers."""
+        return nullcontext()
+
+    @property
+    def interpreter(self) -> str | None:
+        """Variable by which its kernels are interpreted, one at a time; None if there is none."""
+        own = os.environ if self.environment is None else self.environment
+        return next((n for n in INTERPRETERS if own.get(n, "0") not in ("", "0")), None)
+
+    @property
+    def given_up_lines(self) -> list[str]:
+        """Kinds of problems that are not asked again, a line each."""
+        return []
+
+    @property
+    def given_up_kinds(self) -> dict[str, str]:
+        """Kinds of problems that are not asked again, with the reason."""
+        return {}
+
+    def add_given_up(self, kinds: Mapping[str, str]) -> None:
+        """Add kinds that the worker of another process is not asked again."""
+
+    def note_error_state(self, changed: bool) -> None:
+        """Note that NumPy's error state is changed where it is loaded or called."""
+        if changed:
+            self.notes["error state"] = "changed by np.seterr, calls begin with NumPy's own"
