@@ -12,8 +12,6 @@ from npattn.errors import OptionError
 from npattn.testing.runner.journal import check_is_new, cut_last_line, read_lines
 from npattn.testing.units.unit import versions_here
 
-__all__ = ["Journal"]
-
 VERSION = 2
 
 

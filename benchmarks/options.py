@@ -11,8 +11,6 @@ from benchmarks.journal import Journal
 from npattn.cli.flags import given_flags
 from npattn.errors import OptionError
 
-__all__ = ["list_flags_beside", "open_journal"]
-
 
 def open_journal(
     command: str,

@@ -6,8 +6,6 @@ import sys
 
 from npattn.errors import MissingExtraError
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line; exit code 0 passed, 1 failed, 2 wrong usage or nothing tested."""

@@ -27,17 +27,6 @@ from npattn.gating import apply_gate, apply_gate_tangent, pull_back
 from npattn.options import Alignment, Precision, ScoreMod, Window
 from npattn.problem import Forward, Gradients, Problem
 
-__all__ = [
-    "attention",
-    "backward",
-    "check_forward",
-    "evaluate",
-    "find_obstacle",
-    "forward",
-    "jvp",
-    "read_cotangents",
-]
-
 ENGINES = {"dense": dense, "tiled": tiled, "extended": extended}
 
 

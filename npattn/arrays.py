@@ -11,23 +11,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import ml_dtypes  # registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
 
-__all__ = [
-    "Array",
-    "BiasLike",
-    "MaskLike",
-    "Tile",
-    "band",
-    "cast",
-    "describe_value",
-    "diagonal",
-    "finfo",
-    "plane_of",
-    "round_to_odd",
-    "sum_to",
-    "tile_of",
-    "to_numpy",
-]
-
 Array = np.ndarray[Any, Any]
 
 FAR = 2**62  # further than any key, and small enough to be added to an index

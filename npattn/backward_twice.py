@@ -30,8 +30,6 @@ from npattn.dense import (
 )
 from npattn.problem import Gradients, Problem
 
-__all__ = ["SecondGradients", "backward_twice"]
-
 
 @dataclass(frozen=True, eq=False)
 class SecondGradients(Gradients):

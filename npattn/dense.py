@@ -22,8 +22,6 @@ from npattn.dual import differentiate
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Residuals", "backward", "forward", "jvp", "max_score", "weights"]
-
 # Hidden scores may be anything, and a fully masked row takes log(0): both are intended.
 QUIET = {"divide": "ignore", "invalid": "ignore", "over": "ignore", "under": "ignore"}
 

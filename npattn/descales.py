@@ -11,8 +11,6 @@ from npattn.arrays import Array
 from npattn.checks import check_integer, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 
-__all__ = ["check_descale", "gather", "read_real", "repeats", "spread"]
-
 
 def check_descale(descale: ArrayLike, name: str = "descale") -> Array:
     """Return factors as an array. Raises OptionError if one is not a finite number above 0."""

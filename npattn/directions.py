@@ -14,8 +14,6 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Problem
 
-__all__ = ["Direction", "bias_direction", "read_array", "read_directions", "with_numbers"]
-
 Direction: TypeAlias = dict[str, Any]
 """By the name of the input: an array, None for 0, a `Bias` for one of `npattn.biases`."""
 

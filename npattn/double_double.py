@@ -13,8 +13,6 @@ import numpy as np
 
 from npattn.arrays import Array
 
-__all__ = ["EXP", "UNIT", "Pair", "as_pair", "dot", "exp", "expm1", "log", "select", "total"]
-
 UNIT = 2.0**-102
 """Bound of the relative error of a sum, a product or a quotient."""
 EXP = 2.0**-100

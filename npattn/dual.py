@@ -16,8 +16,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import OptionError
 
-__all__ = ["Dual", "differentiate"]
-
 # The derivative of f from x and y = f(x), for each function of one variable.
 SLOPES: dict[Any, Callable[..., Any]] = {
     np.positive: lambda x, y: 1,

@@ -23,8 +23,6 @@ from npattn.double_double import Pair, as_pair, dot, exp, expm1, log, select, to
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Residuals", "backward", "find_obstacle", "forward", "jvp", "max_score", "weights"]
-
 
 class Residuals(NamedTuple):
     """Intermediates of the forward pass, and the residuals of `dense`."""

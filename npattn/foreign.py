@@ -13,8 +13,6 @@ from npattn.errors import OptionError, UnknownOptionError
 from npattn.meanings import NAMES
 from npattn.options import Alignment
 
-__all__ = ["FOREIGN", "ForeignName", "reject_unknown_options", "unknown_option"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from npattn.arrays import Array, sum_to
 from npattn.problem import Problem
 
-__all__ = ["apply_gate", "apply_gate_tangent", "gate_factor", "pull_back"]
-
 
 def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Array:
     """Return gate · o, rounded as mixed precision rounds it [15].

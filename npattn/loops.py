@@ -31,8 +31,6 @@ from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Meaning", "backward", "forward", "max_score"]
-
 Index = tuple[int, ...]
 
 STEP = 1e-200  # of the complex step: its square vanishes, so that only rounding is left

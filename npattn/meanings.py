@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from npattn.options import OPTIONS, RESULTS
 
-__all__ = ["DESCALES", "LATENT", "LISTS", "MEANINGS", "NAMES", "PACKED", "PLACES", "STORED"]
-
 
 class Names(NamedTuple):
     """Names of a meaning in other libraries: what npattn answers to one, and what it carries.

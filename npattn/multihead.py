@@ -49,8 +49,6 @@ from npattn.projections import (
 )
 from npattn.summary import Description, describe
 
-__all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients"]
-
 OPTIONS = (*(name for name in FEATURES if name != "mask"), "dtype", "engine", "conventions")
 
 

@@ -24,8 +24,6 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
 from npattn.projections import NORMS, Merge, Norm
 
-__all__ = ["PARAMETERS", "MultiHeadParameters", "Order"]
-
 PARAMETERS = (
     "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "bias_k", "bias_v",
     "norm_q", "norm_k", "norm_q_bias", "norm_k_bias", "wg", "bg",

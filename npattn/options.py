@@ -12,19 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = [
-    "ALIGNMENTS",
-    "ENGINES",
-    "FEATURES",
-    "OPTIONS",
-    "RESULTS",
-    "Alignment",
-    "Option",
-    "Precision",
-    "ScoreMod",
-    "Window",
-]
-
 _Array = np.ndarray[Any, Any]
 Alignment = Literal["bottom_right", "top_left"]
 Precision = Literal["extended"]

@@ -35,8 +35,6 @@ from npattn.arrays import (
 from npattn.foreign import reject_unknown_options
 from npattn.options import OPTIONS, Alignment, ScoreMod, Window
 
-__all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
-
 NUMBERS = tuple(name for name, option in OPTIONS.items() if option.kind == "number")
 
 

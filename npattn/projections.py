@@ -15,22 +15,6 @@ import numpy as np
 
 from npattn.arrays import Array, sum_to
 
-__all__ = [
-    "NORMS",
-    "Merge",
-    "Norm",
-    "NormResiduals",
-    "linear",
-    "linear_backward",
-    "merge",
-    "merge_backward",
-    "normalise",
-    "normalise_backward",
-    "sigmoid",
-    "sigmoid_backward",
-    "split",
-]
-
 Merge = Literal["concat", "reshape"]
 Norm = Literal["rms", "layer", "l2", "rms_projection", "layer_projection"]
 NORMS: tuple[Norm, ...] = ("rms", "layer", "l2", "rms_projection", "layer_projection")

@@ -22,8 +22,6 @@ from npattn.errors import DtypeError, OptionError
 from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
 
-__all__ = ["double_backward", "hvp"]
-
 
 @reject_unknown_options
 def double_backward(

@@ -15,16 +15,6 @@ from npattn.arrays import Array, describe_value
 from npattn.checks import check_integer, check_score_shape
 from npattn.errors import OptionError, ShapeError
 
-__all__ = [
-    "ANY",
-    "KnownSizes",
-    "Sized",
-    "check_broadcast",
-    "format_call",
-    "read_only",
-    "sizes_of_array",
-]
-
 LARGE = 1000  # elements, from which on NumPy too shortens the repr of an array
 ANY = -1
 """Stands for T or S of an object whose axis there has length 1 and broadcasts."""

@@ -12,8 +12,6 @@ import numpy as np
 from npattn import api
 from npattn.arrays import Array
 
-__all__ = ["Description", "Head", "Step", "describe"]
-
 NEARLY = 0.01
 """A head counts as even, saturated or constant from this distance on."""
 NEGLIGIBLE = 1e-6

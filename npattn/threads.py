@@ -16,8 +16,6 @@ from functools import cached_property
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["ONE_THREAD", "count", "each", "one_thread", "one_thread_in_children"]
-
 ONE_THREAD = dict.fromkeys(
     (
         "OMP_NUM_THREADS",

@@ -26,8 +26,6 @@ from npattn.foreign import reject_unknown_options
 from npattn.positions import rope
 from npattn.problem import Forward, Problem
 
-__all__ = ["ARRAYS", "Arrays", "bind", "on_arrays", "only_out", "widen"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -17,7 +17,7 @@ ROOT = Path(npattn.__file__).parent
 # A module may import those of earlier lines, and of its own name's folder; never its own line.
 LAYERS = (
     {"errors", "threads"},
-    {"options", "arrays", "parsing"},
+    {"options", "arrays"},
     {"meanings"},
     {"foreign"},
     {"dual"},
@@ -44,7 +44,7 @@ LAYERS = (
 
 # The same inside testing/, by folder or module.
 TESTING_LAYERS = (
-    {"levels", "excerpt"},
+    {"levels", "excerpt", "parsing"},
     {"cases", "bounds", "adapters"},
     {"compare", "targets"},
     {"spot", "trial", "variants", "worker"},

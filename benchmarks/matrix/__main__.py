@@ -21,7 +21,8 @@ from benchmarks.options import list_flags_beside, open_journal
 from npattn.cli import Command
 from npattn.cli.cluster import open_cluster
 from npattn.errors import NpattnError, OptionError
-from npattn.parsing import (
+from npattn.testing.check import DTYPES
+from npattn.testing.parsing import (
     INTERRUPTED,
     interruptible,
     parse_memory,
@@ -30,9 +31,6 @@ from npattn.parsing import (
     parse_seed,
     path_to_write,
 )
-from npattn.testing.check import DTYPES
-
-__all__ = ["matrix_command"]
 
 OUTPUTS = ("json_path", "markdown_path", "html_path")
 """Parameters that name what is written: they may stand beside --read."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["STATES", "Cell", "State", "cells_of", "compact"]
-
 
 @dataclass(frozen=True)
 class State:

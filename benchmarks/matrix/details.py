@@ -15,8 +15,6 @@ from npattn.testing.report.maps import heat_maps
 from npattn.testing.report.markup import code_block, safe_text
 from npattn.testing.report.words import alternatives, convention_flag
 
-__all__ = ["EXTENTS", "Extent", "cell_details", "pack", "target_details"]
-
 LINES = 6
 """Lines of a message at most."""
 

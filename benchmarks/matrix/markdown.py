@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.matrix.result import Matrix, Row, Run
 from npattn.testing.levels import LEVELS
 
-__all__ = ["write_table"]
-
 BAD = ("failed", "error", "crashed", "timed out", "suspect")
 MOST = 5
 """Names of failed rules in a row."""

@@ -14,8 +14,6 @@ from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.report.markup import document, safe_text
 from npattn.testing.report.page import SCRIPT, STYLE
 
-__all__ = ["MOST", "page"]
-
 MOST = 3_000_000
 """Bytes of a page at most: with many failures it shows less of each."""
 Content = Mapping[str, Any]

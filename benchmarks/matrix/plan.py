@@ -16,8 +16,6 @@ from npattn.testing.targets import TARGETS, Target, spec_of
 from npattn.testing.units.blocks import choose_rules
 from npattn.testing.units.unit import Result, Unit
 
-__all__ = ["DEFAULT_DTYPES", "Pair", "choose_targets", "plan_pairs"]
-
 DEFAULT_DTYPES = ("float32", "float64")
 """The first is asked of every target, the others of those that compute in them."""
 

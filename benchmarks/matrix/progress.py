@@ -11,8 +11,6 @@ from rich.text import Text
 
 from benchmarks.matrix.run import Status
 
-__all__ = ["ProgressLines"]
-
 MOST = 8
 """Units in work that have a line."""
 

@@ -21,8 +21,6 @@ from npattn.testing.levels import LEVELS
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets import Target
 
-__all__ = ["VERSION", "Matrix", "Row", "Rule", "Run", "State", "list_rules", "read_matrix"]
-
 VERSION = 1
 """Version of the format: schema.json has the same."""
 State = Literal["done", "not run", "crashed", "timed out"]

@@ -17,8 +17,6 @@ from npattn.testing.units.blocks import choose_rules
 from npattn.testing.units.processes import Jobs
 from npattn.testing.units.unit import Result, Unit
 
-__all__ = ["Progress", "Status", "run_matrix"]
-
 
 class Status(NamedTuple):
     """How far a matrix has come: units in work, and numbers of those done and of all."""

@@ -12,8 +12,6 @@ from npattn.conventions import Conventions
 from npattn.meanings import MEANINGS
 from npattn.profiles import Profile
 
-__all__ = ["describe_in_words"]
-
 EMPTY = {"zero": "0", "nan": "NaN", "mean": "the mean of all values"}
 OTHERS: dict[str, tuple[str, str]] = {
     "mask_true": ("mask", "True in a mask hides"),

@@ -6,8 +6,6 @@ found, n not found. It emulated another kernel, with other outliers.
 
 from __future__ import annotations
 
-__all__ = ["CONTINUOUS", "DISCRETE"]
-
 DISCRETE = {
     "tail key missing, n=4096": "YYY YYY YYY nYY YYY YYY",
     "tail key missing, one row, n=4096": "nYY YYY YYY nnn nnn nnn",

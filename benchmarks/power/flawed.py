@@ -22,8 +22,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Problem
 
-__all__ = ["CONTINUOUS", "DISCRETE", "Flash", "KernelInputs", "Mistake"]
-
 Step = Callable[[Array, Any], Array]  # (result of the step, dtype of q) → its replacement
 TILE = 64
 LOG2E = np.float32(1 / math.log(2))

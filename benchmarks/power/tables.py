@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["markdown", "put"]
-
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; its first column is text, the others are too, since cells hold more than numbers."""

@@ -13,10 +13,8 @@ from rich.table import Table
 
 from npattn.cli import Command
 from npattn.errors import NpattnError, OptionError
-from npattn.parsing import INTERRUPTED, path_to_write
+from npattn.testing.parsing import INTERRUPTED, path_to_write
 from npattn.testing.report.progress import ProgressBar
-
-__all__ = ["bench_command"]
 
 OF_JUDGE = ("questions", "jobs", "every", "earlier_path")
 """Parameters that go with --judge alone."""

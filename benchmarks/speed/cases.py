@@ -18,8 +18,6 @@ from npattn.biases import Bias
 from npattn.masks import Mask
 from npattn.problem import Problem
 
-__all__ = ["CASES", "Case", "Task", "make_task"]
-
 WINDOW = 256
 DOCUMENTS = 8
 

@@ -13,8 +13,6 @@ import numpy as np
 from benchmarks.speed.limits import limit_threads
 from benchmarks.speed.memory import WARM, measure
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Measure the task named by the first argument, and print the Probe as JSON."""

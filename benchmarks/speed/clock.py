@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Clock", "turn"]
-
 TURN = 0.02
 """Least seconds of a turn: shorter calls are repeated."""
 MOST = 1000

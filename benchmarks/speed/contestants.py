@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from benchmarks.speed.cases import Task
 from npattn.arrays import Array
 
-__all__ = ["CONTESTANTS", "Calls", "Contestant"]
-
 
 class Calls(NamedTuple):
     """One contestant on one task, ready to run: converted and compiled.

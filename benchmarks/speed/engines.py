@@ -9,8 +9,6 @@ from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
 from npattn.arrays import Array
 
-__all__ = ["dense_engine", "tiled_engine"]
-
 
 def dense_engine(task: Task, threads: int) -> Calls:
     return _calls(task, "dense")

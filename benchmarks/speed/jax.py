@@ -12,8 +12,6 @@ from benchmarks.speed.contestants import Calls
 from npattn.arrays import Array
 from npattn.testing.adapters.frameworks import make_framework
 
-__all__ = ["jit"]
-
 
 def jit(task: Task, threads: int) -> Calls:
     """Contestant jax.jit, in JAX's layout (B, T, H, D)."""

@@ -20,8 +20,6 @@ from benchmarks.speed import machine
 from npattn.checks import check_integer
 from npattn.errors import OptionError
 
-__all__ = ["QUESTIONS", "Answer", "History", "Question", "Run", "ask", "read_history"]
-
 SCHEMA = "npattn times of the judge 1"
 SOON = 3.0
 """Seconds after which a wrong implementation should be red."""

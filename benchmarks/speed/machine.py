@@ -13,8 +13,6 @@ import numpy as np
 import npattn
 from benchmarks.speed.contestants import CONTESTANTS
 
-__all__ = ["description", "load"]
-
 CPUINFO = Path("/proc/cpuinfo")
 
 

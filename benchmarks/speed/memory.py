@@ -20,8 +20,6 @@ from typing import Any
 from benchmarks.speed.cases import CASES, make_task
 from benchmarks.speed.contestants import CONTESTANTS
 
-__all__ = ["REFUSALS", "WARM", "Probe", "describe_method", "first_line", "measure", "probe"]
-
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 WARM = 256
 """Queries of the warm-up task."""

@@ -8,8 +8,6 @@ from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
 from npattn.arrays import Array
 
-__all__ = ["naive"]
-
 
 def naive(task: Task, threads: int) -> Calls:
     visible, bias = task.arrays.visible, task.arrays.bias

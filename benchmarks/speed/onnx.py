@@ -9,8 +9,6 @@ from benchmarks.speed.contestants import Calls
 from npattn.arrays import Array
 from npattn.testing.targets.onnx import attention
 
-__all__ = ["reference"]
-
 
 def reference(task: Task, threads: int) -> Calls:
     # The function has an option for the window.

@@ -13,7 +13,6 @@ with optional_import("a picture needs", "matplotlib", "plot"):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-__all__ = ["check_path", "draw"]
 
 PANEL = (3.4, 2.9)  # inches
 DPI = 130

@@ -18,8 +18,6 @@ from npattn import tiled
 from npattn.arrays import Array
 from npattn.tiled.operations import Call, Space
 
-__all__ = ["products", "products_and_exp"]
-
 
 def products(task: Task, threads: int) -> Calls:
     return _calls(task, exp=False)

@@ -11,8 +11,6 @@ from typing import Any
 from benchmarks.speed.contestants import Contestant
 from benchmarks.speed.memory import Probe
 
-__all__ = ["PASSES", "Cell", "Report", "Times"]
-
 PASSES = {"forward": "forward", "both": "forward + backward"}
 
 

@@ -21,8 +21,6 @@ from npattn.arrays import Array
 from npattn.checks import check_integer
 from npattn.errors import MissingExtraError, OptionError
 
-__all__ = ["DTYPES", "LENGTHS", "Settings", "bench"]
-
 LENGTHS = tuple(2**n for n in range(7, 15))
 DTYPES = ("float32", "float64")
 LEAST = 3

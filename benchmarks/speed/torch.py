@@ -13,8 +13,6 @@ from benchmarks.speed.contestants import Calls
 from npattn.arrays import Array
 from npattn.testing.targets.torch import sdpa
 
-__all__ = ["fused_sdpa", "math_sdpa"]
-
 
 def fused_sdpa(task: Task, threads: int) -> Calls:
     return _calls(task, threads, SDPBackend.FLASH_ATTENTION)

@@ -11,8 +11,6 @@ from benchmarks.speed.cases import Task
 from npattn.arrays import Array
 from npattn.testing import spot_check
 
-__all__ = ["Verifier"]
-
 SCORES = 2**16
 """Scores to compute for each result."""
 ROWS = (8, 64)

@@ -19,11 +19,9 @@ from npattn.cli import Command
 from npattn.cli.cluster import open_cluster
 from npattn.cli.flags import refuse_beside_cluster
 from npattn.errors import NpattnError
-from npattn.parsing import INTERRUPTED, interruptible, parse_processes, path_to_write
+from npattn.testing.parsing import INTERRUPTED, interruptible, parse_processes, path_to_write
 from npattn.testing.report.progress import ProgressBar
 from npattn.threads import one_thread_in_children
-
-__all__ = ["zoo_command"]
 
 ELSEWHERE = ("json_path", "jobs", "cluster")
 """Parameters that change nothing of the rows, and may stand beside --resume."""

@@ -27,8 +27,6 @@ from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.check import check
 from npattn.testing.report.report import Report
 
-__all__ = ["Row", "Task", "Zoo", "lost_row", "run_task", "zoo"]
-
 LETTERS = {
     "failed": "F",
     "error": "E",

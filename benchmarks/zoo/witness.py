@@ -18,8 +18,6 @@ from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
-__all__ = ["ENOUGH", "witness"]
-
 ENOUGH = 10.0
 """Error / tolerance that makes a problem a witness."""
 

@@ -15,8 +15,6 @@ from npattn.checks import read_bias, read_floating
 from npattn.errors import DtypeError, ShapeError
 from npattn.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
 
-__all__ = ["Bias", "Dense", "Sum", "dense", "dtype_of", "of", "read_parameter", "widen"]
-
 
 class Bias(Sized):
     """Term added to the scores: made by the functions of `npattn.biases`, composed by ``+``.

@@ -19,8 +19,6 @@ from npattn.options import Alignment
 from npattn.positions import alibi_slopes
 from npattn.sizes import KnownSizes, format_call
 
-__all__ = ["Alibi", "Relative", "alibi", "relative"]
-
 
 def alibi(slopes: ArrayLike, *, alignment: Alignment = "bottom_right") -> Bias:
     """Bias that falls linearly with the distance of a key: −slope · distance for each head.

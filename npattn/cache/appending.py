@@ -16,15 +16,6 @@ from npattn.foreign import reject_unknown_options
 from npattn.positions import rope_backward
 from npattn.twins import on_arrays
 
-__all__ = [
-    "CacheGradients",
-    "NewSlots",
-    "append",
-    "append_backward",
-    "find_new_slots",
-    "read_rotary",
-]
-
 ROTARY = ("layout", "base", "size", "frequencies")
 
 

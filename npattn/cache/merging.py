@@ -21,8 +21,6 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
 from npattn.twins import ARRAYS, on_arrays
 
-__all__ = ["Base", "merge", "merge_backward"]
-
 Base = Literal["e", "2"]
 
 

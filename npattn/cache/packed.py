@@ -24,16 +24,6 @@ from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
 from npattn.twins import ARRAYS, on_arrays, only_out
 
-__all__ = [
-    "PackedForward",
-    "check_packed",
-    "read_options",
-    "sum_parameters",
-    "varlen",
-    "varlen_backward",
-    "varlen_forward",
-]
-
 OPTIONS = (
     *("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dtype"),
     *("engine", "conventions"),

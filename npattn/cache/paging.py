@@ -26,17 +26,6 @@ from npattn.foreign import reject_unknown_options
 from npattn.problem import Forward, Gradients
 from npattn.twins import on_arrays, only_out
 
-__all__ = [
-    "PagedForward",
-    "check_paged",
-    "check_pages",
-    "find_slots",
-    "paged",
-    "paged_backward",
-    "paged_forward",
-    "read_integers",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class PagedForward:

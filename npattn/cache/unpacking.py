@@ -16,8 +16,6 @@ from npattn.checks import read_array
 from npattn.errors import OptionError, ShapeError
 from npattn.foreign import reject_unknown_options
 
-__all__ = ["pack", "unpack"]
-
 AXES = {"parts": -3, "heads": -2}
 Order = Literal["parts", "heads"]
 Layout = Literal["BHTD", "BTHD"]

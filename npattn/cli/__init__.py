@@ -18,7 +18,7 @@ if any(find_spec(package) is None for package in ("click", "rich", "hypothesis")
 
 import click
 
-from npattn.parsing import INTERRUPTED
+from npattn.testing.parsing import INTERRUPTED
 
 __all__ = ["Command", "cli"]
 

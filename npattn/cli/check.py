@@ -15,17 +15,15 @@ from npattn.cli.cluster import open_cluster
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
 from npattn.cli.target import change_conventions, open_target
 from npattn.errors import OptionError
-from npattn.parsing import INTERRUPTED, interruptible
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.check import OF_IMPLEMENTATION, check
+from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import Journal
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
 from npattn.testing.units.blocks import check_in_units
 from npattn.testing.worker.supervisor import Limits
-
-__all__ = ["check_command"]
 
 SETTINGS = options(CommandSettings)
 OUTPUTS = [name for name, (_, one) in SETTINGS.items() if one.group == WRITTEN and one.flags]

@@ -10,8 +10,6 @@ from typing import Any
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing.units.unit import versions_here
 
-__all__ = ["open_cluster"]
-
 SECONDS = 30
 """Time for a scheduler to answer, and for its first worker to come."""
 

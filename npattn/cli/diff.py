@@ -15,8 +15,6 @@ from npattn.testing.difference.diff import DTYPES, EXAMPLES, diff
 from npattn.testing.difference.names import choose_kind
 from npattn.testing.targets import load_implementation
 
-__all__ = ["diff_command"]
-
 
 @click.command("diff", cls=GroupedCommand)
 @click.argument("a")

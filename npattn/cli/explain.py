@@ -17,8 +17,6 @@ from npattn.testing.levels import REQUIRED
 from npattn.testing.rules import ON_REQUEST
 from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
-__all__ = ["explain_command"]
-
 WITHOUT_RULE = {
     "structure": f"{ABOUT_STRUCTURE}\n\nKernels accept sizes that they were never run with. "
     "It is asked first, always, and what is refused with an exception is not sampled again. "

@@ -12,8 +12,6 @@ from npattn.cli.target import open_target
 from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint_first, in_layouts
 from npattn.testing.settings import DTYPES
 
-__all__ = ["fingerprint_command"]
-
 
 @click.command("fingerprint", cls=GroupedCommand)
 @click.argument("target", required=False)

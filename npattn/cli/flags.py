@@ -11,8 +11,6 @@ import click
 from npattn.errors import OptionError
 from npattn.testing.settings import CommandSettings, Option, describe_flag, options
 
-__all__ = ["GroupedCommand", "add_flags", "given_flags", "refuse_beside_cluster"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -15,8 +15,6 @@ from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.rules import RULES
 from npattn.testing.targets import TARGETS
 
-__all__ = ["list_command"]
-
 
 @click.group("list", invoke_without_command=True)
 @click.pass_context

@@ -6,8 +6,6 @@ import click
 
 from npattn.errors import OptionError
 
-__all__ = ["plot_command"]
-
 
 @click.command("plot")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))

@@ -21,8 +21,6 @@ from npattn.testing.targets.environments import choose_python
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 
-__all__ = ["change_conventions", "open_target", "report_import_errors"]
-
 DEFAULT_TARGET = "numpy.flash"
 OF_WORKER = ("worker", "timeout", "memory", "untrusted", "envs")
 """Settings that need a worker."""

@@ -15,8 +15,6 @@ from npattn.errors import OptionError
 from npattn.testing.targets import load
 from npattn.testing.variants.check import DTYPES, VARIANTS, check_variant
 
-__all__ = ["variant_command"]
-
 
 def _values(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, Any]:
     """Parse ("D=16,32", "causal=true") into {"D": (16, 32), "causal": (True,)}."""

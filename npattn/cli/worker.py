@@ -11,8 +11,6 @@ import click
 from npattn.testing.targets import spec_of
 from npattn.testing.worker.connect import CHILD
 
-__all__ = ["worker_command"]
-
 
 @click.command("worker")
 @click.argument("target", required=False)

@@ -11,8 +11,6 @@ from npattn.arrays import Array
 from npattn.options import ScoreMod
 from npattn.problem import Problem
 
-__all__ = ["cap_late", "scale_of", "through_cap"]
-
 
 def cap_late(problem: Problem) -> Problem:
     """Make a canonical problem that caps the score with its bias: score_mod does all three.

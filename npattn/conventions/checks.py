@@ -8,8 +8,6 @@ from typing import Any
 
 from npattn.errors import OptionError
 
-__all__ = ["LEGAL", "check_fields"]
-
 LEGAL = {
     "causal": ("bottom_right", "top_left"),
     "empty_row": ("zero", "nan", "mean"),

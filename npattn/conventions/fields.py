@@ -17,8 +17,6 @@ from npattn.errors import OptionError
 from npattn.foreign import reject_unknown_options
 from npattn.problem import Gradients, Problem
 
-__all__ = ["Conventions", "check_conventions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Conventions:

@@ -11,8 +11,6 @@ from npattn.arrays import Array
 from npattn.options import ScoreMod
 from npattn.problem import Problem
 
-__all__ = ["add_to_hidden", "fill_hidden"]
-
 
 def fill_hidden(problem: Problem, fill: float) -> Problem:
     """Make a canonical problem whose hidden scores are `fill`.

@@ -15,8 +15,6 @@ from npattn.conventions.fields import Conventions
 from npattn.conventions.hidden import add_to_hidden
 from npattn.problem import Problem
 
-__all__ = ["canonical_direction", "translate_changes"]
-
 
 def canonical_direction(
     conventions: Conventions, problem: Problem, direction: dict[str, Any]

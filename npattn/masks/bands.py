@@ -16,8 +16,6 @@ from npattn.masks.parts import check_own, is_empty
 from npattn.options import Alignment
 from npattn.sizes import KnownSizes, format_call, read_only
 
-__all__ = ["Band", "causal", "window"]
-
 
 def causal(
     T: int | None = None, S: int | None = None, *, alignment: Alignment | None = None

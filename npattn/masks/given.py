@@ -16,8 +16,6 @@ from npattn.masks.mask import Mask, of
 from npattn.masks.parts import extent, is_empty, read_integers, simplify
 from npattn.sizes import KnownSizes, format_call
 
-__all__ = ["Blocks", "Custom", "blocks", "custom", "tree"]
-
 
 def blocks(layout: ArrayLike, size: int | tuple[int, int]) -> Mask:
     """Block-sparse mask: whole blocks of queries and keys are visible or hidden.

@@ -15,8 +15,6 @@ from npattn.errors import DtypeError
 from npattn.masks.parts import extent, is_empty, simplify
 from npattn.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
 
-__all__ = ["And", "Dense", "Mask", "Not", "Or", "of"]
-
 
 class Mask(Sized):
     """Visible keys of each query: made by the functions of `npattn.masks`, composed by ``& | ~``.

@@ -11,15 +11,6 @@ from npattn.checks import read_array
 from npattn.errors import DtypeError, ShapeError
 from npattn.sizes import KnownSizes, Sized
 
-__all__ = [
-    "check_own",
-    "extent",
-    "head_axis",
-    "is_empty",
-    "read_integers",
-    "simplify",
-]
-
 
 def is_empty(tile: Tile) -> bool:
     return tile.t0 == tile.t1 or tile.s0 == tile.s1

@@ -15,8 +15,6 @@ from npattn.masks.parts import simplify
 from npattn.options import Alignment
 from npattn.sizes import KnownSizes, format_call
 
-__all__ = ["PATTERNS", "Pattern", "chunked", "dilated", "global_tokens", "sliding", "strided"]
-
 
 def sliding(left: int, sinks: int, *, alignment: Alignment = "bottom_right") -> Mask:
     """Causal window beside which every query sees the first keys too: attention sinks.

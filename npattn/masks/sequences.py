@@ -16,8 +16,6 @@ from npattn.masks.parts import check_own, extent, head_axis, is_empty, read_inte
 from npattn.options import Alignment
 from npattn.sizes import ANY, KnownSizes, check_broadcast, format_call
 
-__all__ = ["Documents", "Lengths", "documents", "lengths", "prefix"]
-
 
 def lengths(keys: ArrayLike, queries: ArrayLike | None = None) -> Mask:
     """Mask of right padding: the first queries of each sample see its first keys.

@@ -21,17 +21,6 @@ import numpy as np
 from npattn.arrays import Array, sum_to
 from npattn.options import Window
 
-__all__ = [
-    "TILE",
-    "Attention",
-    "Inputs",
-    "base",
-    "base_backward",
-    "same_signature",
-    "with_options_of",
-    "within",
-]
-
 TILE = 16  # queries or keys, in the mistakes that have tiles
 
 

@@ -17,8 +17,6 @@ import numpy as np
 from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Attention, Inputs, with_options_of
 
-__all__ = ["Gated", "base", "base_backward", "with_gate"]
-
 
 class Gated(Attention):
     """`Attention` with a gate."""

@@ -9,8 +9,6 @@ from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.register import change, mistake, one_result
 from npattn.options import Window
 
-__all__ = ["visible_by_any"]
-
 # --- causal ---
 
 

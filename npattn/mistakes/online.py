@@ -17,8 +17,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
 
-__all__ = ["Online", "RunningSoftmax", "Split"]
-
 
 class RunningSoftmax(NamedTuple):
     """Running state of the online softmax of some queries."""

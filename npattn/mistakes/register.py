@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from npattn.mistakes.attention import Attention
 
-__all__ = ["REGISTER", "Mistake", "after", "change", "mistake", "one_result"]
-
 Implementation = TypeVar("Implementation", bound=type)
 
 

@@ -13,8 +13,6 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot.cells import Labels
 from npattn.sizes import ANY, Sized
 
-__all__ = ["read_figsize", "read_labels", "read_panels", "read_reals", "read_values"]
-
 LONG = 24  # characters of a label that are shown
 
 

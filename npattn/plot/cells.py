@@ -28,27 +28,6 @@ from matplotlib.ticker import PercentFormatter
 from npattn.arrays import Array
 from npattn.plot.looks import FLAG, Look, text_colour
 
-__all__ = [
-    "CROSS",
-    "DPI",
-    "LABEL",
-    "PLAIN",
-    "TITLE",
-    "HeatMap",
-    "Labels",
-    "Ruler",
-    "Ticks",
-    "column_ticks",
-    "draw_key",
-    "draw_panel",
-    "finish_bar",
-    "label_columns",
-    "label_rows",
-    "number_size",
-    "row_ticks",
-    "write_numbers",
-]
-
 DPI = 150
 LABEL, TITLE = 8.0, 9.0  # points
 NUMBERS = (5.5, 9.0)  # points, from and to

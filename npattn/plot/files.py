@@ -16,10 +16,7 @@ from npattn.api import forward
 from npattn.arrays import Array
 from npattn.errors import OptionError, ShapeError
 from npattn.options import OPTIONS
-from npattn.parsing import path_to_write
 from npattn.plot import maps
-
-__all__ = ["check_picture", "draw_file"]
 
 CONTENTS = "weights, mask or error, or q, k and v (and options of npattn.attention)"
 # A file cannot hold a callable.
@@ -43,8 +40,9 @@ def check_picture(flag: str, path: str) -> Path:
     formats = FigureCanvasAgg.get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in formats:
         raise OptionError(f"{flag} is {path!r}, must end in one of .{', .'.join(formats)}")
-    picture = path_to_write(path)
-    assert picture is not None
+    picture = Path(path).absolute()
+    if not picture.parent.is_dir():
+        raise OptionError(f"the folder of {path} does not exist; create it first")
     return picture
 
 

@@ -39,8 +39,6 @@ from npattn.plot.cells import (
 )
 from npattn.plot.looks import Look
 
-__all__ = ["draw"]
-
 WIDTH = 12.0  # of many heads side by side
 AMONG = (2.0, 4.5)  # the longer side of one head among many, from and to
 SIDE = 6.0  # of a head alone; more where a cell would have no pixel, up to

@@ -15,19 +15,6 @@ from matplotlib.colors import Colormap, ListedColormap, Normalize
 from npattn.arrays import Array
 from npattn.errors import OptionError
 
-__all__ = [
-    "FLAG",
-    "Look",
-    "error_look",
-    "format_number",
-    "luminance",
-    "mask_look",
-    "read_colours",
-    "read_format",
-    "text_colour",
-    "weight_look",
-]
-
 FLAG = "#d55e00"  # vermillion, of Okabe and Ito's colours: in no part of viridis
 
 

@@ -32,8 +32,6 @@ from npattn.plot.layout import draw
 from npattn.plot.looks import Look, error_look, mask_look, weight_look
 from npattn.plot.within import draw_within, read_axes
 
-__all__ = ["error", "head", "heads", "mask"]
-
 
 def head(
     weights: ArrayLike,

@@ -33,8 +33,6 @@ from npattn.plot.cells import (
 )
 from npattn.plot.looks import Look
 
-__all__ = ["draw_within", "read_axes"]
-
 MUST = "must be matplotlib Axes, such as figure.add_subplot() or plt.subplots()[1]"
 
 

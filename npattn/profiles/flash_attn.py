@@ -6,8 +6,6 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["FLASH_ATTENTION"]
-
 # Docstring of flash_attn_func, Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py: "the
 # causal mask is aligned to the bottom right corner", "If the row of the mask is all zero, the
 # output will be zero", keys "between [i + seqlen_k - seqlen_q - window_size[0], ...] inclusive".

@@ -7,8 +7,6 @@ import numpy as np
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["JAX"]
-
 # jax/_src/nn/functions.py of 0.10.2: _apply_masks puts _get_large_negative at hidden scores, so
 # that a query that sees nothing gives the mean; one whose keys all have a bias of −inf gives NaN,
 # as run. Masks align the first query with the first key.

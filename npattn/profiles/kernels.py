@@ -6,8 +6,6 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["KERNELS"]
-
 # Docstring of parallel_attn, fla/ops/attn/parallel.py of fla-core 0.6.0: q [B, T, HQ, K], k and v
 # with the same T; "each query at position i only attends to keys in [i - window_size + 1, i]. If
 # None, full causal attention is used"; sink_bias is in the denominator alone.

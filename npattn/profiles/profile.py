@@ -10,8 +10,6 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.meanings import MEANINGS
 
-__all__ = ["Profile"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:

@@ -5,8 +5,6 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["RUNTIMES"]
-
 # Docstring of 0.32.4: a mask is boolean or additive, "causal" is aligned to the lower right. Run on
 # the CPU: a query whose keys are masked gives the mean, also under "causal"; one whose keys have a
 # bias of −inf gives NaN.

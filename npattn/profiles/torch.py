@@ -5,8 +5,6 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["TORCH"]
-
 # docs.pytorch.org, torch.nn.functional.scaled_dot_product_attention: "Efficient implementation
 # equivalent to the following". Its textbook lines give NaN where a query sees nothing; all three
 # CPU and CUDA implementations give 0 (aten/src/ATen/native/transformers/attention.cpp,

@@ -5,8 +5,6 @@ from dataclasses import replace
 from npattn.conventions import Conventions
 from npattn.profiles.profile import Profile
 
-__all__ = ["EAGER", "MODELS"]
-
 # transformers/models/llama/modeling_llama.py of 5.23.0, eager_attention_forward, and its copies in
 # other models: attention_mask is added, 0 where a query may attend and finfo(dtype).min elsewhere.
 # Where all keys have a bias of −inf, the row is NaN, as run. Heads are (B, H, T, D) and the result

@@ -7,8 +7,6 @@ from typing import Literal, get_args
 
 from npattn.errors import OptionError
 
-__all__ = ["LEVELS", "REQUIRED", "Level", "check_levels"]
-
 Level = Literal["values", "edges", "conduct", "non-finite", "degenerate", "reproducible"]
 
 LEVELS: dict[Level, str] = {

@@ -22,7 +22,12 @@ from npattn.checks import check_integer
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.options import FEATURES
-from npattn.parsing import (
+from npattn.profiles import Profile
+from npattn.quantization import FORMATS
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.levels import LEVELS, REQUIRED, check_levels
+from npattn.testing.parsing import (
     parse_memory,
     parse_names,
     parse_processes,
@@ -32,11 +37,6 @@ from npattn.parsing import (
     parse_sizes,
     path_to_write,
 )
-from npattn.profiles import Profile
-from npattn.quantization import FORMATS
-from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.levels import LEVELS, REQUIRED, check_levels
 from npattn.testing.report.expected import check_expected, read_expected
 from npattn.testing.report.progress import Progress, check_progress
 from npattn.testing.trial import GRADIENTS
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from npattn.testing.report.report import Report
     from npattn.testing.runner.journal import Journal
 
-__all__ = ["DTYPES", "GROUPS", "CommandSettings", "Option", "Settings", "describe_flag", "options"]
-__all__ += ["takes_settings"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 OTHER_WORDS = {

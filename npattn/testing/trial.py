@@ -31,16 +31,6 @@ from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.compare import Comparison, check_tolerance, compare_arrays
 
-__all__ = [
-    "GRADIENTS",
-    "Evaluation",
-    "Suspicion",
-    "Trial",
-    "Violation",
-    "WrongAnyway",
-    "worst_by_name",
-]
-
 LARGE = 2**20
 """Number of scores from which the cheap form of the bound is tried first."""
 DOUBTFUL = 0.5

@@ -7,8 +7,6 @@ import math
 from npattn.problem import Problem
 from npattn.tiled.tiling import choose_queries
 
-__all__ = ["choice"]
-
 LARGE = 240_000
 """Number of scores from which the tiled engine is the faster one, if one block computes them all.
 

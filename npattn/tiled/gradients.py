@@ -15,8 +15,6 @@ from npattn.problem import Gradients, Problem
 from npattn.tiled.operations import Call, Saved, Scores, Space, bound, is_finite, scores
 from npattn.tiled.tiling import Block, Plane
 
-__all__ = ["backward"]
-
 ITEMS = 4
 """Items of work that a problem of fewer heads is divided into, each with a dq of its own."""
 

@@ -15,8 +15,6 @@ from npattn.masks.bands import Band
 from npattn.problem import Problem
 from npattn.tiled.tiling import Part, Plane, Tiling
 
-__all__ = ["Call", "Saved", "Scores", "Space", "bound", "is_finite", "scores"]
-
 
 class Saved(NamedTuple):
     """Results that backward and jvp need, in the dtype of the computation, with a head axis."""

@@ -10,8 +10,6 @@ from npattn.problem import Problem
 from npattn.tiled.operations import Call, Saved, Space, scores
 from npattn.tiled.tiling import Block, Plane
 
-__all__ = ["forward", "max_score", "weights"]
-
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # a dict of literals
 def forward(problem: Problem) -> tuple[Array, Array, Saved]:

@@ -12,8 +12,6 @@ from npattn.problem import Problem
 from npattn.tiled.operations import Call, Saved, Space, is_finite, scores
 from npattn.tiled.tiling import Block
 
-__all__ = ["jvp"]
-
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
 def jvp(

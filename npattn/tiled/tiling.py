@@ -14,8 +14,6 @@ from npattn.arrays import FAR, Array, Tile
 from npattn.masks.bands import Band
 from npattn.problem import Problem
 
-__all__ = ["Block", "Part", "Plane", "Tiling", "choose_queries", "visible_tiles"]
-
 QUERIES = 1024
 """Most queries in a block."""
 FEWEST = 256

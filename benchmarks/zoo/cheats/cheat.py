@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FOLDER", "Cheat"]
-
 FOLDER = Path(__file__).parent
 IMPORT = re.compile(r"^from benchmarks\.zoo\.cheats\.plain import .*$", re.MULTILINE)
 FUTURE = "from __future__ import annotations\n"

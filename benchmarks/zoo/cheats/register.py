@@ -7,8 +7,6 @@ import re
 
 from benchmarks.zoo.cheats.cheat import FOLDER, Cheat
 
-__all__ = ["CHEATS", "HONEST"]
-
 FIELD = re.compile(r"^(Source|Declared): (.+)$", re.MULTILINE)
 SUFFIX = "_backward"
 

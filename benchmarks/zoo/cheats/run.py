@@ -14,8 +14,6 @@ from benchmarks.zoo.cheats.cheat import Cheat
 from benchmarks.zoo.cheats.register import CHEATS, HONEST
 from npattn.errors import OptionError
 
-__all__ = ["DEFAULT", "Answer", "judge", "judge_all", "table"]
-
 DEFAULT = (sys.executable, "-m", "benchmarks.zoo.cheats.verdict")
 """Command of the default check, without the target."""
 TIMEOUT = 600.0

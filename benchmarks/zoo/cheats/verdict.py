@@ -15,8 +15,6 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
 from npattn.testing.check import check
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Judge what the arguments name; return the exit code."""

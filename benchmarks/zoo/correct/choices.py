@@ -9,8 +9,6 @@ from benchmarks.zoo.correct.arithmetic import Order
 from npattn.conventions import Conventions
 from npattn.testing.bounds.rounding import Rounding
 
-__all__ = ["Choices"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:

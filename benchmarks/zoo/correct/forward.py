@@ -19,8 +19,6 @@ from benchmarks.zoo.correct.machine import Machine
 from npattn.arrays import Array
 from npattn.problem import Problem
 
-__all__ = ["ForwardRun", "Operands", "PartialSoftmax", "SavedState", "Scores"]
-
 LOST = 2**14  # a float32 lse beyond it has lost the weights
 
 

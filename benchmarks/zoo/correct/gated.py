@@ -22,8 +22,6 @@ from npattn.mistakes import gated
 from npattn.problem import Problem
 from npattn.testing.bounds.rounding import Rounding
 
-__all__ = ["GatedKernel"]
-
 Place = Literal["last", "apart", "weights"]
 
 

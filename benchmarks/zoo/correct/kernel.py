@@ -11,8 +11,6 @@ from benchmarks.zoo.correct.signature import with_every_option
 from npattn.arrays import Array
 from npattn.problem import Problem
 
-__all__ = ["Kernel"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Choices):

@@ -11,8 +11,6 @@ from benchmarks.zoo.correct.arithmetic import cast, dot, flush, store_as, sum_la
 from benchmarks.zoo.correct.choices import Choices
 from npattn.arrays import Array
 
-__all__ = ["LOG2E", "Machine"]
-
 LOG2E = 1 / math.log(2)
 
 

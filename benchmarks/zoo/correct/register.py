@@ -15,8 +15,6 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.rules import PROPERTIES
 
-__all__ = ["CORRECT", "STORES_PRODUCTS", "Correct", "correct"]
-
 FINE = ("passed", "not applicable")
 STORES_PRODUCTS = ("large-products",)
 """Rules broken in float16 by an implementation that stores products before it scales them.

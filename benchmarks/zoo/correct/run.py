@@ -10,8 +10,6 @@ from benchmarks.zoo.correct.forward import ForwardRun, SavedState
 from benchmarks.zoo.correct.machine import LOG2E
 from npattn.arrays import Array, sum_to
 
-__all__ = ["Run"]
-
 
 class Run(ForwardRun):
     """Forward and backward pass of a kernel over one problem."""

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from npattn.options import OPTIONS
 
-__all__ = ["with_every_option"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

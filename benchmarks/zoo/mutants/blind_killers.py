@@ -6,8 +6,6 @@ since, for what was first missed, is named beside them.
 
 from __future__ import annotations
 
-__all__ = ["BLIND_KILLERS"]
-
 BLIND_KILLERS: dict[str, str] = {
     # bias
     "blind-bias-far-below-hides": "agreement-lse agreement-o empty-row offset-bias",

@@ -6,8 +6,6 @@ family together.
 
 from __future__ import annotations
 
-__all__ = ["KILLERS"]
-
 KILLERS: dict[str, str] = {
     # NaN
     "nan-of-query-zeroed": "nan-query",

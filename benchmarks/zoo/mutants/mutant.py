@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, fields
 
 from npattn.mistakes import Mistake
 
-__all__ = ["Mutant"]
-
 
 @dataclass(frozen=True)
 class Mutant(Mistake):

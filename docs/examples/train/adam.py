@@ -9,8 +9,6 @@ import numpy as np
 from npattn.arrays import Array
 from train.model import Parameters
 
-__all__ = ["DECAY", "Adam", "decays", "step_size"]
-
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8
 DECAY = 0.5
 """Weight decay of the projections: by lr × this per step."""

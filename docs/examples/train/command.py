@@ -14,13 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from npattn.cli import Command
 from npattn.errors import NpattnError, OptionError
-from npattn.parsing import INTERRUPTED, interruptible, path_to_write
+from npattn.testing.parsing import INTERRUPTED, interruptible, path_to_write
 from train import Data, ModelComparison, Run, Settings, compare, digits, train
 from train.interactive import converse
 from train.precision import PRECISIONS
 from train.settings import POSITIONS, TOKENS
-
-__all__ = ["train_command"]
 
 PROMPT = "> "
 DEFAULT = Settings()

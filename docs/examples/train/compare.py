@@ -17,8 +17,6 @@ from train.loop import train
 from train.run import Run
 from train.settings import Settings
 
-__all__ = ["ModelComparison", "compare"]
-
 CHANCE = 0.05
 """Probability below which the verdict does not put a difference down to chance."""
 

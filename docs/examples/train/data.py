@@ -9,8 +9,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import MissingExtraError
 
-__all__ = ["Data", "digits"]
-
 TEST_SHARE = 5  # one image in five is for the test
 
 

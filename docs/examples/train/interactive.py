@@ -11,8 +11,6 @@ from npattn.arrays import Array
 from train.data import Data
 from train.run import Run
 
-__all__ = ["HELP", "answer", "converse", "heat_map"]
-
 SHADES = " .:-=+*#%@"
 """From 0 to the largest value, in equal parts."""
 BAR = 20  # characters of a probability of 1

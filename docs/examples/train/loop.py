@@ -21,8 +21,6 @@ from train.precision import LossScale
 from train.run import Run
 from train.settings import Settings
 
-__all__ = ["Progress", "train"]
-
 Progress = Callable[[int, int, float, float | None], None]
 
 

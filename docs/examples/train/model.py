@@ -25,17 +25,6 @@ from npattn.positions import sinusoidal
 from npattn.projections import NormResiduals, normalise, normalise_backward
 from train.settings import Settings
 
-__all__ = [
-    "ATTENTION",
-    "ModelSteps",
-    "Parameters",
-    "attention_module",
-    "forward",
-    "log_softmax",
-    "loss_and_gradients",
-    "random_parameters",
-]
-
 ATTENTION = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
 EPS = 1e-5
 BUCKETS, MAX_DISTANCE = 32, 128  # of the relative bias, as in T5

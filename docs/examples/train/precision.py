@@ -18,8 +18,6 @@ from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.projections import linear, linear_backward
 
-__all__ = ["PRECISIONS", "LossScale", "Precision"]
-
 START, GROWTH = 2.0**16, 200
 """Scale of the loss at first, and the steps without an overflow after which it doubles."""
 

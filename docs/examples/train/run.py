@@ -20,8 +20,6 @@ from train.model import Parameters, attention_module, forward, log_softmax
 from train.precision import LossScale
 from train.settings import Settings
 
-__all__ = ["Run"]
-
 FORMAT = 2
 
 

@@ -11,8 +11,6 @@ from npattn.checks import check_integer
 from npattn.errors import OptionError
 from train.precision import PRECISIONS, Precision
 
-__all__ = ["POSITIONS", "TOKENS", "Settings"]
-
 TOKENS = ("rows", "pixels")
 POSITIONS = ("learned", "none", "sinusoidal", "relative")
 

@@ -7,8 +7,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 
-__all__ = ["PivotedFloat32", "as_float32"]
-
 
 def as_float32(x: Array) -> Array:
     """Round x to float32, with its range: 1e39 becomes inf, 1e−46 becomes 0."""

@@ -15,8 +15,6 @@ from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.frameworks import Framework
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["Sizes", "form_arguments", "make_module"]
-
 
 class Sizes(NamedTuple):
     """Sizes of a call, which some forms depend on."""

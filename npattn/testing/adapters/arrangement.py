@@ -17,8 +17,6 @@ from npattn.problem import Problem
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.storage import Storage, Stored
 
-__all__ = ["SPARE", "Arrangement", "turn"]
-
 LARGE = 64.0
 """Factor of values that nobody may read, so that one of them is seen in any result."""
 COSINES, SINES = np.array([1, 0, -1, 0]), np.array([0, 1, 0, -1])

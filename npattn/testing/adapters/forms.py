@@ -20,8 +20,6 @@ from npattn.arrays import Array
 from npattn.meanings import LATENT
 from npattn.problem import Problem
 
-__all__ = ["Form", "Layout"]
-
 
 class Form:
     """A form in which an implementation takes its inputs.

@@ -21,8 +21,6 @@ from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["KeyLists", "read_key_lists"]
-
 SPARE = 3
 """Most entries that no list needs."""
 

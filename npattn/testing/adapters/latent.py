@@ -26,8 +26,6 @@ from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import PARTS, Signature
 
-__all__ = ["LatentInputs", "read_latent", "tie"]
-
 QUERIES = LATENT[0]
 SIZES: dict[str, Sequence[int]] = {"D": (13, 24, 19, 40, 65), "E": (5, 8, 12, 3, 1)}
 """Sizes that it is judged at where nobody asks for others: keys are wider than values."""

@@ -12,8 +12,6 @@ from npattn.errors import NpattnError, OptionError
 from npattn.testing.adapters import child
 from npattn.testing.adapters.frameworks import translate_errors
 
-__all__ = ["ENDS_ITSELF", "Spec", "by_spec", "hash_files", "load_callable", "load_object"]
-
 ENDS_ITSELF = (
     "ends itself when it is imported (SystemExit: {}): keep what parses arguments or runs "
     'something below if __name__ == "__main__"'

@@ -11,8 +11,6 @@ from npattn.testing.adapters.base import catch_foreign
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.request import LEAVES, name_results
 
-__all__ = ["results_on_device"]
-
 
 def results_on_device(
     f: Implementation,

@@ -22,8 +22,6 @@ from npattn.testing.adapters.base import ResultError, inexpressible
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.views import lay_out
 
-__all__ = ["Packing", "read_packing"]
-
 SHAPES = {
     "parts": {"qkv": "(B, T, 3, H, D)", "kv": "(B, S, 2, K, D)"},
     "heads": {"qkv": "(B, T, H, 3, D)", "kv": "(B, S, K, 2, D)"},

@@ -36,8 +36,6 @@ from npattn.testing.adapters.signature import Signature
 from npattn.testing.adapters.storage import UNSTORED, read_storage
 from npattn.testing.adapters.views import lay_out
 
-__all__ = ["Passing"]
-
 ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"))
 
 

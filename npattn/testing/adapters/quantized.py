@@ -25,8 +25,6 @@ from npattn.testing.adapters.child import STARRED, parameters
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import Signature
 
-__all__ = ["WORDS", "QuantizedInputs", "QuantizedOutput", "read_quantized"]
-
 HEADROOM = 64.0
 """Largest number of fp8 by that of an array, so that a rule may replace some by larger ones."""
 LEAST = -100

@@ -24,7 +24,6 @@ from npattn.testing.adapters.signature import Signature
 if TYPE_CHECKING:
     from npattn.testing.adapters.implementation import Implementation
 
-__all__ = ["LEAVES", "Request", "name_gradients", "name_results", "refuse_count"]
 
 INPUTS = ("q", "k", "v", "bias", "sinks", "gate")
 LEAVES = (*INPUTS, "qkv", "kv", LATENT[0])

@@ -28,8 +28,6 @@ from npattn.testing.adapters.storage import (
     read_shown,
 )
 
-__all__ = ["Draw", "Sequences", "arrange", "draw_turns"]
-
 
 @dataclass(frozen=True)
 class Sequences(Form):

@@ -11,8 +11,6 @@ from typing import Any
 from npattn.testing.adapters.load import hash_files
 from npattn.testing.adapters.untrusted import Untrusted
 
-__all__ = ["Session"]
-
 INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
 """Variables of the environment that have kernels interpreted."""
 

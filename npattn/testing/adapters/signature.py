@@ -15,8 +15,6 @@ from npattn.meanings import DESCALES, LATENT, LISTS, MEANINGS, PACKED, PLACES, S
 from npattn.options import FEATURES, RESULTS
 from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 
-__all__ = ["PARTS", "Signature", "read_backward", "read_signature"]
-
 
 @dataclass(frozen=True)
 class Signature:

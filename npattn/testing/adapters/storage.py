@@ -23,17 +23,6 @@ from npattn.meanings import PLACES, STORED
 from npattn.problem import Problem
 from npattn.testing.adapters.signature import Signature
 
-__all__ = [
-    "MISREADINGS",
-    "UNSTORED",
-    "Storage",
-    "Stored",
-    "hides_keys",
-    "looks_along",
-    "read_shown",
-    "read_storage",
-]
-
 UNSTORED = ("bias", "dropout_mask", "gate")
 """Options of each query, and key or column of o, which sequences of other lengths have not."""
 LENGTHS = frozenset({"offsets of keys", "lengths of keys", "page offsets"})

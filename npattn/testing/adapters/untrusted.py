@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Judged", "Untrusted"]
-
 
 class Judged(NamedTuple):
     """Results that were compared with the oracle as soon as they came: their number, and how late.

@@ -9,8 +9,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.problem import Problem
 
-__all__ = ["lay_out", "pack", "unpack"]
-
 
 def lay_out(array: Array, view: str, swap: bool) -> Array:
     """Return a copy of `array` in the memory layout of a view.

@@ -13,8 +13,6 @@ from npattn.testing.cases.recipe import Recipe, repeat_for_view, resize
 from npattn.testing.cases.space import LATE, STRUCTURE, Space, with_rank
 from npattn.testing.trial import Trial
 
-__all__ = ["StructureRefusedError", "blame_structure", "refuse_structure"]
-
 
 class StructureRefusedError(NpattnError):
     """Structure raises where the same problem with plain structure does not: it is refused.

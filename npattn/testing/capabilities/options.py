@@ -20,8 +20,6 @@ from npattn.testing.cases.space import RANKS, Space, with_rank
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import Level
 
-__all__ = ["probe_elsewhere", "probe_options", "probe_pairs", "values_of"]
-
 OTHERS = 3
 """Further problems of a class that must raise the same, if there are as many."""
 PLAIN = Recipe()

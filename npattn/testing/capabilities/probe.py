@@ -20,8 +20,6 @@ from npattn.testing.capabilities.probing import Finding, Probing
 from npattn.testing.capabilities.structure import probe_plain, probe_variations, probe_zeros
 from npattn.testing.trial import GRADIENTS, Trial
 
-__all__ = ["Capabilities", "probe"]
-
 
 @dataclass(frozen=True)
 class Capabilities:

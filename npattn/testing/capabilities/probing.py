@@ -13,8 +13,6 @@ from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view
 from npattn.testing.levels import Level
 from npattn.testing.trial import Refusal, Trial, Violation
 
-__all__ = ["Finding", "Probing", "level_of"]
-
 FIRST_CALLS = 64
 """Calls, and refused calls, that are recorded, and made again by a rule."""
 

@@ -7,8 +7,6 @@ from npattn.profiles import Profile
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.space import STRUCTURE
 
-__all__ = ["read_refusals"]
-
 
 def read_refusals(
     implementation: Implementation,

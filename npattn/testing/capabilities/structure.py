@@ -20,8 +20,6 @@ from npattn.testing.cases.space import RANKS, STRUCTURE, with_rank
 from npattn.testing.levels import LEVELS
 from npattn.testing.trial import Violation
 
-__all__ = ["probe_plain", "probe_variations", "probe_zeros", "variations"]
-
 ALWAYS: tuple[dict[str, Any], ...] = (
     {"causal": True},
     {"window": (2, 3)},

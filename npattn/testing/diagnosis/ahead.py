@@ -12,7 +12,6 @@ from npattn.testing.trial import Trial
 if TYPE_CHECKING:
     from npattn.testing.diagnosis.contrasts import Contrast
 
-__all__ = ["Contrasts", "Submit", "nobody"]
 
 Submit = Callable[..., "Future[Any] | None"]
 """(function, trial, *args) → the future of function(trial, *args) in an idle process, which has a

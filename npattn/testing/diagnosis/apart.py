@@ -22,8 +22,6 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
 from npattn.testing.trial import Trial
 
-__all__ = ["is_confirmed", "tell_apart"]
-
 PROBLEMS = 32
 """Most problems on which candidates are told apart."""
 SECONDS = 1.5

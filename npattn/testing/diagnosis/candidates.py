@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from npattn.conventions import Conventions
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["KINDS", "Candidate", "Found"]
-
 KINDS = (
     "storage",
     "descale",

@@ -21,8 +21,6 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
 from npattn.testing.trial import Trial
 
-__all__ = ["diagnose"]
-
 CONTRASTS = 2
 """Causes of which it is found when they pass, which takes as long as finding the cause."""
 REPEATED = 4

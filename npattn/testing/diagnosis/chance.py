@@ -6,8 +6,6 @@ from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.leaks import LEAK, leaks_nan
 
-__all__ = ["drop_lone_steps", "merge_leaks"]
-
 
 def merge_leaks(found: Found, rest: list[Evidence]) -> tuple[Found, list[Evidence]]:
     """Give the leaks of NaN that nothing explains, or that a name fits by chance, to one cause.

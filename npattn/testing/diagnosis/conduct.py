@@ -21,8 +21,6 @@ from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import GRADIENTS, Trial
 
-__all__ = ["conduct_causes"]
-
 CONDUCT = ("change", "bits", "moves", "after", "calls", "shape")
 """Kinds of failures that one call cannot show, or whose values are right."""
 FAMILIES = ("dtype", "dtypes", "memory", "state", "cache")

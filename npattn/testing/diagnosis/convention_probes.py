@@ -15,8 +15,6 @@ from npattn.testing.adapters.base import Crash, TimedOut
 from npattn.testing.diagnosis.fills import probe_hidden
 from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
 
-__all__ = ["probe_conventions"]
-
 REFUSED = "refused in every shape"
 
 

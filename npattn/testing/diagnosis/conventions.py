@@ -20,16 +20,6 @@ from npattn.testing.adapters.storage import read_shown
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence
 
-__all__ = [
-    "convention_candidates",
-    "convention_pairs",
-    "predict_under",
-    "profile_candidates",
-    "realign",
-    "with_another",
-    "without_one",
-]
-
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "hidden_fill": (None, -1e4, -1e9, "min"),
     "hidden_add": (None, -1e4, -1e9, "min"),

@@ -20,8 +20,6 @@ from npattn.conventions.cap import scale_of
 from npattn.problem import Cotangents, Problem
 from npattn.testing.diagnosis.evidence import Arrays
 
-__all__ = ["translate_cotangents", "translate_gradients", "translate_problem", "translate_results"]
-
 
 def translate_problem(problem: Problem, conventions: Conventions) -> Problem:
     """Return the problem as the default conventions mean it.

@@ -17,8 +17,6 @@ from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["descale_candidates"]
-
 Factors = Mapping[str, Array]
 Alter = Callable[[Factors], Factors]
 

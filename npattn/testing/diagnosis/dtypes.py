@@ -13,8 +13,6 @@ from npattn.testing.bounds.ulp import real
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["dtype_candidates"]
-
 NARROW = ("float32", "float16", "bfloat16")
 """Dtypes, the widest first: what is a number of one may be one of the next as well."""
 ROUNDINGS = 8

@@ -22,8 +22,6 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules.second_order import SECOND
 from npattn.testing.trial import Trial
 
-__all__ = ["Arrays", "Evidence", "collect", "group", "observe", "problem_size", "sample"]
-
 Arrays = Mapping[str, Sequence[Array]]
 """Results by name, each as often as the implementation was called for it."""
 CLOSER = 4

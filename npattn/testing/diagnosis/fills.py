@@ -17,8 +17,6 @@ from npattn.profiles import PROFILES
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
 
-__all__ = ["probe_hidden"]
-
 USUAL = (
     *(-1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e15, -1e20, -1e30, -1e38),
     *(-100.0, -1000.0, -5e4, -32767.0, -65504.0, -1e12),

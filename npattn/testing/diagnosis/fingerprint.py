@@ -26,8 +26,6 @@ from npattn.testing.diagnosis.precision import describe_precision, explain_round
 from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown, legal
 from npattn.testing.trial import Trial
 
-__all__ = ["LAYOUTS", "Fingerprint", "fingerprint", "fingerprint_first", "in_layouts"]
-
 LAYOUTS = ("BHTD", "BTHD")
 
 

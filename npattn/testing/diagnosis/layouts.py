@@ -15,8 +15,6 @@ from npattn.testing.diagnosis.evidence import Arrays, Evidence
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
-__all__ = ["layout_candidates", "raises_by_layout"]
-
 AXES = {
     "BTHD": "axis 1 of q, k, v and o is the sequence, and axis 2 the heads",
     "BHTD": "axis 1 of q, k, v and o is the heads, and axis 2 the sequence",

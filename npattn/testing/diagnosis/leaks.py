@@ -8,8 +8,6 @@ from npattn.testing.bounds.ulp import real
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["LEAK", "leaks_nan"]
-
 BY_QUERY = frozenset({"o", "lse", "weights", "max_score", "dq"})
 """Results of which each query has rows of its own."""
 

@@ -24,15 +24,6 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
 from npattn.testing.trial import Suspicion, Trial, Violation, WrongAnyway
 
-__all__ = [
-    "breaks_alike",
-    "implement",
-    "implementation_of",
-    "is_suspected_alike",
-    "mistake_candidates",
-    "predict_by",
-]
-
 KEEPS = ("memory", "state", "cache")
 """Families of known mistakes that may keep something of the first call."""
 

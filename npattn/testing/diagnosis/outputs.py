@@ -16,8 +16,6 @@ from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["output_candidates"]
-
 Factors = Callable[[Evidence], Array]
 """Evidence → what the numbers of 8 bits are multiplied by."""
 

@@ -17,8 +17,6 @@ from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.trial import GRADIENTS
 
-__all__ = ["part_candidates"]
-
 Read = Callable[[Array, int], Array]
 
 

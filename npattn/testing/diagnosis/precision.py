@@ -26,8 +26,6 @@ from npattn.testing.rules.systematic_error import (
 )
 from npattn.testing.trial import Trial
 
-__all__ = ["describe_precision", "explain_rounding", "precision_candidates"]
-
 FORMATS = {"float32": "float32", "tf32 or float16": "float16", "bfloat16": "bfloat16"}
 """Formats that may be narrower than the input's, by name → storage of the model, the widest first.
 The fractions of tf32 and float16 are equally long, so that their roundings look alike."""

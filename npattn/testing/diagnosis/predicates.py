@@ -14,8 +14,6 @@ from operator import eq, gt, lt, ne
 
 from npattn.testing.cases.recipe import Recipe
 
-__all__ = ["WITNESSES", "Point", "Predicate", "fit", "size_of"]
-
 WITNESSES = 3
 """Least number of different problems that must fail, and that must pass, for a predicate."""
 MOST_GROUPS = 5

@@ -14,8 +14,6 @@ from npattn.problem import Problem
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence, problem_size
 
-__all__ = ["format_factor", "is_fitted", "ratio_candidates"]
-
 FACTORS: dict[str, Callable[[Problem], float]] = {
     "0": lambda p: 0.0,
     "−1": lambda p: -1.0,

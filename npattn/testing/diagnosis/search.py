@@ -35,8 +35,6 @@ from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
 from npattn.testing.rules.systematic_error import plain_recipes
 from npattn.testing.trial import Trial
 
-__all__ = ["search"]
-
 PROBES = 16
 """Problems beside the failing ones on which candidates that explain equally much are compared."""
 RIVALS = 48

@@ -18,8 +18,6 @@ from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.trial import GRADIENTS
 
-__all__ = ["find_sequence_causes"]
-
 SLOTS = "it reads slots that no sequence has: behind the last key, or in pages that no table names"
 OTHERS = "it reads keys of another sequence"
 ALONE = (

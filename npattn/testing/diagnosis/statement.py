@@ -16,8 +16,6 @@ from npattn.testing.diagnosis.predicates import Predicate
 from npattn.testing.report.cause import holds_always
 from npattn.testing.report.outcome import Outcome
 
-__all__ = ["NOTHING", "SIGNS", "Contrast", "state", "state_views"]
-
 NAMES = {
     name: f"a {name}"
     for name in ("mask", "window", "bias", "scale", "softcap", "score_mod", "gate")

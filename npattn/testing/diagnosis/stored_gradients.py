@@ -13,8 +13,6 @@ from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 
-__all__ = ["stored_gradient_candidates"]
-
 WORDS = {
     1: "d{0} is multiplied by {1}: it is that of {0} as it is stored",
     -1: "d{0} is divided by {1}",

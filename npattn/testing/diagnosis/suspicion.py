@@ -21,8 +21,6 @@ from npattn.testing.rules.systematic_error import (
 )
 from npattn.testing.trial import Trial
 
-__all__ = ["Suspected", "collect_suspicion"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Suspected(Evidence):

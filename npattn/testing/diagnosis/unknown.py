@@ -22,9 +22,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
 from npattn.testing.trial import Trial
 
-__all__ = ["ENDS", "FILLS", "Unknown", "legal"]
-
-
 FAR = 8.0
 """Least distance of candidates in units of their tolerances."""
 FILLS = ("hidden_fill", "hidden_add")

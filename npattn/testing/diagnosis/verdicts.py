@@ -15,8 +15,6 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
 from npattn.testing.trial import Suspicion, Trial, Violation, WrongAnyway
 
-__all__ = ["Exhausted", "Verdicts", "is_within"]
-
 CALLS = 400
 """Most problems that are tried; nearly all have a few hundred scores."""
 SECONDS = 4.0

@@ -17,16 +17,6 @@ from npattn.testing.difference.record import (
 )
 from npattn.testing.difference.wrong import Wrong
 
-__all__ = [
-    "EXPLAINS",
-    "describe_conventions",
-    "describe_distance",
-    "describe_explanation",
-    "describe_factors",
-    "describe_lost",
-    "describe_wrong",
-]
-
 EXPLAINS = "the difference is explained"
 NEARER = 1.5
 """Least ratio of the errors of two implementations at which one of them is called nearer."""

@@ -39,8 +39,6 @@ from npattn.testing.worker.connect import connect
 from npattn.testing.worker.connect import isolate as isolate_in_worker
 from npattn.testing.worker.supervisor import Limits
 
-__all__ = ["DTYPES", "EXAMPLES", "diff"]
-
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 EXAMPLES = 24
 Side = str | Profile | Callable[..., Any] | Implementation

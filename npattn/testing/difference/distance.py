@@ -11,8 +11,6 @@ from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import half_ulp, real
 from npattn.testing.trial import Trial
 
-__all__ = ["Judged", "bits_differ", "mean_same", "ratios", "ulps"]
-
 
 class Judged(NamedTuple):
     """One result of one implementation: what it returned, the exact value and the tolerance."""

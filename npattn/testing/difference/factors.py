@@ -35,8 +35,6 @@ from npattn.testing.rules.systematic_error import plain_recipes
 from npattn.testing.rules.terms import lse_unit, translate_mask
 from npattn.testing.trial import Trial
 
-__all__ = ["PLAIN", "REORDERED", "Plain", "answer_plain", "change_factors"]
-
 PLAIN = "nothing"
 REORDERED = "keys in another order"
 PADDING = 31

@@ -21,8 +21,6 @@ from npattn.testing.difference.record import Place, ResultDifference
 from npattn.testing.difference.sides import Sides
 from npattn.testing.trial import Trial
 
-__all__ = ["Answer", "Measurement", "answer", "measure", "sample_recipes", "share_cotangents"]
-
 
 @dataclass(frozen=True)
 class Answer:

@@ -8,8 +8,6 @@ from npattn.errors import MissingExtraError, OptionError
 from npattn.profiles import PROFILES, Profile
 from npattn.testing.targets import TARGETS
 
-__all__ = ["choose_kind", "profile_of"]
-
 
 def choose_kind(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
     """Choose what two names are compared as.

@@ -25,8 +25,6 @@ from npattn.testing.difference.sides import Sides
 from npattn.testing.difference.wrong import Wrong
 from npattn.testing.report.outcome import Outcome
 
-__all__ = ["compare_pair", "is_plain"]
-
 MOST = 0.5
 """Share of the problems beyond which a function with a wrong o is not plain attention."""
 LARGE = 2**16

@@ -23,8 +23,6 @@ from npattn.testing.diagnosis.steps.step import STEPS, Step, replaces
 from npattn.testing.difference.measure import Answer
 from npattn.testing.trial import Trial
 
-__all__ = ["EXPLAINED", "Explained", "explain_errors", "predict_roundings", "remaining"]
-
 EXPLAINED = 0.75
 """Least share of the mean square of the errors that an explanation takes away: what it leaves is
 at most half as large as they are."""

@@ -12,8 +12,6 @@ from npattn.testing.difference.record import ConventionDifference, Difference
 from npattn.testing.difference.smallest import find_example
 from npattn.testing.difference.words import describe, differing
 
-__all__ = ["diff_conventions", "diff_profiles"]
-
 
 def diff_profiles(a: Profile, b: Profile, notes: Sequence[str] = ()) -> Difference:
     """Compare what two systems promise; nothing of them is run."""

@@ -10,8 +10,6 @@ from typing import Any
 from npattn.testing.compare import short
 from npattn.testing.difference.smallest import Example, as_json
 
-__all__ = ["Change", "ConventionDifference", "Difference", "Move", "Place", "ResultDifference"]
-
 WIDTH = 100
 Move = tuple[float, float]
 """A distance in units of the tolerance, and in ulps at the same place."""

@@ -14,8 +14,6 @@ from npattn.testing.capabilities.refusals import read_refusals
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.trial import GRADIENTS, Trial
 
-__all__ = ["Sides", "open_sides"]
-
 
 @dataclass(frozen=True)
 class Sides:

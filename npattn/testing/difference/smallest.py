@@ -25,8 +25,6 @@ from npattn.problem import Problem
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.difference.words import TOPICS
 
-__all__ = ["Example", "find_example"]
-
 SIZES = ((1, 1, 1, 1), (1, 1, 1, 2), (1, 1, 2, 1), (1, 1, 2, 2), (1, 1, 1, 3), (4, 2, 1, 1))
 """(H, K, T, S), the smallest first."""
 OPTIONS = {

@@ -7,8 +7,6 @@ from typing import Any
 
 from npattn.conventions import Conventions
 
-__all__ = ["TOPICS", "describe", "differing"]
-
 TOPICS: dict[str, tuple[str, ...]] = {
     "causal": ("causal",),
     "window": ("window",),

@@ -11,8 +11,6 @@ from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.search import search
 from npattn.testing.trial import Trial
 
-__all__ = ["Wrong", "explain_wrong"]
-
 FEW = 6
 """Problems on which the causes are searched for, the smallest."""
 

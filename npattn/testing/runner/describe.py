@@ -20,8 +20,6 @@ from npattn.testing.cases.model_sizes import SHARE, find_obstacle
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.rounds import OUT_OF_TIME, Round
 
-__all__ = ["describe_model", "describe_skipped", "describe_untested"]
-
 ALL_FROM = SHARE * len(MODELS)
 """Examples with which all model sizes are asked."""
 

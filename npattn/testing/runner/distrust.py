@@ -14,8 +14,6 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
 from npattn.testing.runner.rounds import Round, round_sizes
 
-__all__ = ["ask_tail", "plan_turns"]
-
 TAIL = "\nin a fresh process, after it had passed: a random tail of other problems"
 
 

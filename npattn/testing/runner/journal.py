@@ -19,17 +19,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.search import Standing
 
-__all__ = [
-    "Answer",
-    "Journal",
-    "answer_of",
-    "check_is_new",
-    "cut_last_line",
-    "entry_of",
-    "read_lines",
-    "recipe_of",
-]
-
 VERSION = 2
 SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
 """Fields of an outcome that are written; a recipe makes the others again."""

@@ -8,8 +8,6 @@ from typing import Any
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.journal import answer_of, entry_of
 
-__all__ = ["merge_answers"]
-
 Entry = Mapping[str, Any]
 
 

@@ -21,8 +21,6 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 
-__all__ = ["MISTAKES", "describe_wrong_input"]
-
 PATIENCE = 60.0
 """Seconds after which a case counts as hanging."""
 

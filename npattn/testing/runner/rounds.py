@@ -33,8 +33,6 @@ from npattn.testing.runner.robustness import describe_wrong_input
 from npattn.testing.runner.search import Search, Standing
 from npattn.testing.trial import Suspicion, Trial, Violation
 
-__all__ = ["BEHAVIOUR", "ROBUSTNESS", "Answers", "Judge", "Round", "round_sizes"]
-
 BEHAVIOUR = "behaves as"
 ROBUSTNESS = "robustness"  # asked only by name: it gives notes, and needs child processes
 ABOUT_STRUCTURE = (

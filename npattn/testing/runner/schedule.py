@@ -39,8 +39,6 @@ from npattn.testing.runner.search import Standing
 from npattn.testing.trial import Refusal, Trial
 from npattn.threads import one_thread, one_thread_in_children
 
-__all__ = ["ERRORS", "InProcess", "Processes"]
-
 Value = TypeVar("Value")
 
 ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}

@@ -17,8 +17,6 @@ from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import Property
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
-__all__ = ["SHRINK_SECONDS", "Failure", "Search", "Standing"]
-
 SHRINK_SECONDS = 8.0
 """Time per failing rule; the smallest problem found by then is reported."""
 

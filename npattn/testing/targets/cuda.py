@@ -15,7 +15,6 @@ from npattn.errors import optional_import
 with optional_import("targets on CUDA need", "torch", "torch"):
     import torch
 
-__all__ = ["flashinfer", "flashinfer_paged", "thunderkittens", "transformer_engine"]
 
 Window = tuple[int | None, int | None]
 

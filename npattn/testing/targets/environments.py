@@ -21,8 +21,6 @@ import npattn
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing.targets.target import Target
 
-__all__ = ["PackageFolder", "choose_python", "make_environment"]
-
 NEEDS = ("numpy>=2.0", "ml_dtypes>=0.5", "threadpoolctl>=3.1")
 """Packages of npattn itself and the worker; npattn is put on the path, and not installed."""
 MARKER = "npattn.json"

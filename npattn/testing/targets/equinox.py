@@ -10,8 +10,6 @@ with optional_import("the target equinox needs", "equinox", "equinox"):
     import jax
     from equinox.nn._attention import dot_product_attention
 
-__all__ = ["attention"]
-
 
 @jax.jit  # type: ignore[untyped-decorator, unused-ignore]
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None = None) -> Any:

@@ -15,7 +15,6 @@ with optional_import("the targets fla need", "fla-core", "fla"):
     from fla.ops.attn.decoding import attn_decoding_one_step, naive_attn_decoding_kernel
     from fla.ops.attn.parallel import parallel_attn
 
-__all__ = ["decoding", "parallel"]
 
 Window = tuple[int | None, int | None]
 

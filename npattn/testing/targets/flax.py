@@ -12,7 +12,6 @@ with optional_import("Flax targets need", "flax", "flax"):
     from flax import linen, nnx
     from jax import numpy as jnp
 
-__all__ = ["linen_attention", "nnx_attention", "nnx_weights"]
 
 _WORDS = ("broadcast_dropout", "dropout_rate", "deterministic", "dtype", "precision")
 linen_attention = jax.jit(linen.dot_product_attention, static_argnames=_WORDS)

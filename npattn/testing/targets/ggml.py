@@ -13,7 +13,6 @@ from npattn.errors import optional_import
 with optional_import("the target ggml.flash needs", "xllamacpp"):
     from xllamacpp import xllamacpp
 
-__all__ = ["flash"]
 
 _TYPES = {"float32": 0, "float16": 1}  # ggml_type, ggml.h
 _SPARE = 1 << 20  # bytes for the graph and the heads of its tensors

@@ -11,8 +11,6 @@ with optional_import("the target haiku needs", "dm-haiku", "haiku"):
     import jax
     from jax import numpy as jnp
 
-__all__ = ["attention"]
-
 
 @jax.jit  # type: ignore[untyped-decorator, unused-ignore]  # else its module is built anew
 def attention(

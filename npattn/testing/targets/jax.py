@@ -8,7 +8,6 @@ from npattn.errors import optional_import
 with optional_import("the target jax.nn needs", "jax", "jax"):
     import jax
 
-__all__ = ["attention"]
 
 attention = jax.jit(
     jax.nn.dot_product_attention,

@@ -10,12 +10,6 @@ from typing import Any
 from npattn.errors import OptionError, optional_import
 from npattn.testing.targets.wrapping import rename
 
-__all__ = [
-    *("attention_jax", "attention_numpy", "attention_torch"),
-    *("mha_jax", "mha_numpy", "mha_torch"),
-    *("on_jax", "on_numpy", "on_torch"),
-]
-
 BACKENDS = ("numpy", "jax", "torch")
 
 

@@ -12,8 +12,6 @@ from npattn.errors import optional_import
 with optional_import("targets of Keras need", "keras", "keras"):
     import keras
 
-__all__ = ["attention", "tensorflow_backward"]
-
 
 def attention(
     query: Array,

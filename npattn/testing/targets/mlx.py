@@ -12,8 +12,6 @@ from npattn.errors import optional_import
 with optional_import("the target mlx needs", "mlx", "mlx"):
     import mlx.core as mx
 
-__all__ = ["attention"]
-
 
 def attention(
     q: Array,

@@ -14,8 +14,6 @@ from npattn.errors import optional_import
 with optional_import("the target ncnn needs", "ncnn"):
     import ncnn
 
-__all__ = ["attention"]
-
 
 @lru_cache(maxsize=64)
 def _net(masked: bool, scale: float) -> Any:

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["flash", "flash_backward", "naive"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Window = tuple[int | None, int | None]
 

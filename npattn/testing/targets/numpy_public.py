@@ -11,13 +11,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.testing.targets.wrapping import merge_heads, split_heads
 
-__all__ = [
-    *("neuralnetlib", "neuralnetlib_backward"),
-    *("neuralnetworknumpy", "neuralnetworknumpy_backward"),
-    *("numpy_ml", "numpy_ml_backward"),
-    "picogpt",
-]
-
 
 def _check(q: Array, k: Array, v: Array) -> None:
     """Raise unless q, k and v have 4 axes, one batch, the same heads, and no size of 0."""

@@ -24,7 +24,6 @@ from npattn.testing.targets.wrapping import merge_heads, split_heads
 with optional_import("the target onnxruntime needs", "onnxruntime", "onnxruntime"):
     from onnxruntime import InferenceSession, SessionOptions
 
-__all__ = ["attention", "gqa", "mha"]
 
 DOMAIN = "com.microsoft"
 GQA_INPUTS = (

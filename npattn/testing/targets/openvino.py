@@ -14,8 +14,6 @@ with optional_import("the target openvino needs", "openvino"):
     import openvino
     from openvino import opset13
 
-__all__ = ["attention"]
-
 
 @lru_cache(maxsize=256)
 def _compile(dtype: Any, mask: tuple[Any, int] | None, scaled: bool, causal: bool) -> Any:

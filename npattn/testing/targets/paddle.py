@@ -13,8 +13,6 @@ with optional_import("the target paddle needs", "paddlepaddle"):
     import paddle
     from paddle.nn.functional import scaled_dot_product_attention
 
-__all__ = ["attention", "attention_backward"]
-
 
 def _attend(leaves: dict[str, Array], stop: bool, **options: Any) -> tuple[dict[str, Any], Any]:
     """Return tensors of the arrays, and the result."""

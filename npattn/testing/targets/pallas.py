@@ -21,7 +21,6 @@ with optional_import("the targets pallas need", "jax", "jax"):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-__all__ = ["gpu", "gpu_decode", "gpu_paged", "tpu_flash", "tpu_paged", "tpu_splash"]
 
 Window = tuple[int | None, int | None]
 

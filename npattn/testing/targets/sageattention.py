@@ -16,7 +16,6 @@ from npattn.errors import optional_import
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["sageattn"]
 
 _CORE = "sageattention.core"
 

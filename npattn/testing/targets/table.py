@@ -8,8 +8,6 @@ from typing import Any
 from npattn.profiles import PROFILES
 from npattn.testing.targets.target import Target
 
-__all__ = ["MODELS", "TARGETS"]
-
 _HERE = "npattn.testing.targets"
 _UPCAST = ("bloom", "deepseek_v3", "gemma2", "gpt_neox", "llama", "mistral", "phi", "qwen2")
 _SINGLE = {

@@ -15,8 +15,6 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.profiles import Profile
 
-__all__ = ["Target"]
-
 DRIVER = Path("/proc/driver/nvidia/version")
 
 

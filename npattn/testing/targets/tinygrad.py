@@ -10,8 +10,6 @@ from npattn.errors import optional_import
 with optional_import("the target tinygrad needs", "tinygrad"):
     from tinygrad import Tensor
 
-__all__ = ["attention", "attention_backward"]
-
 
 def attention(
     query: Array,

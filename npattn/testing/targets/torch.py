@@ -13,10 +13,6 @@ with optional_import("torch targets need", "torch", "torch"):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 
-__all__ = [
-    *("flex_compiled", "mha", "mha_fast", "mha_sdpa", "nested_sdpa"),
-    *("npattn_fused", "npattn_torch", "sdpa", "sdpa_cudnn", "sdpa_flash", "sdpa_math"),
-]
 
 MOST_FEATURES = 4096  # the projections of mha_fast have three times the square of them
 

@@ -15,8 +15,6 @@ with optional_import("transformers targets need", "transformers and torch", "tra
     from transformers.models.falcon.modeling_falcon import FalconAttention
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-__all__ = ["bloom", "falcon", "gpt_oss", "sdpa"]
-
 
 def gpt_oss(
     module: Any,

@@ -9,8 +9,6 @@ import numpy as np
 
 from npattn.arrays import Array
 
-__all__ = ["merge_heads", "rename", "split_heads"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -26,8 +26,6 @@ from npattn.testing.runner.merge import merge_answers
 from npattn.testing.units.processes import Jobs
 from npattn.testing.units.unit import Memory, Result, Unit
 
-__all__ = ["EXAMPLES", "check_in_units", "choose_rules"]
-
 EXAMPLES = 200
 """Examples of each rule in a unit: enough to make its start cheap, and few to lose."""
 AHEAD = 2

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from npattn.testing.units.unit import Unit, do_unit
 
-__all__ = ["main"]
-
 
 def main(path: str) -> None:
     """Read a unit, judge it, and write the result to a file."""

@@ -22,8 +22,6 @@ from npattn.testing.units.unit import Result, Unit
 from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.threads import ONE_THREAD
 
-__all__ = ["Jobs", "judge_in_process"]
-
 GRACE_SECONDS = 20.0
 """Time in which a process that was asked to end says what it knows."""
 POLL_SECONDS = 0.1

@@ -27,8 +27,6 @@ from npattn.testing.targets.environments import choose_python
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 
-__all__ = ["Memory", "Result", "Unit", "do_unit", "versions_here"]
-
 
 def versions_here() -> dict[str, str]:
     """Return the versions on which answers depend, and which all who judge must share."""

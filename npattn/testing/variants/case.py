@@ -16,8 +16,6 @@ import numpy as np
 from npattn.arrays import Array
 from npattn.errors import OptionError
 
-__all__ = ["Case", "Exact", "Request", "allowed_values", "normal"]
-
 Exact = dict[str, tuple[Array, Array]]
 """Result by name → its exact value and its tolerance, both float64."""
 

@@ -21,8 +21,6 @@ from npattn.testing.variants.linear import LinearCase
 from npattn.testing.variants.report import VariantReport, importable
 from npattn.testing.variants.search import search
 
-__all__ = ["VARIANTS", "check_variant", "replay"]
-
 VARIANTS: dict[str, type[Any]] = {"linear": LinearCase, "differential": DifferentialCase}
 DTYPES = ("float32", "float64", "bfloat16")
 

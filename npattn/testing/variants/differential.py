@@ -12,8 +12,6 @@ from npattn.testing.bounds.differential import differential_bounds
 from npattn.testing.variants.case import Exact, Request, allowed_values, normal
 from npattn.variants import differential
 
-__all__ = ["DifferentialCase"]
-
 DEFAULTS: dict[str, Sequence[Any]] = {
     "B": (1, 2),
     "K": (1, 2, 3),

@@ -8,8 +8,6 @@ from typing import Any
 from npattn.testing.compare import Comparison, short
 from npattn.testing.variants.case import Case
 
-__all__ = ["VariantReport"]
-
 PLACEHOLDER = "raise SystemExit('TODO: import your implementation here, as f')"
 
 

@@ -12,8 +12,6 @@ with optional_import("npattn.testing needs", "hypothesis, rich and click", "chec
     from hypothesis import HealthCheck, Phase, given, seed, settings
     from hypothesis import strategies as st
 
-__all__ = ["search"]
-
 
 class _Failed(Exception):
     pass

@@ -7,8 +7,6 @@ import os
 import tempfile
 import threading
 
-__all__ = ["cache_variables"]
-
 _lock = threading.Lock()
 
 

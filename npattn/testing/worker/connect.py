@@ -23,8 +23,6 @@ from npattn.testing.worker.seclude import Seclusion
 from npattn.testing.worker.supervisor import Limits, Worker
 from npattn.threads import ONE_THREAD
 
-__all__ = ["CHILD", "connect", "isolate"]
-
 CHILD = Path(child.__file__)
 """The worker: a file that needs NumPy alone."""
 

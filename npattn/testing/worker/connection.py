@@ -24,8 +24,6 @@ from npattn.testing.adapters.child import LARGE_BLOCK, Tensor, parse_frame, read
 from npattn.testing.worker.shared import SharedMemory
 from npattn.testing.worker.values import GARBAGE
 
-__all__ = ["Connection", "Limits"]
-
 LINES, LINE = 8, 300
 """Last lines of standard error that are kept, and characters of each."""
 PATIENCE = 0.2

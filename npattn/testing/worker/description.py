@@ -10,8 +10,6 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.testing.adapters.child import VERSION
 
-__all__ = ["Stub", "read_description"]
-
 SETTINGS = {"rename", "layout", "features", "conventions", "like", "quantized", "rows"}
 
 

@@ -11,8 +11,6 @@ from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError, NotAsked, TimedOut
 from npattn.testing.cases.classes import classes_of_problem
 
-__all__ = ["GivenUp"]
-
 CRASHES, TIMEOUTS = 3, 2
 """Ends of the process after which a kind of problem is not asked again."""
 Kind = frozenset[str]

@@ -58,8 +58,6 @@ from npattn.testing.worker.values import (
     value_of,
 )
 
-__all__ = ["Remote"]
-
 EAGER_SECONDS, COMPILE_SECONDS = 10.0, 120.0
 """Time for a call, and for the first call of a shape where the framework compiles."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from npattn.errors import OptionError
 
-__all__ = ["Seclusion"]
-
 KEPT = ("PATH", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 """Variables of the environment that the worker gets; its home is a new folder."""
 OURS = ("npattn", "__editable__", "__pycache__")

@@ -9,8 +9,6 @@ from typing import Any
 
 from npattn.testing.adapters.child import TOKEN
 
-__all__ = ["SharedMemory"]
-
 SIZE = 1 << 28
 """Bytes; the system gives those that are written alone."""
 

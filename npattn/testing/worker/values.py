@@ -15,17 +15,6 @@ from npattn.testing.adapters.base import Crash, ImplementationError, ResultError
 from npattn.testing.adapters.child import Tensor, as_json
 from npattn.testing.adapters.frameworks import array_of
 
-__all__ = [
-    "Held",
-    "NoArray",
-    "Place",
-    "find_garbage",
-    "places",
-    "plain",
-    "raise_errors",
-    "value_of",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Held:

@@ -15,8 +15,6 @@ from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.ratios import format_factor
 from npattn.testing.diagnosis.steps.step import Step, candidate_of, replaces
 
-__all__ = ["factor_candidates"]
-
 MOST = 40
 """Most times that o is computed for a fit: near 1 a handful is enough."""
 

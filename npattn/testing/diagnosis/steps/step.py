@@ -17,8 +17,6 @@ from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.mistakes import implement, predict_by
 
-__all__ = ["Change", "Step", "candidate_of", "change", "overrides", "replaces", "step_candidates"]
-
 Change = Callable[[Any], dict[str, Any]]
 """`Inputs` → the fields that are changed."""
 

@@ -11,9 +11,6 @@ from pathlib import Path
 
 from npattn.errors import OptionError
 
-__all__ = ["INTERRUPTED", "interruptible", "parse_memory", "parse_names", "parse_processes"]
-__all__ += ["parse_renames", "parse_seconds", "parse_seed", "parse_sizes", "path_to_write"]
-
 INTERRUPTED = 130
 """Exit code of a command that an interrupt ended."""
 UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from npattn import parsing
 from npattn.errors import OptionError
+from npattn.testing import parsing
 
 
 def test_auto_is_a_process_for_each_core_that_may_be_used(monkeypatch):
