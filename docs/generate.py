@@ -16,7 +16,7 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.model_sizes import MODEL_HEADS, model_recipes
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import POOLS, Space

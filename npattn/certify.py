@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn import double_double, extended
-from npattn.api import backward, check_forward, read_cotangents
-from npattn.arrays import Array, sum_to
-from npattn.dense import QUIET, dropout_factor, subtract_mean, sum_shared
-from npattn.double_double import as_pair, dot, select
+from npattn.engines import double_double, extended
+from npattn.engines.dense import QUIET, dropout_factor, subtract_mean, sum_shared
+from npattn.engines.double_double import as_pair, dot, select
 from npattn.errors import OptionError
-from npattn.foreign import reject_unknown_options
+from npattn.oracle.api import backward, check_forward, read_cotangents
 from npattn.problem import Forward, Problem
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Certificate", "certify"]
 

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, cast, finfo
-from npattn.checks import check_integer, read_array
-from npattn.descales import check_descale, gather, read_real, spread
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.foreign import reject_unknown_options
+from npattn.problem.arrays import Array, cast, finfo
+from npattn.problem.checks import check_integer, read_array
+from npattn.problem.descales import check_descale, gather, read_real, spread
+from npattn.problem.foreign import reject_unknown_options
 
 __all__ = [
     "FORMATS",

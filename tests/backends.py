@@ -10,8 +10,8 @@ import pytest
 
 import npattn
 from npattn import biases, masks
+from npattn.engines.tiled import tiling
 from npattn.problem import Problem
-from npattn.tiled import tiling
 
 TILES = {"QUERIES": 7, "FEWEST": 4, "ROUND": 1, "KEYS": 11, "CELL": 5}
 """Tiles so small that small problems have many, with partial ones at the ends."""

@@ -27,7 +27,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 BROAD = (
-    "tests/test_engines.py",
+    "tests/engines/test_engines.py",
     "tests/testing/bounds/",
     "tests/testing/device/",
     "tests/benchmarks/zoo/",

@@ -21,15 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import npattn
-from npattn import Conventions, Problem, loops
-from npattn.arrays import sum_to
+from npattn import Conventions, Problem
 from npattn.conventions import fields as fields_module
 from npattn.conventions import tangents
+from npattn.engines import loops
 from npattn.errors import OptionError
+from npattn.problem.arrays import sum_to
 from npattn.profiles import PROFILES
 
 # pytest puts the folder of a test on the path.
-from tests.test_dense import (
+from tests.engines.test_dense import (
     INPUTS,
     MORE_KEYS,
     MORE_QUERIES,

@@ -290,7 +290,7 @@ def test_private_names_of_a_derivation_exist(page):
     sources = [
         path for place in places for path in (place.glob("*.py") if place.is_dir() else [place])
     ]
-    code = "".join(path.read_text() for path in [*sources, ROOT / "npattn/dense.py"])
+    code = "".join(path.read_text() for path in [*sources, ROOT / "npattn/engines/dense.py"])
     names = set(re.findall(r"`(_\w+)`", text))
     assert {name for name in names if not re.search(rf"\b{name}\b", code)} == set()
 

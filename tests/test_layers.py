@@ -16,26 +16,16 @@ ROOT = Path(npattn.__file__).parent
 
 # A module may import those of earlier lines, and of its own name's folder; never its own line.
 LAYERS = (
-    {"errors", "threads"},
-    {"options", "arrays"},
-    {"meanings"},
-    {"foreign"},
-    {"dual"},
-    {"checks"},
-    {"descales"},
-    {"sizes", "positions"},
+    {"errors"},
     {"problem"},
-    {"masks", "biases", "gating"},
-    {"dense", "loops", "double_double"},
-    {"tiled", "extended", "backward_twice"},
+    {"positions"},
+    {"masks", "biases"},
+    {"engines"},
     {"conventions"},
-    {"profiles", "directions"},
-    {"api"},
-    {"twins"},
-    {"second_order", "cache", "quantization", "certify", "projections", "summary", "mistakes"},
-    {"multihead_build", "variants"},
-    {"multihead"},
-    {"weights"},
+    {"profiles"},
+    {"oracle"},
+    {"certify", "cache", "multihead", "mistakes", "quantization"},
+    {"variants", "weights"},
     {"__init__", "torch", "plot"},
     {"testing"},
     {"cli"},
@@ -234,7 +224,7 @@ def test_a_circle_is_seen():
         "testing/cases/recipe.py": recipe,
         "testing/cases/distributions.py": late,
         "testing/cases/pairwise.py": "from npattn.testing.cases.recipe import Recipe",
-        "problem.py": plain,
+        "problem/problem.py": plain,
     }
     names = [module_of(file) for file in sources][:3]  # the third imports the circle
     assert circles(sources) == sorted(names)
@@ -267,21 +257,22 @@ def test_heavy_packages_stay_where_they_belong():
 
 
 def test_loops_shares_no_code_with_the_other_oracle():
-    path = ROOT / "loops.py"
-    assert set(own_parts("loops.py", path.read_text())) <= {"errors", "arrays", "problem"}
-    shared = {n for n in imported("loops.py", path.read_text()) if n.startswith("npattn.arrays")}
-    assert shared <= {"npattn.arrays.Array"}
+    file = "engines/loops.py"
+    names = [n for n in imported(file, (ROOT / file).read_text()) if n.startswith("npattn.")]
+    assert {n.split(".")[1] for n in names} <= {"errors", "problem"}
+    shared = {n for n in names if n.startswith("npattn.problem.arrays")}
+    assert shared <= {"npattn.problem.arrays.Array"}
 
 
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("problem.py", "from npattn.dense import forward"),
-        ("problem.py", "from npattn import api"),
-        ("dense.py", "import npattn.loops"),
-        ("dense.py", "from npattn import attention"),
-        ("dense.py", "from . import conventions"),
-        ("dense.py", "def f():\n    from .testing import check"),
+        ("problem/problem.py", "from npattn.engines.dense import forward"),
+        ("problem/problem.py", "from npattn import oracle"),
+        ("masks/mask.py", "import npattn.engines.loops"),
+        ("engines/dense.py", "from npattn import attention"),
+        ("engines/dense.py", "from .. import conventions"),
+        ("engines/dense.py", "def f():\n    from ..testing import check"),
         ("__init__.py", "from npattn.testing import check"),
         ("testing/check.py", "from ..cli import main"),
     ],
@@ -293,7 +284,7 @@ def test_an_arrow_back_is_seen(file, source):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("dense.py", "from npattn.problem import Problem"),
+        ("engines/dense.py", "from npattn.problem import Problem"),
         ("testing/check.py", "from npattn.testing.report.report import Report"),
         ("testing/check.py", "from . import report\nfrom .. import attention"),
         ("cli.py", "import npattn\nfrom npattn import testing"),
@@ -307,7 +298,7 @@ def test_an_arrow_forward_is_let_through(file, source):
     ("file", "source", "stray"),
     [
         ("testing/check.py", "import torch.nn", ["torch"]),
-        ("api.py", "def f():\n    from hypothesis import given", ["hypothesis"]),
+        ("oracle/api.py", "def f():\n    from hypothesis import given", ["hypothesis"]),
         ("testing/targets/torch.py", "import torch", []),
         ("torch/__init__.py", "import torch", []),
         ("weights.py", "import npattn.torch", []),
@@ -330,7 +321,7 @@ def in_a_fresh_interpreter(code):
 
 def test_import_loads_nothing_heavy():
     loaded = in_a_fresh_interpreter("import sys, npattn; print(*sys.modules)").split()
-    assert "npattn.dense" in loaded
+    assert "npattn.engines.dense" in loaded
     assert set(loaded).isdisjoint(
         {"torch", "jax", "hypothesis", "matplotlib", "rich", "click", "jinja2", "pytest"}
     )

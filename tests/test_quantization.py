@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
-from npattn.arrays import cast
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem.arrays import cast
 from npattn.quantization import (
     FORMATS,
     Quantized,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.meanings import MEANINGS
+from npattn.problem.meanings import MEANINGS
 from npattn.profiles import Profile
 
 EMPTY = {"zero": "0", "nan": "NaN", "mean": "the mean of all values"}

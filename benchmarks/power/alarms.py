@@ -32,10 +32,10 @@ from benchmarks.power.detection import suspicions
 from benchmarks.power.tables import markdown, put
 from benchmarks.zoo.correct import CORRECT, Correct, Kernel
 from benchmarks.zoo.correct.arithmetic import store_as
-from npattn.api import backward, evaluate
-from npattn.arrays import Array, finfo
 from npattn.conventions import Conventions
+from npattn.oracle.api import backward, evaluate
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.allowed import BoundTask, bounds, deviations
 from npattn.testing.bounds.rounding import Rounding

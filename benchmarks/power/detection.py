@@ -31,10 +31,10 @@ from benchmarks.power import earlier
 from benchmarks.power.flawed import CONTINUOUS, DISCRETE, Flash, KernelInputs, Mistake
 from benchmarks.power.tables import markdown, put
 from benchmarks.zoo.correct import Kernel
-from npattn.api import backward, evaluate
-from npattn.arrays import Array
 from npattn.conventions import Conventions
+from npattn.oracle.api import backward, evaluate
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding

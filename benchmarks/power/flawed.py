@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 
 Step = Callable[[Array, Any], Array]  # (result of the step, dtype of q) → its replacement
 TILE = 64

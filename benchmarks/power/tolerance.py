@@ -24,10 +24,10 @@ import numpy as np
 from benchmarks.power.alarms import exact, kernel_of, models_of, sample_recipes
 from benchmarks.power.tables import markdown, put
 from benchmarks.zoo.correct import CORRECT, Kernel
-from npattn.api import backward, evaluate
-from npattn.arrays import Array
 from npattn.conventions import Conventions
+from npattn.oracle.api import backward, evaluate
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import half_ulp

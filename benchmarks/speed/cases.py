@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import biases, masks
-from npattn.arrays import Array
 from npattn.biases import Bias
 from npattn.masks import Mask
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 
 WINDOW = 256
 DOCUMENTS = 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.speed.cases import Task
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 
 
 class Calls(NamedTuple):

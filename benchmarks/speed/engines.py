@@ -7,7 +7,7 @@ from typing import Any
 import npattn
 from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 
 
 def dense_engine(task: Task, threads: int) -> Calls:

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.frameworks import make_framework
 
 

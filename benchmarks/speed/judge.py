@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.speed import machine
-from npattn.checks import check_integer
 from npattn.errors import OptionError
+from npattn.problem.checks import check_integer
 
 SCHEMA = "npattn times of the judge 1"
 SOON = 3.0

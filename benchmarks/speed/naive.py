@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 
 
 def naive(task: Task, threads: int) -> Calls:

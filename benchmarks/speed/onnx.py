@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.targets.onnx import attention
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
-from npattn import threads as pool
-from npattn import tiled
-from npattn.arrays import Array
-from npattn.tiled.operations import Call, Space
+from npattn.engines import threads as pool
+from npattn.engines import tiled
+from npattn.engines.tiled.operations import Call, Space
+from npattn.problem.arrays import Array
 
 
 def products(task: Task, threads: int) -> Calls:

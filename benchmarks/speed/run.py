@@ -16,10 +16,10 @@ from benchmarks.speed.limits import available, limit_threads
 from benchmarks.speed.memory import REFUSALS, Probe, describe_method, first_line, probe
 from benchmarks.speed.report import Cell, Report, Times
 from benchmarks.speed.verify import Verifier
-from npattn import threads as pool
-from npattn.arrays import Array
-from npattn.checks import check_integer
+from npattn.engines import threads as pool
 from npattn.errors import MissingExtraError, OptionError
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_integer
 
 LENGTHS = tuple(2**n for n in range(7, 15))
 DTYPES = ("float32", "float64")

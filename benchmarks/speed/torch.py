@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.targets.torch import sdpa
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import npattn
 from benchmarks.speed.cases import Task
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing import spot_check
 
 SCORES = 2**16

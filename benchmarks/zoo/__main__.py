@@ -18,10 +18,10 @@ from benchmarks.options import open_journal
 from npattn.cli import Command
 from npattn.cli.cluster import open_cluster
 from npattn.cli.flags import refuse_beside_cluster
+from npattn.engines.threads import one_thread_in_children
 from npattn.errors import NpattnError
 from npattn.testing.parsing import INTERRUPTED, interruptible, parse_processes, path_to_write
 from npattn.testing.report.progress import ProgressBar
-from npattn.threads import one_thread_in_children
 
 ELSEWHERE = ("json_path", "jobs", "cluster")
 """Parameters that change nothing of the rows, and may stand beside --resume."""

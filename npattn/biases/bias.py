@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, BiasLike, Tile, describe_value, sum_to, tile_of
-from npattn.checks import read_bias, read_floating
 from npattn.errors import DtypeError, ShapeError
-from npattn.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
+from npattn.problem.arrays import Array, BiasLike, Tile, describe_value, sum_to, tile_of
+from npattn.problem.checks import read_bias, read_floating
+from npattn.problem.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
 
 
 class Bias(Sized):

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, Tile, diagonal, plane_of
 from npattn.biases.bias import Bias, widen
-from npattn.checks import check_alignment, check_integer, read_floating
 from npattn.errors import OptionError, ShapeError
-from npattn.options import Alignment
 from npattn.positions import alibi_slopes
-from npattn.sizes import KnownSizes, format_call
+from npattn.problem.arrays import Array, Tile, diagonal, plane_of
+from npattn.problem.checks import check_alignment, check_integer, read_floating
+from npattn.problem.options import Alignment
+from npattn.problem.sizes import KnownSizes, format_call
 
 
 def alibi(slopes: ArrayLike, *, alignment: Alignment = "bottom_right") -> Bias:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
 from npattn.cache.paging import check_pages, find_slots, read_integers
-from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.foreign import reject_unknown_options
+from npattn.oracle.twins import on_arrays
 from npattn.positions import rope_backward
-from npattn.twins import on_arrays
+from npattn.problem.arrays import Array
+from npattn.problem.checks import read_floating
+from npattn.problem.foreign import reject_unknown_options
 
 ROTARY = ("layout", "base", "size", "frequencies")
 

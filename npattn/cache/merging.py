@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.checks import check_cotangent
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.foreign import reject_unknown_options
-from npattn.twins import ARRAYS, on_arrays
+from npattn.oracle.twins import ARRAYS, on_arrays
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_cotangent
+from npattn.problem.foreign import reject_unknown_options
 
 Base = Literal["e", "2"]
 

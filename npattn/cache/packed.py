@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward
-from npattn.arrays import Array, BiasLike, MaskLike
-from npattn.checks import check_cotangent, check_result_of, read_array
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.foreign import reject_unknown_options
+from npattn.oracle.api import backward
+from npattn.oracle.twins import ARRAYS, on_arrays, only_out
 from npattn.problem import Forward, Gradients
-from npattn.twins import ARRAYS, on_arrays, only_out
+from npattn.problem.arrays import Array, BiasLike, MaskLike
+from npattn.problem.checks import check_cotangent, check_result_of, read_array
+from npattn.problem.foreign import reject_unknown_options
 
 OPTIONS = (
     *("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dtype"),

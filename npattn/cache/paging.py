@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward
-from npattn.arrays import Array, cast
 from npattn.cache.packed import read_options, sum_parameters
-from npattn.checks import check_cotangent, check_result_of, read_array
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.foreign import reject_unknown_options
+from npattn.oracle.api import backward
+from npattn.oracle.twins import on_arrays, only_out
 from npattn.problem import Forward, Gradients
-from npattn.twins import on_arrays, only_out
+from npattn.problem.arrays import Array, cast
+from npattn.problem.checks import check_cotangent, check_result_of, read_array
+from npattn.problem.foreign import reject_unknown_options
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.checks import read_array
 from npattn.errors import OptionError, ShapeError
-from npattn.foreign import reject_unknown_options
+from npattn.problem.arrays import Array
+from npattn.problem.checks import read_array
+from npattn.problem.foreign import reject_unknown_options
 
 AXES = {"parts": -3, "heads": -2}
 Order = Literal["parts", "heads"]

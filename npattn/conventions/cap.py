@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array
-from npattn.options import ScoreMod
+from npattn.engines import dense
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.options import ScoreMod
 
 
 def cap_late(problem: Problem) -> Problem:

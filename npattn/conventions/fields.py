@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.conventions.cap import cap_late, scale_of, through_cap
 from npattn.conventions.checks import check_fields
 from npattn.conventions.hidden import add_to_hidden, fill_hidden
 from npattn.errors import OptionError
-from npattn.foreign import reject_unknown_options
 from npattn.problem import Gradients, Problem
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.foreign import reject_unknown_options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.options import ScoreMod
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.options import ScoreMod
 
 
 def fill_hidden(problem: Problem, fill: float) -> Problem:

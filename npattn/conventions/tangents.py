@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from npattn.arrays import Array, BiasLike
 from npattn.conventions.cap import scale_of, through_cap
 from npattn.conventions.fields import Conventions
 from npattn.conventions.hidden import add_to_hidden
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, BiasLike
 
 
 def canonical_direction(

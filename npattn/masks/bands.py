@@ -8,13 +8,13 @@ from math import inf
 
 import numpy as np
 
-from npattn.arrays import Array, Tile, band, diagonal
-from npattn.checks import check_alignment, check_integer
 from npattn.errors import OptionError
 from npattn.masks.mask import Mask
 from npattn.masks.parts import check_own, is_empty
-from npattn.options import Alignment
-from npattn.sizes import KnownSizes, format_call, read_only
+from npattn.problem.arrays import Array, Tile, band, diagonal
+from npattn.problem.checks import check_alignment, check_integer
+from npattn.problem.options import Alignment
+from npattn.problem.sizes import KnownSizes, format_call, read_only
 
 
 def causal(

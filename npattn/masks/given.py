@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, Tile, plane_of
-from npattn.checks import check_integer, read_array
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.masks.mask import Mask, of
 from npattn.masks.parts import extent, is_empty, read_integers, simplify
-from npattn.sizes import KnownSizes, format_call
+from npattn.problem.arrays import Array, Tile, plane_of
+from npattn.problem.checks import check_integer, read_array
+from npattn.problem.sizes import KnownSizes, format_call
 
 
 def blocks(layout: ArrayLike, size: int | tuple[int, int]) -> Mask:

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, MaskLike, Tile, describe_value, tile_of
-from npattn.checks import read_mask
 from npattn.errors import DtypeError
 from npattn.masks.parts import extent, is_empty, simplify
-from npattn.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
+from npattn.problem.arrays import Array, MaskLike, Tile, describe_value, tile_of
+from npattn.problem.checks import read_mask
+from npattn.problem.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
 
 
 class Mask(Sized):

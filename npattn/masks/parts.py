@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, Tile, describe_value
-from npattn.checks import read_array
 from npattn.errors import DtypeError, ShapeError
-from npattn.sizes import KnownSizes, Sized
+from npattn.problem.arrays import Array, Tile, describe_value
+from npattn.problem.checks import read_array
+from npattn.problem.sizes import KnownSizes, Sized
 
 
 def is_empty(tile: Tile) -> bool:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npattn.arrays import Array, Tile, diagonal
-from npattn.checks import check_alignment, check_integer
 from npattn.masks.bands import window
 from npattn.masks.mask import Mask
 from npattn.masks.parts import simplify
-from npattn.options import Alignment
-from npattn.sizes import KnownSizes, format_call
+from npattn.problem.arrays import Array, Tile, diagonal
+from npattn.problem.checks import check_alignment, check_integer
+from npattn.problem.options import Alignment
+from npattn.problem.sizes import KnownSizes, format_call
 
 
 def sliding(left: int, sinks: int, *, alignment: Alignment = "bottom_right") -> Mask:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, Tile, plane_of
 from npattn.errors import OptionError, ShapeError
 from npattn.masks.bands import causal
 from npattn.masks.mask import Mask
 from npattn.masks.parts import check_own, extent, head_axis, is_empty, read_integers, simplify
-from npattn.options import Alignment
-from npattn.sizes import ANY, KnownSizes, check_broadcast, format_call
+from npattn.problem.arrays import Array, Tile, plane_of
+from npattn.problem.options import Alignment
+from npattn.problem.sizes import ANY, KnownSizes, check_broadcast, format_call
 
 
 def lengths(keys: ArrayLike, queries: ArrayLike | None = None) -> Mask:

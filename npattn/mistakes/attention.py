@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
-from npattn.options import Window
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.options import Window
 
 TILE = 16  # queries or keys, in the mistakes that have tiles
 

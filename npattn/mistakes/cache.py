@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.register import change, mistake
+from npattn.problem.arrays import Array
 
 # --- a cached past: S − T keys before those of the queries ---
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online
 from npattn.mistakes.register import after, change, mistake
+from npattn.problem.arrays import Array
 
 change("dropped-weights-in-jacobian", "dropout",
        "The Jacobian of the softmax uses the weights after dropout.", "aws-neuron/nki-samples#81",

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import after, change, mistake, one_result
+from npattn.problem.arrays import Array
 
 
 @mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Inputs
 from npattn.mistakes.gated import Gated
 from npattn.mistakes.register import after, change, mistake
+from npattn.problem.arrays import Array, sum_to
 
 
 def _one_for_all(gate: Array | float, axis: int) -> Array | float:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Attention, Inputs, with_options_of
+from npattn.problem.arrays import Array, sum_to
 
 
 class Gated(Attention):

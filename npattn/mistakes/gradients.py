@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import change, mistake
+from npattn.problem.arrays import Array
 
 change("jacobian-without-rank-1-term", "gradient",
        "The Jacobian of the softmax lacks the term −p pᵀ; only dv is right.",

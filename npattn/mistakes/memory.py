@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, same_signature
 from npattn.mistakes.register import after, change, mistake
+from npattn.problem.arrays import Array
 
 change("out-widened", "dtype",
        "out has the wrong dtype: float64 for float32 inputs, float32 for all others.",

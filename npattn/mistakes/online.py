@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
+from npattn.problem.arrays import Array
 
 
 class RunningSoftmax(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax, TileGradients
 from npattn.mistakes.register import change, mistake
+from npattn.problem.arrays import Array
 
 
 @mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557")

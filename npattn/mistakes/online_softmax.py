@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax, finite_pivot
 from npattn.mistakes.register import change, mistake
+from npattn.problem.arrays import Array
 
 
 @mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401")

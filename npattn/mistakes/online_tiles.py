@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Inputs
 from npattn.mistakes.online import (
     Online,
@@ -18,6 +17,7 @@ from npattn.mistakes.online import (
     tile_of,
 )
 from npattn.mistakes.register import change, mistake, one_result
+from npattn.problem.arrays import Array
 
 # --- which tiles, and what is in them
 

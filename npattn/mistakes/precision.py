@@ -11,10 +11,10 @@ import math
 import ml_dtypes
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax
 from npattn.mistakes.register import change, mistake, one_result
+from npattn.problem.arrays import Array
 
 __all__: list[str] = []
 

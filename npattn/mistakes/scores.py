@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import change, mistake, one_result
+from npattn.problem.arrays import Array, sum_to
 
 # --- scale ---
 

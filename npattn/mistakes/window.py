@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import change, mistake, one_result
-from npattn.options import Window
+from npattn.problem.arrays import Array
+from npattn.problem.options import Window
 
 change("window-one-wider", "window", "The window reaches one key too far to the left.",
        "huggingface/transformers#39408",

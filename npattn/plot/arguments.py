@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, describe_value, to_numpy
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot.cells import Labels
-from npattn.sizes import ANY, Sized
+from npattn.problem.arrays import Array, describe_value, to_numpy
+from npattn.problem.sizes import ANY, Sized
 
 LONG = 24  # characters of a label that are shown
 

@@ -25,8 +25,8 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import PercentFormatter
 
-from npattn.arrays import Array
 from npattn.plot.looks import FLAG, Look, text_colour
+from npattn.problem.arrays import Array
 
 DPI = 150
 LABEL, TITLE = 8.0, 9.0  # points

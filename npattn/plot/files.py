@@ -12,11 +12,11 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from npattn.api import forward
-from npattn.arrays import Array
 from npattn.errors import OptionError, ShapeError
-from npattn.options import OPTIONS
+from npattn.oracle.api import forward
 from npattn.plot import maps
+from npattn.problem.arrays import Array
+from npattn.problem.options import OPTIONS
 
 CONTENTS = "weights, mask or error, or q, k and v (and options of npattn.attention)"
 # A file cannot hold a callable.

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import Colormap, ListedColormap, Normalize
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
+from npattn.problem.arrays import Array
 
 FLAG = "#d55e00"  # vermillion, of Okabe and Ito's colours: in no part of viridis
 

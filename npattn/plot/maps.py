@@ -18,7 +18,6 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array, MaskLike
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot.arguments import (
     read_figsize,
@@ -31,6 +30,7 @@ from npattn.plot.cells import HeatMap
 from npattn.plot.layout import draw
 from npattn.plot.looks import Look, error_look, mask_look, weight_look
 from npattn.plot.within import draw_within, read_axes
+from npattn.problem.arrays import Array, MaskLike
 
 
 def head(

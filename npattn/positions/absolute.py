@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.checks import check_integer, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.positions.frequencies import read_number
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_integer, read_array, read_floating
 
 __all__ = ["alibi_slopes", "look_up", "look_up_backward", "sinusoidal"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from npattn.arrays import diagonal
-from npattn.checks import check_alignment
 from npattn.errors import OptionError
-from npattn.options import Alignment
 from npattn.positions.frequencies import Frequencies
 from npattn.positions.rotary import BASE, Layout
+from npattn.problem.arrays import diagonal
+from npattn.problem.checks import check_alignment
+from npattn.problem.options import Alignment
 
 __all__ = ["Rotary"]
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.checks import check_integer, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_integer, read_floating
 
 __all__ = [
     "Frequencies",

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.checks import check_dtype, check_integer, read_array, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.foreign import reject_unknown_options
 from npattn.positions.frequencies import Frequencies, plain, read_number, read_real
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_dtype, check_integer, read_array, read_floating
+from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_array", "turn_pairs"]
 

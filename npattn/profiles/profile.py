@@ -8,7 +8,7 @@ from typing import Literal
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.meanings import MEANINGS
+from npattn.problem.meanings import MEANINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Profile:
     conventions : Conventions
     signature : mapping
         Names of its parameters → what they mean here, one of
-        `npattn.meanings.MEANINGS`, or "". Those, and the others, keep their default.
+        `npattn.problem.meanings.MEANINGS`, or "". Those, and the others, keep their default.
     quantized : mapping
         Formats of 8 bits that it takes → names of its parameters for factors → what they mean;
         they keep their default where no format is asked.
@@ -44,7 +44,7 @@ class Profile:
     ------
     OptionError
         If the signature, or that of a format, has a meaning that is none of
-        `npattn.meanings.MEANINGS`.
+        `npattn.problem.meanings.MEANINGS`.
     """
 
     name: str

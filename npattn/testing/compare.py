@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.api import backward, evaluate
-from npattn.arrays import Array, to_numpy
 from npattn.conventions import Conventions
 from npattn.errors import InternalError, OptionError, ShapeError
+from npattn.oracle.api import backward, evaluate
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, to_numpy
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding

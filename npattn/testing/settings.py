@@ -18,10 +18,10 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
-from npattn.checks import check_integer
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
-from npattn.options import FEATURES
+from npattn.problem.checks import check_integer
+from npattn.problem.options import FEATURES
 from npattn.profiles import Profile
 from npattn.quantization import FORMATS
 from npattn.testing.adapters.implementation import Implementation

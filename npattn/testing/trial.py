@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from npattn.api import backward, evaluate, find_obstacle
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
+from npattn.oracle.api import backward, evaluate, find_obstacle
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.latent import tie

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import ArrayLike, DTypeLike
 from torch._compile import _disable_dynamo
 
-from npattn import gating
-from npattn.arrays import BiasLike, MaskLike
-from npattn.checks import check_cotangent, direction_shape
 from npattn.conventions import Conventions, check_conventions
-from npattn.directions import bias_direction
 from npattn.errors import DtypeError, OptionError
-from npattn.foreign import reject_unknown_options
-from npattn.options import Alignment, Precision, Window
-from npattn.problem import Forward, Gradients
+from npattn.oracle.directions import bias_direction
+from npattn.oracle.twins import only_out
+from npattn.problem import Forward, Gradients, gating
+from npattn.problem.arrays import BiasLike, MaskLike
+from npattn.problem.checks import check_cotangent, direction_shape
+from npattn.problem.foreign import reject_unknown_options
+from npattn.problem.options import Alignment, Precision, Window
 from npattn.torch import kernels
 from npattn.torch.autograd import AttentionCall, attend, pull_back, push_forward, weigh
 from npattn.torch.biases import TensorBias
@@ -30,7 +30,6 @@ from npattn.torch.engine.operations import Saved
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
 from npattn.torch.tensors import refuse_batched, short_name, stand_in, to_tensor
-from npattn.twins import only_out
 
 __all__ = [
     "attention",

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from npattn.arrays import Tile, diagonal, sum_to
 from npattn.biases.bias import Dense
 from npattn.biases.distances import Alibi, Relative
+from npattn.problem.arrays import Tile, diagonal, sum_to
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
 from npattn.torch.tiles import Group, Rows, Strip, flatten, tile_of

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import ArrayLike
 
 from npattn import biases
-from npattn.arrays import BiasLike
 from npattn.biases import Bias, dense, of
 from npattn.errors import DtypeError
-from npattn.options import Alignment
+from npattn.problem.arrays import BiasLike
+from npattn.problem.options import Alignment
 from npattn.torch.tensors import short_name, to_tensor
 
 __all__ = ["Bias", "TensorBias", "alibi", "dense", "of", "relative"]

@@ -22,12 +22,12 @@ from torch._compile import _disable_dynamo
 from torch.nn.functional import linear, pad
 
 from npattn import multihead
-from npattn.checks import check_integer
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.multihead.projections import NORMS, Norm
+from npattn.multihead.summary import Description
 from npattn.positions.attention import Rotary, check_rotary
-from npattn.projections import NORMS, Norm
-from npattn.summary import Description
+from npattn.problem.checks import check_integer
 from npattn.torch import multihead_build as build
 from npattn.torch.api import forward as attend
 from npattn.torch.flags import exact

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 
-from npattn.checks import check_dtype, read_floating
 from npattn.errors import DtypeError
 from npattn.positions import (
     Frequencies,
@@ -27,6 +26,7 @@ from npattn.positions import (
     yarn,
 )
 from npattn.positions.rotary import BASE, Layout, make_turn, turn_pairs
+from npattn.problem.checks import check_dtype, read_floating
 from npattn.torch.tensors import has_float64, short_name, stand_in, to_host, to_tensor
 
 __all__ = [

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from npattn import problem as numpy_problem
-from npattn.arrays import BiasLike, MaskLike
-from npattn.checks import read_bias, read_boolean, read_floating, read_gate, read_mask
 from npattn.errors import DtypeError, OptionError
-from npattn.options import OPTIONS
+from npattn.problem.arrays import BiasLike, MaskLike
+from npattn.problem.checks import read_bias, read_boolean, read_floating, read_gate, read_mask
+from npattn.problem.options import OPTIONS
 from npattn.torch import score_mod
 from npattn.torch.namespace import Namespace, namespace
 from npattn.torch.tensors import cast, has_float64, numpy_dtype, stand_in, to_tensor

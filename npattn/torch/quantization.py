@@ -8,8 +8,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from npattn import quantization
-from npattn.descales import check_descale, spread
 from npattn.errors import DtypeError
+from npattn.problem.descales import check_descale, spread
 from npattn.quantization import FORMATS, Per, largest
 from npattn.torch.tensors import cast, short_name, to_host
 from npattn.torch.twins import Tensors

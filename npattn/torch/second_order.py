@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 
-from npattn.arrays import BiasLike
-from npattn.backward_twice import SecondGradients
-from npattn.directions import with_numbers
+from npattn.engines.backward_twice import SecondGradients
 from npattn.errors import OptionError
+from npattn.oracle.directions import with_numbers
 from npattn.problem import Forward, Gradients
+from npattn.problem.arrays import BiasLike
 from npattn.torch.api import check_forward, read_cotangents, read_direction
 from npattn.torch.autograd import attend, pull_back
 from npattn.torch.bias_terms import bias_gradient

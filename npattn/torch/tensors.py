@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from npattn.arrays import Array
 from npattn.errors import DtypeError, OptionError
+from npattn.problem.arrays import Array
 
 __all__ = [
     "cast",
@@ -49,7 +49,10 @@ def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert x to a dtype, rounded once, as `npattn.arrays.cast`: torch rounds float64 twice."""
+    """Convert x to a dtype, rounded once, as `npattn.problem.arrays.cast`.
+
+    torch rounds float64 twice.
+    """
     if x.dtype != torch.float64 or dtype.itemsize > 2 or not dtype.is_floating_point:
         return x.to(dtype)
     near, exact = x.to(torch.float32), x.detach()

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from npattn.arrays import Array, Tile, band, diagonal
 from npattn.masks.bands import Band
 from npattn.masks.mask import And, Dense
+from npattn.problem.arrays import Array, Tile, band, diagonal
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
 

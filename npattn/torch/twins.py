@@ -1,4 +1,4 @@
-"""The functions of `npattn.twins` on tensors: the library that they are bound to, and results."""
+"""The functions of `npattn.oracle.twins` on tensors: their library, and their results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
-from npattn import twins
-from npattn.arrays import Array
-from npattn.checks import check_dtype, read_boolean, read_floating
 from npattn.errors import DtypeError, OptionError
-from npattn.foreign import reject_unknown_options
+from npattn.oracle import twins
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_dtype, read_boolean, read_floating
+from npattn.problem.foreign import reject_unknown_options
 from npattn.torch import api
 from npattn.torch.flags import exact
 from npattn.torch.positions import rope

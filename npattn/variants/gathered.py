@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn import api
-from npattn.arrays import Array, sum_to
-from npattn.checks import check_cotangent, check_result
-from npattn.dense import sum_shared
+from npattn.engines.dense import sum_shared
 from npattn.errors import DtypeError
-from npattn.foreign import reject_unknown_options, unknown_option
+from npattn.oracle import api
+from npattn.oracle.twins import ARRAYS, on_arrays, only_out
 from npattn.problem import Forward, Gradients, Problem
-from npattn.twins import ARRAYS, on_arrays, only_out
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.checks import check_cotangent, check_result
+from npattn.problem.foreign import reject_unknown_options, unknown_option
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 
 __all__ = [

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.checks import check_integer, read_array
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.twins import on_arrays
+from npattn.oracle.twins import on_arrays
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_integer, read_array
 
 __all__ = [
     "check_ranking",

@@ -22,14 +22,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn import api
-from npattn.arrays import Array, sum_to
-from npattn.checks import check_cotangent, check_result
-from npattn.dense import QUIET
+from npattn.engines.dense import QUIET
 from npattn.errors import OptionError, ShapeError
-from npattn.foreign import reject_unknown_options, unknown_option
+from npattn.oracle import api
+from npattn.oracle.twins import on_arrays, only_out
 from npattn.problem import Forward
-from npattn.twins import on_arrays, only_out
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.checks import check_cotangent, check_result
+from npattn.problem.foreign import reject_unknown_options, unknown_option
 
 __all__ = [
     "Form",

@@ -10,10 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from npattn.arrays import Array
-from npattn.checks import check_integer
 from npattn.errors import NpattnError, OptionError
 from npattn.multihead import MultiHeadAttention
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_integer
 from npattn.weights.exchange import join_names, transpose
 from npattn.weights.families import FAMILIES, Family, LayerNames, Setting
 from npattn.weights.files import list_arrays, read_arrays, read_json

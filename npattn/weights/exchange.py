@@ -13,10 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from npattn.arrays import Array, cast
-from npattn.checks import read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError, optional_import
 from npattn.multihead import MultiHeadAttention
+from npattn.problem.arrays import Array, cast
+from npattn.problem.checks import read_floating
 
 __all__ = [
     *("DTYPES", "check_fits", "check_held", "check_kind", "check_names", "dropout_error"),

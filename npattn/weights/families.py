@@ -18,11 +18,11 @@ import ml_dtypes
 import numpy as np
 
 from npattn import biases, positions
-from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.multihead_build import Order
-from npattn.projections import Norm
+from npattn.multihead.build import Order
+from npattn.multihead.projections import Norm
+from npattn.problem.arrays import Array
 from npattn.weights.rope_config import read_rotary
 
 __all__ = ["FAMILIES", "Family", "LayerNames", "Setting"]

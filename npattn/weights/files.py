@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
-from npattn.multihead_build import PARAMETERS
+from npattn.multihead.build import PARAMETERS
+from npattn.problem.arrays import Array
 from npattn.weights.exchange import DTYPES, check_names, join_names, needed_by
 
 __all__ = ["list_arrays", "load", "read_arrays", "save"]

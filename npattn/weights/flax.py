@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
+from npattn.problem.arrays import Array
 from npattn.weights.exchange import (
     check_fits,
     check_held,

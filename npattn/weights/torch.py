@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
+from npattn.problem.arrays import Array
 from npattn.weights.exchange import (
     check_kind,
     dropout_error,

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
-from npattn import Conventions, MultiHeadAttention, Problem, biases, loops, masks
-from npattn.arrays import BiasLike, Tile, sum_to
+from npattn import Conventions, MultiHeadAttention, Problem, biases, masks
+from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem.arrays import BiasLike, Tile, sum_to
 
 Array = np.ndarray[Any, Any]
 ALIGNMENTS = ["bottom_right", "top_left"]

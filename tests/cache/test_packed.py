@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
-from npattn import biases, loops, masks
+from npattn import biases, masks
 from npattn.cache import varlen, varlen_backward, varlen_forward
+from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
 
 H, K, D, E = 4, 2, 3, 5

@@ -79,8 +79,8 @@ def modify(s: Any, b: Any, h: Any, t: Any, j: Any) -> Any:
 
 
 CACHE, CACHE_TENSORS = "tests/cache/test_paging.py::", "tests/torch/test_cache.py::"
-MODULE, MODULE_TENSORS = "tests/test_multihead.py::", "tests/torch/test_multihead.py::"
-ENGINES, TENSORS = "tests/test_engines.py::", "tests/torch/test_api.py::"
+MODULE, MODULE_TENSORS = "tests/multihead/test_multihead.py::", "tests/torch/test_multihead.py::"
+ENGINES, TENSORS = "tests/engines/test_engines.py::", "tests/torch/test_api.py::"
 
 ROWS = (
     Row(
@@ -183,7 +183,7 @@ ROWS = (
     Row(
         "Norm of queries and keys",
         '`MultiHeadAttention(..., qk_norm=)`: `"rms"`, `"layer"`, `"l2"`, or of whole projections',
-        numpy=("tests/test_qk_norms.py::test_modules_pass_gradients_through_norms",),
+        numpy=("tests/oracle/test_qk_norms.py::test_modules_pass_gradients_through_norms",),
         tensors=("tests/torch/test_qk_norms.py::test_values_and_gradients_are_those_of_numpy",),
     ),
     Row("Output gate", "`gate=`, multiplies the output", {"gate": normal(B, H, T, E)}),
@@ -197,7 +197,9 @@ ROWS = (
     Row(
         "Dtype of the softmax",
         '`dtype="bfloat16"`, `"float16"`: mixed precision; else the dtype computed in',
-        numpy=("tests/test_dense.py::test_mixed_precision_rounds_operands_of_products_only",),
+        numpy=(
+            "tests/engines/test_dense.py::test_mixed_precision_rounds_operands_of_products_only",
+        ),
         tensors=(TENSORS + "test_mixed_precision_agrees_with_dense",),
     ),
     Row(
@@ -226,7 +228,7 @@ ROWS = (
     Row(
         "Largest score",
         "`forward(...).max_score`",
-        numpy=("tests/test_gating.py::test_max_score_agrees_with_loops",),
+        numpy=("tests/problem/test_gating.py::test_max_score_agrees_with_loops",),
         tensors=("tests/torch/test_gating.py::test_max_score_agrees_with_numpy",),
     ),
     Row("score_mod", "`score_mod=f(s, b, h, t, s_index)`", {"score_mod": modify}),
@@ -298,7 +300,7 @@ ROWS = (
         "Same bits in every run",
         "always",
         numpy=(
-            "tests/test_tiled.py::test_results_have_the_same_bits_with_any_number_of_threads",
+            "tests/engines/test_tiled.py::test_results_have_the_same_bits_with_any_number_of_threads",
             MODULE + "test_keeping_only_inputs_gives_the_same_bits",
         ),
         tensors=(TENSORS + "test_two_runs_give_the_same_bits",),
@@ -306,14 +308,14 @@ ROWS = (
     Row(
         "Gradients of gradients",
         "`npattn.double_backward` and `npattn.hvp`",
-        numpy=("tests/test_second_order.py::test_both_give_what_the_definition_gives",),
+        numpy=("tests/oracle/test_second_order.py::test_both_give_what_the_definition_gives",),
         tensors=("tests/torch/test_second_order.py::test_both_give_what_npattn_gives",),
     ),
     Row(
         "Derivative along a direction",
         "`npattn.jvp(fwd, dq=...)`",
         numpy=(
-            "tests/test_dense.py::test_jvp_is_the_adjoint_of_backward",
+            "tests/engines/test_dense.py::test_jvp_is_the_adjoint_of_backward",
             ENGINES + "test_a_direction_moves_it_as_it_moves_dense",
         ),
         tensors=(ENGINES + "test_a_direction_moves_it_as_it_moves_dense",),

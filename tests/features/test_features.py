@@ -5,7 +5,8 @@ import ast
 import numpy as np
 import pytest
 
-from npattn import biases, loops
+from npattn import biases
+from npattn.engines import loops
 from npattn.problem import Problem
 from npattn.testing.compare import compare_arrays
 from npattn.testing.tolerance import allowed

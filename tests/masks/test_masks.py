@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
-from npattn import Conventions, MultiHeadAttention, Problem, biases, loops, masks
-from npattn.arrays import MaskLike, Tile
+from npattn import Conventions, MultiHeadAttention, Problem, biases, masks
+from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem.arrays import MaskLike, Tile
 
 Array = np.ndarray[Any, Any]
 Sees = Callable[[tuple[int, ...], int, int, int], bool]

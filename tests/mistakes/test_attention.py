@@ -15,9 +15,9 @@ import pytest
 
 import npattn
 from benchmarks.zoo.mutants import MUTANTS, Mutant
-from npattn.api import evaluate
 from npattn.mistakes import MISTAKES, Attention, base, base_backward
 from npattn.mistakes.online import Online
+from npattn.oracle.api import evaluate
 from npattn.testing.rules import PROPERTIES
 from tests.testing.targets.test_numpy import SIZES, Case, bound, cotangents, draw, oracle
 

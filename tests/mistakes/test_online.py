@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn.arrays import Array
 from npattn.mistakes import MISTAKES, online
 from npattn.mistakes.attention import Attention, Inputs, within
 from npattn.mistakes.online import TILE, Online, Split
 from npattn.mistakes.precision import Fused
+from npattn.problem.arrays import Array
 from npattn.testing import check
 from npattn.testing.bounds.allowed import bounds
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 import npattn
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 from npattn.testing import Implementation, Recipe, Rounding, check
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward, naive

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import npattn
-from npattn.arrays import finfo
 from npattn.errors import InternalError, NpattnError, OptionError
 from npattn.problem import Problem
+from npattn.problem.arrays import finfo
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess

@@ -10,7 +10,7 @@ from benchmarks.zoo.correct.gated import GatedKernel
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, gated
 from npattn.mistakes.attention import Attention
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 from npattn.testing import Cotangents, Implementation, Recipe, Rounding, check, compare
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.allowed import bounds, tolerance

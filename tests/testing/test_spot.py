@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 import npattn
 from npattn import biases, masks
-from npattn.api import evaluate
-from npattn.arrays import Array, Tile
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, NpattnError, OptionError, ShapeError
-from npattn.options import FEATURES
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
-from npattn.sizes import Sized
+from npattn.problem.arrays import Array, Tile
+from npattn.problem.options import FEATURES
+from npattn.problem.sizes import Sized
 from npattn.testing import SpotCheck, spot_check
 from npattn.testing.bounds import by_row
 from npattn.testing.bounds.allowed import tolerance

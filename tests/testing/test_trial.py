@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from npattn.api import evaluate
 from npattn.conventions import Conventions
+from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, Recipe, Rounding
 from npattn.testing.cases.space import Space

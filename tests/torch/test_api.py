@@ -14,7 +14,7 @@ import pytest
 import npattn
 from npattn import Conventions, biases, masks
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.options import FEATURES
+from npattn.problem.options import FEATURES
 from npattn.testing import check
 from tests.backends import BACKENDS, OPTIONS, TENSORS, B, D, E, H, S, T, mod, normal, problem
 

@@ -6,7 +6,7 @@ import pytest
 import npattn
 from npattn import Conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
-from tests.test_gating import EMPTY, GATES, B, E, H, K, S, T, inputs, noise
+from tests.problem.test_gating import EMPTY, GATES, B, E, H, K, S, T, inputs, noise
 
 torch = pytest.importorskip("torch")
 

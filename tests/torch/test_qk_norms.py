@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from npattn import MultiHeadAttention as NumPyModule  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.torch import MultiHeadAttention  # noqa: E402
-from tests.test_qk_norms import CASES, IN, B, D, E, H, K, T, U, module, normal  # noqa: E402
+from tests.oracle.test_qk_norms import CASES, IN, B, D, E, H, K, T, U, module, normal  # noqa: E402
 
 
 def numpy_module(kind, which):

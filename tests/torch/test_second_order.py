@@ -10,7 +10,7 @@ import npattn.torch as nt  # noqa: E402
 from npattn import biases  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
 from tests.backends import Torch  # noqa: E402
-from tests.test_second_order import (  # noqa: E402
+from tests.oracle.test_second_order import (  # noqa: E402
     ALL,
     CASES,
     COTANGENTS,

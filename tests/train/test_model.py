@@ -14,7 +14,7 @@ from npattn import biases, positions
 STEP = 1e-30
 """Imaginary step: its square is below any rounding, so that the derivative is not truncated."""
 ROOT = np.finfo(np.float64).eps ** 0.5
-"""√ε: at least the rounding of a derivative, and far below a lost term (as in npattn/dense.py)."""
+"""√ε: at least the rounding of a derivative, and far below a lost term (as in dense.py)."""
 
 OPTIONS = [
     *({"positions": name} for name in POSITIONS),

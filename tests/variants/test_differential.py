@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn import loops, masks
+from npattn import masks
+from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Problem
 from npattn.testing.bounds.differential import differential_bounds

@@ -19,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import npattn
-from npattn import tiled
+from npattn.engines import tiled
 from npattn.problem import Problem
 
 ENGINES = ("dense", "tiled")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-import npattn.api
+import npattn.oracle.api
 from npattn.problem import Problem
 from npattn.testing import Implementation, check
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance

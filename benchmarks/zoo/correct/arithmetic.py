@@ -13,7 +13,7 @@ from typing import Literal
 import ml_dtypes  # noqa: F401  registers bfloat16 and float8 with NumPy, by name too
 import numpy as np
 
-from npattn.arrays import Array, cast, round_to_odd
+from npattn.problem.arrays import Array, cast, round_to_odd
 
 __all__ = ["Fit", "Order", "cast", "dot", "flush", "store_as", "sum_last", "truncate"]
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.zoo.correct.choices import Choices
 from benchmarks.zoo.correct.machine import Machine
-from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 
 LOST = 2**14  # a float32 lse beyond it has lost the weights
 

@@ -17,9 +17,9 @@ from benchmarks.zoo.correct.kernel import Kernel
 from benchmarks.zoo.correct.register import STORES_PRODUCTS, correct
 from benchmarks.zoo.correct.run import Run
 from benchmarks.zoo.correct.signature import with_every_option
-from npattn.arrays import Array, sum_to
 from npattn.mistakes import gated
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import Rounding
 
 Place = Literal["last", "apart", "weights"]

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.zoo.correct.choices import Choices
 from benchmarks.zoo.correct.run import Run
 from benchmarks.zoo.correct.signature import with_every_option
-from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 
 
 @dataclass(frozen=True, kw_only=True)

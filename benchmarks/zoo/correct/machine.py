@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.zoo.correct.arithmetic import cast, dot, flush, store_as, sum_last, truncate
 from benchmarks.zoo.correct.choices import Choices
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 
 LOG2E = 1 / math.log(2)
 

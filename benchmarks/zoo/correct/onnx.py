@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.zoo.correct.register import correct
 from benchmarks.zoo.correct.torch import NAN
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.profiles import PROFILES
 
 

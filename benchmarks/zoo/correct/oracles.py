@@ -10,10 +10,10 @@ import npattn
 from benchmarks.zoo.correct.arithmetic import cast
 from benchmarks.zoo.correct.register import correct
 from benchmarks.zoo.correct.signature import with_every_option
-from npattn import loops
-from npattn.arrays import Array
+from npattn.engines import loops
 from npattn.mistakes.attention import base, base_backward
 from npattn.problem import Forward, Gradients, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.targets.numpy import flash, flash_backward
 

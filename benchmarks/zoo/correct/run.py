@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.zoo.correct.forward import ForwardRun, SavedState
 from benchmarks.zoo.correct.machine import LOG2E
-from npattn.arrays import Array, sum_to
+from npattn.problem.arrays import Array, sum_to
 
 
 class Run(ForwardRun):

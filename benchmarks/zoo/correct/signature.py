@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from train.model import Parameters
 
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8

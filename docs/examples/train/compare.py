@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
+from npattn.problem.arrays import Array
 from train.data import Data, digits
 from train.loop import train
 from train.run import Run

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import MissingExtraError
+from npattn.problem.arrays import Array
 
 TEST_SHARE = 5  # one image in five is for the test
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from train.data import Data
 from train.run import Run
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
+from npattn.problem.arrays import Array
 from train.adam import Adam, step_size
 from train.data import Data, digits
 from train.model import loss_and_gradients, random_parameters

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import biases
-from npattn.arrays import Array
 from npattn.multihead import MultiHeadAttention, MultiHeadForward
+from npattn.multihead.projections import NormResiduals, normalise, normalise_backward
 from npattn.positions import sinusoidal
-from npattn.projections import NormResiduals, normalise, normalise_backward
+from npattn.problem.arrays import Array
 from train.settings import Settings
 
 ATTENTION = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")

@@ -14,9 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.projections import linear, linear_backward
+from npattn.multihead.projections import linear, linear_backward
+from npattn.problem.arrays import Array
 
 START, GROWTH = 2.0**16, 200
 """Scale of the loss at first, and the steps without an overflow after which it doubles."""

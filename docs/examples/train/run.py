@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
+from npattn.problem.arrays import Array
 from npattn.weights.files import write_whole
 from train.adam import Adam
 from train.model import Parameters, attention_module, forward, log_softmax

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.checks import check_integer
 from npattn.errors import OptionError
+from npattn.problem.checks import check_integer
 from train.precision import PRECISIONS, Precision
 
 TOKENS = ("rows", "pixels")

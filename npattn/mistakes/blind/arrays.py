@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, same_signature
 from npattn.mistakes.blind.float32 import as_float32
 from npattn.mistakes.register import change, mistake
+from npattn.problem.arrays import Array
 
 # --- shapes and dtypes  [14, 15]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
+from npattn.problem.arrays import Array
 
 
 def as_float32(x: Array) -> Array:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import change, mistake, one_result
-from npattn.options import Window
+from npattn.problem.arrays import Array
+from npattn.problem.options import Window
 
 
 @mistake("blind-mask-rank-3-as-batch", "mask")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, within
 from npattn.mistakes.blind.float32 import PivotedFloat32, as_float32
 from npattn.mistakes.register import change, mistake
+from npattn.problem.arrays import Array
 
 SMALLEST = float(np.finfo(np.float32).min)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import TILE, Attention, Inputs
 from npattn.mistakes.blind.float32 import PivotedFloat32
 from npattn.mistakes.register import change, mistake, one_result
+from npattn.problem.arrays import Array
 
 
 @mistake("blind-sinks-by-group", "sinks")

@@ -8,9 +8,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from npattn.meanings import DESCALES, LATENT, LISTS, STORED
-from npattn.options import OPTIONS
 from npattn.problem import Problem
+from npattn.problem.meanings import DESCALES, LATENT, LISTS, STORED
+from npattn.problem.options import OPTIONS
 from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.frameworks import Framework
 from npattn.testing.adapters.signature import Signature

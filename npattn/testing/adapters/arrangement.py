@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.storage import Storage, Stored
 

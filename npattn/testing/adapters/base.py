@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from npattn.arrays import Array
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.child import format_exception_line, place_of
 
 __all__ = [

@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from npattn.arrays import Array
-from npattn.meanings import LATENT
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.meanings import LATENT
 
 
 class Form:
     """A form in which an implementation takes its inputs.
 
     Arrays and numbers of a call are known by npattn's names, or by their meaning among
-    `npattn.meanings.MEANINGS`. Each method leaves as it is what the form says nothing of.
+    `npattn.problem.meanings.MEANINGS`. Each method leaves as it is what the form says nothing of.
     """
 
     @property

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from npattn.arrays import Array, finfo
 from npattn.errors import MissingExtraError, OptionError
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.adapters.child import FRAMEWORKS, NAMES, Tensor, contents, short_name

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.profiles import Profile, find_profile
 from npattn.testing.adapters.base import (
     ImplementationError,
@@ -58,7 +58,8 @@ class Implementation(Passing, Session):
         torch and JAX functions need none.
     rename : mapping, optional
         Its parameter names → npattn's, ``{"cap": "softcap"}``, or another of
-        `npattn.meanings.MEANINGS`. Names in `npattn.foreign.FOREIGN` are understood without it.
+        `npattn.problem.meanings.MEANINGS`. Names in `npattn.problem.foreign.FOREIGN` are
+        understood without it.
     features : str or iterable of str, optional
         Its options, if the signature cannot be read or names too many; `causal` without a parameter
         is always on.

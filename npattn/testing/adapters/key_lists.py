@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.meanings import LISTS
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.meanings import LISTS
 from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import Signature
@@ -32,7 +32,7 @@ class KeyLists(Form):
     Attributes
     ----------
     meaning : str
-        One of `npattn.meanings.LISTS`.
+        One of `npattn.problem.meanings.LISTS`.
     required : bool
         It cannot be called without lists: without a mask they have every key.
     beside_mask : bool

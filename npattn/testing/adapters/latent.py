@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.meanings import LATENT
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.meanings import LATENT
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.signature import PARTS, Signature

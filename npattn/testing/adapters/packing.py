@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.meanings import PACKED
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.meanings import PACKED
 from npattn.testing.adapters.base import ResultError, inexpressible
 from npattn.testing.adapters.forms import Form
 from npattn.testing.adapters.views import lay_out

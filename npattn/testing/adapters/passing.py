@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
-from npattn.meanings import LATENT
-from npattn.options import OPTIONS
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
+from npattn.problem.meanings import LATENT
+from npattn.problem.options import OPTIONS
 from npattn.testing.adapters.arguments import Sizes, form_arguments
 from npattn.testing.adapters.base import (
     ResultError,

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, cast, finfo
-from npattn.descales import spread
 from npattn.errors import OptionError
-from npattn.meanings import DESCALES
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, cast, finfo
+from npattn.problem.descales import spread
+from npattn.problem.meanings import DESCALES
 from npattn.quantization import FORMATS, largest
 from npattn.testing.adapters.base import NotAsked, ResultError, inexpressible
 from npattn.testing.adapters.child import STARRED, parameters
@@ -56,7 +56,7 @@ class QuantizedOutput:
     per : {"tensor", "head", "block", "token"}
         With "head", a factor for each sample and query head.
     meaning : str
-        That of the parameter for the factors, among `npattn.meanings.DESCALES`.
+        That of the parameter for the factors, among `npattn.problem.meanings.DESCALES`.
     rows : int or None
         Number of rows in a block.
     """

@@ -8,26 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from npattn.meanings import LATENT
-from npattn.options import RESULTS
 from npattn.problem import Problem
+from npattn.problem.meanings import LATENT
+from npattn.problem.options import RESULTS
 from npattn.testing.adapters import child
 from npattn.testing.adapters.arguments import Sizes, make_module
 from npattn.testing.adapters.base import ResultError, catch_foreign
-from npattn.testing.adapters.frameworks import Composed, translate_errors
+from npattn.testing.adapters.frameworks import Composed, Framework, translate_errors
 from npattn.testing.adapters.signature import Signature
-
-if TYPE_CHECKING:
-    from npattn.testing.adapters.implementation import Implementation
-
 
 INPUTS = ("q", "k", "v", "bias", "sinks", "gate")
 LEAVES = (*INPUTS, "qkv", "kv", LATENT[0])
 """Inputs that have a gradient."""
+
+
+class Callee(Protocol):
+    """What a request asks of an implementation."""
+
+    f: Callable[..., Any]
+    backward: Callable[..., Any] | None
+    name: str
+    framework: Framework
+    signature: Signature
+    backward_signature: Signature
+    backward_takes: frozenset[str]
+    returns: tuple[str, ...]
+
+    @property
+    def layout(self) -> str: ...
+    @property
+    def returns_lse(self) -> bool: ...
+    @property
+    def slices(self) -> bool: ...
+
+    def note_error_state(self, changed: bool) -> None: ...
+
+    def keywords(
+        self,
+        signature: Signature,
+        inputs: dict[str, Any],
+        options: dict[str, Any],
+        sizes: Sizes | Problem,
+    ) -> dict[str, Any]: ...
 
 
 class Request:
@@ -35,7 +61,7 @@ class Request:
 
     Parameters
     ----------
-    f : Implementation
+    f : Callee
     problem : Problem or None
         None for arrays and options that no problem has.
     keeps : bool
@@ -53,7 +79,7 @@ class Request:
 
     reading: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def __init__(self, f: Implementation, problem: Problem | None, keeps: bool = False) -> None:
+    def __init__(self, f: Callee, problem: Problem | None, keeps: bool = False) -> None:
         self.f, self.problem, self.keeps = f, problem, keeps
         self.options: dict[str, Any] = {}
         self.inputs: dict[str, Any] = {}

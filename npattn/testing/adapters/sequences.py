@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, band, diagonal
-from npattn.meanings import DESCALES
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, band, diagonal
+from npattn.problem.meanings import DESCALES
 from npattn.testing.adapters.arrangement import SPARE, Arrangement
 from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.forms import Form

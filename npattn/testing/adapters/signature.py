@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.foreign import FOREIGN
-from npattn.meanings import DESCALES, LATENT, LISTS, MEANINGS, PACKED, PLACES, STORED
-from npattn.options import FEATURES, RESULTS
+from npattn.problem.foreign import FOREIGN
+from npattn.problem.meanings import DESCALES, LATENT, LISTS, MEANINGS, PACKED, PLACES, STORED
+from npattn.problem.options import FEATURES, RESULTS
 from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 
 

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
-from npattn.meanings import PLACES, STORED
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.meanings import PLACES, STORED
 from npattn.testing.adapters.signature import Signature
 
 UNSTORED = ("bias", "dropout_mask", "gate")
@@ -56,7 +56,7 @@ class Storage:
         (B, T, H, D), all of one length or with lengths, or (total, H, D) with offsets.
     keys : {"packed", "cache", "pages"}
     takes : frozenset of str
-        The meanings among `npattn.meanings.STORED` that it has a parameter for.
+        The meanings among `npattn.problem.meanings.STORED` that it has a parameter for.
     lse_heads_last : bool
         lse is (total, H) or (B, T, H) instead of (H, total) or (B, H, T).
     page_size : int

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 
 
 def lay_out(array: Array, view: str, swap: bool) -> Array:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import RowNorms, covers
 from npattn.testing.bounds.translate import gate_bounds, gate_cotangent, translate_bounds

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn import dense
+from npattn.engines import dense
 from npattn.problem import Problem
 
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array, Tile, band, diagonal, plane_of
 from npattn.conventions import Conventions
-from npattn.options import ScoreMod, Window
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, Tile, band, diagonal, plane_of
+from npattn.problem.options import ScoreMod, Window
 
 
 class Block(NamedTuple):

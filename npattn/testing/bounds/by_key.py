@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array
+from npattn.engines import dense
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.by_row import KeyBlock, KeyBlockVariance, Rows, width
 from npattn.testing.bounds.rounding import Rounding

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array
+from npattn.engines import dense
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.blocks import Block, Blocks
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.variance import Variance, Variety, count_rises, tile_maxima

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.problem.arrays import Array, finfo
 from npattn.quantization import largest
 from npattn.testing.bounds.rounding import Rounding, Units
 

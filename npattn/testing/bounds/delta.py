@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.variants.linear import recurrent
 from npattn.variants.linear.chunked import solve
 from npattn.variants.linear.operands import Operands

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array, sum_to
+from npattn.engines import dense
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.variants.differential import DifferentialForward, backward

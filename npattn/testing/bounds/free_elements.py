@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
 
 
 def free_elements(problem: Problem, conventions: Conventions | None = None) -> dict[str, Array]:

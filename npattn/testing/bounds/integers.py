@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import Integers, Units
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.errors import DtypeError
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.delta import (
     Written,
     add_cotangents,

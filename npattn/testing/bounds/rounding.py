@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import finfo
 from npattn.errors import OptionError
+from npattn.problem.arrays import finfo
 
 STORAGE = (
     "queries",

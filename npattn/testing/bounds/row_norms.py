@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
-from npattn.dense import sum_shared
-from npattn.options import OPTIONS
+from npattn.engines.dense import sum_shared
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.options import OPTIONS
 from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.bounds.rounding import Rounding, Units
 

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array, sum_to
+from npattn.engines import dense
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 
 
@@ -53,7 +53,7 @@ def second_order_bounds(
 
 
 class _Sizes:
-    """The lines of `npattn.backward_twice`, in absolute values."""
+    """The lines of `npattn.engines.backward_twice`, in absolute values."""
 
     def __init__(
         self,

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
-from npattn.gating import gate_factor
 from npattn.problem import Gradients, Problem
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.gating import gate_factor
 from npattn.testing.bounds.worst_case import WorstCase
 
 OWN = Conventions()

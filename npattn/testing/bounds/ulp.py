@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.problem.arrays import Array, finfo
 
 
 def excess(got: Array, exact: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npattn.options import FEATURES
+from npattn.problem.options import FEATURES
 from npattn.profiles import Profile
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.space import STRUCTURE

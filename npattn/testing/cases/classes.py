@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.options import Window
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.options import Window
 from npattn.testing.cases.options import BIASES, GATES, MASKS
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.problem.arrays import Array, finfo
 
 
 class Structure(Protocol):

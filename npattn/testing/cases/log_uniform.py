@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 

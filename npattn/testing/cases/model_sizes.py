@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.classes import classes_of_recipe
 from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.recipe import Recipe

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.cases.distributions import Structure
 
 SampleArray = Callable[[np.random.Generator, Structure], Array]

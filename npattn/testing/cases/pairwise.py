@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 
 BY_SAMPLE = ("padding", "left padding", "prefix", "documents")

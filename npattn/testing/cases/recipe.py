@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
 from npattn.errors import OptionError
-from npattn.options import OPTIONS, Window
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, finfo
+from npattn.problem.options import OPTIONS, Window
 from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL
 from npattn.testing.cases.options import BIASES, GATES, MASKS, SCORE_MODS
 

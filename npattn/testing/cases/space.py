@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.options import FEATURES
+from npattn.problem.options import FEATURES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import SHAPES
 

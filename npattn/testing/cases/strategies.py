@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npattn.errors import MissingExtraError
-from npattn.options import OPTIONS
 from npattn.problem import Problem
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.assemble import assemble
 from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, field_of
 from npattn.testing.cases.distributions import DISTRIBUTIONS

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from npattn.arrays import band, diagonal
+from npattn.problem.arrays import band, diagonal
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.on_device import results_on_device
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff

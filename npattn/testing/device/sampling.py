@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from npattn.arrays import finfo
+from npattn.problem.arrays import finfo
 from npattn.testing.cases.options import last_axes
 from npattn.testing.cases.recipe import Recipe
 from npattn.torch.problem import Problem

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from npattn.dense import Residuals
+from npattn.engines.dense import Residuals
 from npattn.problem import Problem
 from npattn.testing.bounds.array_ops import ArrayOps
 from npattn.testing.compare import Comparison

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.distributions import DISTRIBUTIONS
 from npattn.testing.cases.options import GATES
 from npattn.testing.cases.pairwise import options_on

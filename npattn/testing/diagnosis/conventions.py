@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.conventions.checks import LEGAL
 from npattn.errors import NpattnError
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.profiles import PROFILES
 from npattn.testing.adapters.storage import read_shown
 from npattn.testing.diagnosis.candidates import Candidate

@@ -14,10 +14,10 @@ from functools import cache, partial
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
 from npattn.conventions.cap import scale_of
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.diagnosis.evidence import Arrays
 
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.descales import spread
 from npattn.errors import NpattnError
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.descales import spread
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.compare import compare_arrays

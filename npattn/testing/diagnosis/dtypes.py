@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.bounds.ulp import real
 from npattn.testing.diagnosis.candidates import Candidate

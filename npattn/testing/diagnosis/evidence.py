@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.rounding import Units

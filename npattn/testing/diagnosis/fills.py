@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.problem.arrays import Array, finfo
 from npattn.profiles import PROFILES
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal

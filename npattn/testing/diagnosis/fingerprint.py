@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from npattn.arrays import finfo
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
+from npattn.problem.arrays import finfo
 from npattn.profiles import PROFILES
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation

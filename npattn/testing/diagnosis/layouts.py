@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 
-from npattn.arrays import Array
 from npattn.errors import NpattnError
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.conventions import realign

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.descales import spread
 from npattn.errors import NpattnError
+from npattn.problem.arrays import Array
+from npattn.problem.descales import spread
 from npattn.quantization import largest
 from npattn.testing.bounds.delivery import half_gap
 from npattn.testing.compare import compare_arrays

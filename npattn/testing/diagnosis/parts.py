@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from npattn.api import backward, evaluate
-from npattn.arrays import Array
 from npattn.errors import NpattnError, OptionError
+from npattn.oracle.api import backward, evaluate
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence

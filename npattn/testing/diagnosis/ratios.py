@@ -9,8 +9,8 @@ from itertools import islice, product
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence, problem_size
 

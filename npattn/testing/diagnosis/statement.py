@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.options import OPTIONS
 from npattn.problem import Problem
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 from npattn.testing.diagnosis.predicates import Predicate

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from npattn.descales import spread
+from npattn.problem.descales import spread
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.report.outcome import Outcome

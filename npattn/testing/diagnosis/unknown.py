@@ -13,9 +13,9 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, Results, TimedOut
 from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import Recipe

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npattn.checks import check_integer
 from npattn.errors import DtypeError, OptionError
+from npattn.problem.checks import check_integer
 from npattn.profiles import Profile
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation

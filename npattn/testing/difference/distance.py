@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import half_ulp, real
 from npattn.testing.trial import Trial

@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.difference.distance import Judged, ratios, ulps

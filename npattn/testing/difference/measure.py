@@ -8,8 +8,8 @@ from itertools import islice
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes import Attention
 from npattn.mistakes.attention import Inputs
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.ulp import real
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.mistakes import implement, predict_by

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from npattn.conventions import Conventions
-from npattn.meanings import MEANINGS
-from npattn.options import OPTIONS, RESULTS
+from npattn.problem.meanings import MEANINGS
+from npattn.problem.options import OPTIONS, RESULTS
 from npattn.profiles import Profile
 from npattn.testing.difference.record import ConventionDifference, Difference
 from npattn.testing.difference.smallest import find_example

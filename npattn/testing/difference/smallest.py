@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from npattn.api import evaluate
-from npattn.arrays import Array, finfo
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.difference.words import TOPICS
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.options import OPTIONS
 from npattn.problem import Problem
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.compare import Comparison
 from npattn.testing.report.escape import escape_controls

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.options import OPTIONS
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.options import OPTIONS
 from npattn.profiles import PROFILES
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.api import evaluate
-from npattn.arrays import finfo
+from npattn.oracle.api import evaluate
+from npattn.problem.arrays import finfo
 from npattn.testing.cases.model_sizes import model_recipes
 from npattn.testing.cases.options import GATES
 from npattn.testing.cases.recipe import Recipe

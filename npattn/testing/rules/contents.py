@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.classes import classes_of_problem
 from npattn.testing.cases.recipe import same_bits

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from npattn.api import evaluate
-from npattn.arrays import Array, finfo, sum_to
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, finfo, sum_to
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only, settle
 from npattn.testing.rules.register import no_gradients, rule, sampling

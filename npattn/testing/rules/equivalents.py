@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
-from npattn.options import OPTIONS
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import (
     first,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.compare import Comparison, compare_arrays

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.api import evaluate
-from npattn.arrays import Array
+from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays

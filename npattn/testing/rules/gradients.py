@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.rules.estimates import (

@@ -6,9 +6,9 @@ from typing import cast
 
 import numpy as np
 
-from npattn.api import evaluate
-from npattn.arrays import Array, finfo
+from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import (

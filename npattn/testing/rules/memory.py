@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view, same_bits
 from npattn.testing.compare import Comparison

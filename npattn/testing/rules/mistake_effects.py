@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from npattn.api import backward, evaluate
-from npattn.arrays import Array
+from npattn.oracle.api import backward, evaluate
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.rules.terms import lse_unit, scale
 from npattn.testing.trial import Evaluation, Trial
 

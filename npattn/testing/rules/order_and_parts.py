@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.cases.classes import classes_of_problem
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import (

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import Results
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array, finfo
-from npattn.backward_twice import backward_twice
+from npattn.engines import dense
+from npattn.engines.backward_twice import backward_twice
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.bounds.second_order import second_order_bounds
 from npattn.testing.cases.recipe import Recipe

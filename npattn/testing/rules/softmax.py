@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.api import evaluate
-from npattn.arrays import finfo
+from npattn.oracle.api import evaluate
+from npattn.problem.arrays import finfo
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import Recipe

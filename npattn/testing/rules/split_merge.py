@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from npattn.api import evaluate
-from npattn.arrays import Array
 from npattn.conventions import Conventions
+from npattn.oracle.api import evaluate
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.register import (

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.allowed import bounds, deviations
 from npattn.testing.bounds.rounding import Rounding, Units

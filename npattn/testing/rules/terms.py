@@ -8,10 +8,10 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
+from npattn.engines import dense
 from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.trial import Trial
 
 Size = TypeVar("Size", int, tuple[int, int])

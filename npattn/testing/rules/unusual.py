@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, finfo
 from npattn.problem import Cotangents
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.cases.distributions import UNUSUAL
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import PLAIN_SHAPE, SHAPES

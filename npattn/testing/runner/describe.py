@@ -12,7 +12,7 @@ import numpy as np
 
 import npattn
 from npattn.conventions import Conventions
-from npattn.options import FEATURES
+from npattn.problem.options import FEATURES
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.asked import MODELS, Asked

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, TimedOut
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from npattn.conventions import Conventions
+from npattn.engines.threads import one_thread, one_thread_in_children
 from npattn.errors import OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results, format_exception_line
@@ -37,7 +38,6 @@ from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
 from npattn.testing.trial import Refusal, Trial
-from npattn.threads import one_thread, one_thread_in_children
 
 Value = TypeVar("Value")
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from numpy.typing import ArrayLike
 
-from npattn.checks import check_integer
 from npattn.conventions import Conventions, check_conventions
-from npattn.options import Alignment, ScoreMod, Window
 from npattn.problem import Problem
+from npattn.problem.checks import check_integer
+from npattn.problem.options import Alignment, ScoreMod, Window
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.spot.evaluation import SampledRows
 from npattn.testing.spot.result import SpotCheck

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.checks import read_floating
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.problem.checks import read_floating
 from npattn.testing.bounds.blocks import Blocks
 from npattn.testing.bounds.by_key import HeadResults, KeyGradients, Slack, sum_heads
 from npattn.testing.bounds.by_row import Rows

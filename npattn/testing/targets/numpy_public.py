@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.targets.wrapping import merge_heads, split_heads
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import optional_import
+from npattn.problem.arrays import Array
 from npattn.testing.targets.wrapping import rename
 
 with optional_import("ONNX targets need", "onnx", "onnx"):

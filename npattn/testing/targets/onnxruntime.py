@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import optional_import
+from npattn.problem.arrays import Array
 from npattn.testing.targets.onnx import (
     IR_VERSION,
     Dtypes,

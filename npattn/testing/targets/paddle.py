@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import optional_import
+from npattn.problem.arrays import Array
 
 with optional_import("the target paddle needs", "paddlepaddle"):
     import paddle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import optional_import
+from npattn.problem.arrays import Array
 
 with optional_import("the target tinygrad needs", "tinygrad"):
     from tinygrad import Tensor

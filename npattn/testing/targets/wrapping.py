@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
 

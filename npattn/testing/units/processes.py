@@ -16,11 +16,11 @@ from concurrent.futures import CancelledError, Executor, Future, wait
 from dataclasses import replace
 from pathlib import Path
 
+from npattn.engines.threads import ONE_THREAD
 from npattn.errors import NpattnError, OptionError
 from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.units.unit import Result, Unit
 from npattn.testing.worker.compilation_cache import cache_variables
-from npattn.threads import ONE_THREAD
 
 GRACE_SECONDS = 20.0
 """Time in which a process that was asked to end says what it knows."""

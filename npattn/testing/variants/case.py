@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
+from npattn.problem.arrays import Array
 
 Exact = dict[str, tuple[Array, Array]]
 """Result by name → its exact value and its tolerance, both float64."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.checks import check_integer, read_floating
 from npattn.errors import DtypeError, OptionError
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_integer, read_floating
 from npattn.testing.adapters.base import ImplementationError, catch_foreign
 from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 from npattn.testing.adapters.frameworks import choose_framework

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from npattn.engines.threads import ONE_THREAD
 from npattn.errors import OptionError
 from npattn.testing.adapters import child
 from npattn.testing.adapters.base import format_exception_line
@@ -21,7 +22,6 @@ from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
 from npattn.testing.worker.supervisor import Limits, Worker
-from npattn.threads import ONE_THREAD
 
 CHILD = Path(child.__file__)
 """The worker: a file that needs NumPy alone."""

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import (
     Crash,
     ImplementationError,

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from npattn.arrays import Array
 from npattn.errors import OptionError
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError
 from npattn.testing.adapters.child import Tensor
 from npattn.testing.adapters.frameworks import array_of

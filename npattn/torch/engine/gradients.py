@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from npattn.arrays import sum_to
 from npattn.problem import Gradients
+from npattn.problem.arrays import sum_to
 from npattn.torch.engine import in_one_pass
 from npattn.torch.engine.operations import (
     INF,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from npattn.arrays import diagonal
+from npattn.problem.arrays import diagonal
 from npattn.torch.engine.operations import INF, Saved, TileOps, rows_of
 from npattn.torch.tiles import Rows
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from npattn.arrays import BiasLike
+from npattn.problem.arrays import BiasLike
 from npattn.torch.bias_terms import bias_terms
 from npattn.torch.engine.operations import (
     INF,

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from npattn.arrays import Array, diagonal
 from npattn.masks.bands import Band
 from npattn.masks.mask import And
 from npattn.masks.sequences import Documents
+from npattn.problem.arrays import Array, diagonal
 from npattn.torch.kernels.operands import differentiates, flatten, with_positive_scale
 from npattn.torch.tensors import to_tensor
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import torch
 
-from npattn.arrays import Array
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Forward
+from npattn.problem.arrays import Array
 from npattn.torch.kernels.flex import compile_flex, evaluate_flex
 from npattn.torch.kernels.operands import differentiates, unflatten
 from npattn.torch.kernels.sdpa import evaluate_sdpa

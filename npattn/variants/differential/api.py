@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn import api
-from npattn.arrays import Array, MaskLike
-from npattn.checks import check_cotangent, check_result
 from npattn.errors import DtypeError
-from npattn.foreign import reject_unknown_options
-from npattn.projections import normalise, normalise_backward
-from npattn.twins import on_arrays, only_out, widen
+from npattn.multihead.projections import normalise, normalise_backward
+from npattn.oracle import api
+from npattn.oracle.twins import on_arrays, only_out, widen
+from npattn.problem.arrays import Array, MaskLike
+from npattn.problem.checks import check_cotangent, check_result
+from npattn.problem.foreign import reject_unknown_options
 from npattn.variants.differential.arguments import (
     check_alike,
     check_norm,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.errors import OptionError, ShapeError
-from npattn.foreign import unknown_option
 from npattn.problem import Forward
+from npattn.problem.arrays import Array
+from npattn.problem.foreign import unknown_option
 
 __all__ = [
     "check_alike",

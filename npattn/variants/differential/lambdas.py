@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.arrays import Array
-from npattn.checks import check_cotangent, check_integer
 from npattn.errors import ShapeError
-from npattn.twins import ARRAYS, on_arrays
+from npattn.oracle.twins import ARRAYS, on_arrays
+from npattn.problem.arrays import Array
+from npattn.problem.checks import check_cotangent, check_integer
 
 __all__ = ["LambdaGradients", "initial_lambda", "reparametrise", "reparametrise_backward"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from npattn.arrays import Array
+from npattn.multihead.projections import NormResiduals
 from npattn.problem import Forward
-from npattn.projections import NormResiduals
+from npattn.problem.arrays import Array
 
 __all__ = ["DifferentialForward", "DifferentialGradients", "beside"]
 

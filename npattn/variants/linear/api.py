@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from npattn.arrays import Array, sum_to
-from npattn.checks import check_cotangent, check_result
 from npattn.errors import DtypeError, OptionError
-from npattn.foreign import reject_unknown_options
-from npattn.twins import ARRAYS, on_arrays, only_out
+from npattn.oracle.twins import ARRAYS, on_arrays, only_out
+from npattn.problem.arrays import Array, sum_to
+from npattn.problem.checks import check_cotangent, check_result
+from npattn.problem.foreign import reject_unknown_options
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
 from npattn.variants.linear.operands import Operands

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.variants.linear.operands import Operands
 
 __all__ = ["backward", "forward", "solve"]

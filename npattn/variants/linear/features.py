@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array
+from npattn.engines import dense
 from npattn.errors import OptionError
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 
 __all__ = ["FEATURE_MAPS", "FeatureMap", "read_feature_map"]
 

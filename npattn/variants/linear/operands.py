@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 
 __all__ = ["Operands"]
 

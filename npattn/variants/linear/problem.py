@@ -13,9 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.checks import check_dtype, check_integer, check_number, check_sizes, read_floating
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem.arrays import Array
+from npattn.problem.checks import (
+    check_dtype,
+    check_integer,
+    check_number,
+    check_sizes,
+    read_floating,
+)
 from npattn.variants.linear.features import FeatureMap, read_feature_map
 
 __all__ = [

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
-from npattn.twins import ARRAYS
+from npattn.oracle.twins import ARRAYS
+from npattn.problem.arrays import Array
 from npattn.variants.linear.operands import Operands
 
 __all__ = ["backward", "forward"]

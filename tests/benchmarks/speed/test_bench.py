@@ -19,7 +19,8 @@ from benchmarks.speed import (
     bench,
 )
 from benchmarks.speed.__main__ import bench_command
-from npattn import masks, tiled
+from npattn import masks
+from npattn.engines import tiled
 
 from benchmarks.speed import limits, machine, memory, report as reports, run as runs  # isort: skip
 from benchmarks.speed.cases import make_task

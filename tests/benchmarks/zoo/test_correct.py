@@ -12,8 +12,8 @@ import npattn
 from benchmarks.zoo.correct import CORRECT, Kernel, correct
 from benchmarks.zoo.correct.arithmetic import Order, cast, dot, flush, store_as, sum_last, truncate
 from benchmarks.zoo.correct.register import STORES_PRODUCTS
-from npattn.api import evaluate
 from npattn.conventions import Conventions
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.testing import (
     Cotangents,

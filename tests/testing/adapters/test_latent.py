@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from npattn.api import backward, forward  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
+from npattn.oracle.api import backward, forward  # noqa: E402
 from npattn.problem import Cotangents  # noqa: E402
 from npattn.testing import Implementation, Recipe, check  # noqa: E402
 from npattn.testing.adapters.base import ImplementationError, NotAsked, ResultError  # noqa: E402

@@ -7,8 +7,8 @@ import pytest
 
 import npattn
 from npattn.errors import OptionError
-from npattn.foreign import FOREIGN
-from npattn.meanings import MEANINGS
+from npattn.problem.foreign import FOREIGN
+from npattn.problem.meanings import MEANINGS
 from npattn.profiles import Profile
 from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe, check
 from npattn.testing.targets.numpy import flash, flash_backward

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import npattn
 from benchmarks.zoo.correct import CORRECT, Kernel
-from npattn.api import evaluate
-from npattn.arrays import finfo
 from npattn.conventions import Conventions
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
+from npattn.problem.arrays import finfo
 from npattn.testing.bounds.allowed import BoundTask, bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.bounds.ulp import excess

@@ -14,10 +14,10 @@ from hypothesis import Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
 import npattn
-from npattn.arrays import Array
 from npattn.conventions import Conventions
-from npattn.options import FEATURES
 from npattn.problem import Gradients
+from npattn.problem.arrays import Array
+from npattn.problem.options import FEATURES
 from npattn.testing.bounds import by_key, by_row
 from npattn.testing.bounds.allowed import certificate, tolerance
 from npattn.testing.bounds.blocks import Blocks

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn.api import evaluate
 from npattn.conventions import Conventions
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.testing import compare
 from npattn.testing.bounds.allowed import BoundTask, tolerance

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.oracle.api import evaluate
 from npattn.testing import Integers, Rounding, check, compare
 from npattn.testing.bounds.allowed import bounds, deviations
 from npattn.testing.bounds.integers import integer_errors

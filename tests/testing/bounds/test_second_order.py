@@ -9,7 +9,7 @@ import npattn
 from npattn.testing.bounds import second_order
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.second_order import second_order_bounds
-from tests.test_second_order import COTANGENTS, INPUTS, make
+from tests.oracle.test_second_order import COTANGENTS, INPUTS, make
 
 NAMES = ("scale", "softcap", "bias", "sinks", "mask", "causal", "window", "dropout")
 MODEL = Rounding.choose(None, "float32", "accumulator")

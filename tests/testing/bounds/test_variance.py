@@ -11,7 +11,7 @@ import pytest
 
 import npattn
 from benchmarks.zoo.correct import CORRECT
-from npattn.api import evaluate
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.rounding import Rounding, Units

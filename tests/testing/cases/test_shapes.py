@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from npattn.options import OPTIONS
+from npattn.problem.options import OPTIONS
 from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe

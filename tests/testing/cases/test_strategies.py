@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import seed as hypothesis_seed
 
 from npattn.errors import OptionError
-from npattn.options import FEATURES, OPTIONS
 from npattn.problem import Problem
+from npattn.problem.options import FEATURES, OPTIONS
 from npattn.testing.cases import pairwise as cover
 from npattn.testing.cases import strategies
 from npattn.testing.cases.options import SCORE_MODS

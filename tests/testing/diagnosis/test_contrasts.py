@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npattn.api import attention
+from npattn.oracle.api import attention
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE

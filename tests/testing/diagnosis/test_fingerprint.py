@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npattn.api import attention
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, OptionError
+from npattn.oracle.api import attention
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, fingerprint
 from npattn.testing.diagnosis.convention_probes import probe_conventions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npattn import Conventions, attention
-from npattn.api import evaluate
 from npattn.conventions.checks import LEGAL
+from npattn.oracle.api import evaluate
 from npattn.profiles import PROFILES, Profile
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.diagnosis.conventions import realign

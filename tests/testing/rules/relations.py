@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from npattn.api import backward, evaluate
 from npattn.conventions import Conventions
 from npattn.mistakes import Attention
+from npattn.oracle.api import backward, evaluate
 from npattn.problem import Problem
 from npattn.testing import Implementation
 from npattn.testing.bounds.rounding import Rounding

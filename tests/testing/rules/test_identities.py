@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.zoo.mutants import MUTANTS
-from npattn.arrays import finfo
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention, base, base_backward
+from npattn.problem.arrays import finfo
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.bounds.rounding import Rounding

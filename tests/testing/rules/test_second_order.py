@@ -300,8 +300,8 @@ def test_numbers_are_not_small_beside_the_tolerance():
     """A tolerance above the results would pass anything."""
     from npattn.testing.bounds.rounding import Rounding
     from npattn.testing.bounds.second_order import second_order_bounds
-    from tests.test_second_order import ALL
-    from tests.test_second_order import make as make_case
+    from tests.oracle.test_second_order import ALL
+    from tests.oracle.test_second_order import make as make_case
 
     case = make_case(ALL)
     head = {n: np.asarray(x) for n, x in case.cotangents.items()}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from npattn.api import attention
+from npattn.oracle.api import attention
 from npattn.testing import check
 from npattn.testing.cases.asked import MODELS, Asked
 from npattn.testing.cases.space import STRUCTURE

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from npattn import threads
 from npattn.cli import cli
+from npattn.engines import threads
+from npattn.engines.threads import ONE_THREAD
 from npattn.errors import OptionError
 from npattn.testing import Implementation, ImplementationError, check
 from npattn.testing.adapters.untrusted import Untrusted
@@ -27,7 +28,6 @@ from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.trial import Refusal
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
-from npattn.threads import ONE_THREAD
 from tests.testing.runner.test_distrust import trial_of
 
 BOTH = ("float32", "float64")

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from npattn.errors import OptionError
-from npattn.options import FEATURES
 from npattn.problem import Cotangents
+from npattn.problem.options import FEATURES
 from npattn.testing import Implementation, Recipe, check, compare
 from npattn.testing.targets import TARGETS
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import npattn
-from npattn.api import evaluate
 from npattn.conventions import Conventions
 from npattn.errors import MissingExtraError, OptionError
+from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, ImplementationError, Recipe, check

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from npattn.api import evaluate
 from npattn.cli import cli
 from npattn.errors import OptionError
+from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, Recipe, check
 from npattn.testing.adapters import child

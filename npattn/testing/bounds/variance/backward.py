@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array, sum_to
+from npattn.engines import dense
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.variance.forward import ForwardVariance, storage_variance
 from npattn.testing.bounds.variance.generic import DEVIATIONS, R2
 from npattn.testing.bounds.worst_case import finite, row_sum

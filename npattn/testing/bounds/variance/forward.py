@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import Storage
 from npattn.testing.bounds.variance.generic import (
     DEVIATIONS,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array
+from npattn.engines import dense
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.worst_case import Operands, WorstCase, row_sum
 
 R2 = 1 / (8 * math.log(2))

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array, sum_to
 from npattn.conventions import Conventions
+from npattn.engines import dense
 from npattn.problem import Problem
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import EXACT, Rounding, Storage
 from npattn.testing.bounds.worst_case.forward import ForwardErrors
 from npattn.testing.bounds.worst_case.scores import are_tame, row_sum

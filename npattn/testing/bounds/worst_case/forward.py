@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.arrays import Array
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.worst_case.scores import ScoreErrors, finite, row_sum
 
 VAST = 50.0

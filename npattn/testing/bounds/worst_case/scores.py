@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from npattn import dense
-from npattn.arrays import Array
 from npattn.conventions import Conventions
+from npattn.engines import dense
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.bounds.integers import IntegerErrors, integer_errors
 from npattn.testing.bounds.rounding import EXACT, Rounding, Units
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array, sum_to
 from npattn.mistakes.attention import Attention, Inputs
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.diagnosis.steps.step import overrides
 
 # --- the Jacobian of the softmax ---

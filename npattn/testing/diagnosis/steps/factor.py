@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
+from npattn.problem.arrays import Array
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.ratios import format_factor

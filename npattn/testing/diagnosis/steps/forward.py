@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs
+from npattn.problem.arrays import Array
 from npattn.testing.diagnosis import leaks
 from npattn.testing.diagnosis.steps.step import overrides
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.arrays import Array
 from npattn.mistakes.attention import Attention, Inputs, within
 from npattn.mistakes.masks import visible_by_any
+from npattn.problem.arrays import Array
 from npattn.testing.diagnosis.steps.step import change, overrides
 
 # --- options left out, or taken for others ---

@@ -1,0 +1,1 @@
+"""How attention is computed: by one page, by loops, in tiles, and in extended precision."""

@@ -1,0 +1,358 @@
+"""Attention and its gradients, o = softmax(scale · q kᵀ + bias) v: one line per equation.
+
+    B batch   H query heads   K key/value heads   T queries   S keys
+    D query/key size   E value size
+    The softmax runs over the visible keys of a query; a query that sees none gives o = 0,
+    lse = −inf, and passes no gradient. Numbers in brackets are the rules of docs/semantics.md.
+    Source: Vaswani et al. 2017, eq. 1. Gradients: docs/derivations/attention.md.
+
+No line conjugates, and the row maximum is taken by real part, so that complex arrays go through:
+complex-step differentiation of this file gives derivatives that are exact to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.engines.dual import differentiate
+from npattn.errors import OptionError
+from npattn.problem import Gradients, Problem
+from npattn.problem.arrays import Array, BiasLike, Tile, sum_to
+
+# Hidden scores may be anything, and a fully masked row takes log(0): both are intended.
+QUIET = {"divide": "ignore", "invalid": "ignore", "over": "ignore", "under": "ignore"}
+
+
+class Residuals(NamedTuple):
+    """Intermediates that backward and jvp need and cannot rebuild from each other."""
+
+    q: Array  # (..., H, T, D)
+    k: Array  # (..., H, S, D) shared heads repeated
+    v: Array  # (..., H, S, E) shared heads repeated
+    tanh: Array | None  # (..., H, T, S) of s / softcap
+    capped: Array | None  # (..., H, T, S) the argument of score_mod
+    live: Array  # (..., H, T, S) True where a key is visible and its score is not −inf
+    p: Array  # (..., H, T, S) the weights: each row sums to 1 (with a sink to less), or to 0
+    p_sink: Array | None  # (..., H, T, 1) the weight of the sink
+    keep: Array | None  # (..., H, T, S) 1 / (1 − rate) where kept, 0 where dropped
+    top: Array  # (..., H, T, 1) the largest score
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
+def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
+    """Compute out (..., H, T, E), lse (..., H, T) and the residuals for backward."""
+    q, k, v = operands(problem)
+    s = problem.scale * (q @ k.swapaxes(-1, -2))  # (..., H, T, S)  [1]
+    tanh = capped = None
+    if problem.softcap is not None:
+        tanh = np.tanh(s / problem.softcap)
+        s = problem.softcap * tanh  # [2]
+    if problem.score_mod is not None:
+        capped, s = s, call_score_mod(problem, s)  # [3]
+    if problem.bias_array is not None:
+        s = s + problem.bias_array.astype(s.dtype)  # [4]
+    if problem.visible is not None:
+        s = np.where(problem.visible, s, -np.inf)  # [5-7]
+    live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
+
+    top = s.real.max(-1, keepdims=True, initial=-np.inf)
+    p, p_sink, lse = _softmax(s, top, live, _sinks(problem))  # [8, 11]
+    keep = dropout_factor(problem)
+    w = p if keep is None else p * keep  # [9]
+    o = sum_live(problem.round_to_storage(w), v, live)  # (..., H, T, E)  [10, 15]
+
+    residuals = Residuals(q, k, v, tanh, capped, live, p, p_sink, keep, top)
+    return (o[0], lse[0], residuals) if problem.headless else (o, lse, residuals)
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]
+def backward(
+    problem: Problem,
+    residuals: Residuals,
+    do: Array,
+    dlse: Array | None = None,
+    dweights: Array | None = None,
+) -> Gradients:
+    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
+    q, k, v, tanh, capped, live, p, p_sink, keep, _ = residuals
+    w = problem.round_to_storage(p if keep is None else p * keep)
+    do = problem.round_to_storage(do)  # [15]
+
+    dv = sum_live(w.swapaxes(-1, -2), do, live.swapaxes(-1, -2))  # from o = w v
+    dp = do @ v.swapaxes(-1, -2)  # from o = w v
+    dp = dp if keep is None else dp * keep  # from w = p · keep
+    dp = dp if dweights is None else dp + dweights
+    dp = where_live(dp, live)  # 0 · NaN is NaN, but a hidden value matters to nobody  [10]
+    g, g_sink = subtract_mean(dp, 0, p, p_sink)  # from p = softmax(s)
+    if dlse is not None:
+        g, g_sink = g + dlse[..., None], g_sink + dlse[..., None]  # from lse = log Σ exp(s)
+    ds = where_live(p * g, live)
+    ds_sink = None if p_sink is None else p_sink * g_sink  # one more key, with dp = 0
+
+    dx = ds  # from s = x + bias
+    if capped is not None:
+        dx = dx * slope(problem, capped)  # from s = score_mod(x)
+    if tanh is not None:
+        dx = dx * (1 - tanh**2)  # from s = c · tanh(x / c)
+    dx = problem.round_to_storage(dx if dx is ds else where_live(dx, live))
+    dq = problem.scale * sum_live(dx, k, live)  # from x = scale · q kᵀ
+    dk = problem.scale * sum_live(dx.swapaxes(-1, -2), q, live.swapaxes(-1, -2))
+
+    return Gradients(
+        q=sum_to(dq, problem.q.shape),
+        k=sum_shared(dk, problem.K, problem.k.shape),
+        v=sum_shared(dv, problem.K, problem.v.shape),
+        bias=problem.bias_gradient(ds),
+        sinks=None if ds_sink is None else sum_to(ds_sink, (problem.H, 1, 1))[:, 0, 0],
+    )
+
+
+@np.errstate(**QUIET)  # type: ignore[arg-type]
+def jvp(
+    problem: Problem,
+    residuals: Residuals,
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+    dbias: Array | BiasLike | None = None,
+    dsinks: Array | None = None,
+) -> tuple[Array, Array]:
+    """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
+    q, k, v, tanh, capped, live, p, p_sink, keep, _ = residuals
+    dx = np.zeros_like(p)
+    if dq is not None:
+        dx = dx + problem.scale * (dq @ k.swapaxes(-1, -2))  # x = scale · q kᵀ
+    if dk is not None:
+        dx = dx + problem.scale * (q @ repeat_heads(dk, problem).swapaxes(-1, -2))
+    ds = dx if tanh is None else dx * (1 - tanh**2)  # s = c · tanh(x / c)
+    ds = ds if capped is None else ds * slope(problem, capped)  # s = score_mod(x)
+    ds = ds if dbias is None else ds + problem.as_array(dbias)  # s = z + bias
+    ds = where_live(ds, live)
+    ds_sink = 0 if dsinks is None else dsinks[:, None, None]
+    dlse = (p * ds).sum(-1, keepdims=True)  # (..., H, T, 1)
+    dlse = dlse if p_sink is None else dlse + p_sink * ds_sink
+    dp = p * subtract_mean(ds, ds_sink, p, p_sink)[0]  # p = exp(s − lse)
+    dw, w = (dp, p) if keep is None else (dp * keep, p * keep)
+    do = sum_live(dw, v, live)
+    if dv is not None:
+        do = do + sum_live(w, repeat_heads(dv, problem), live)  # o = w v
+    return (do[0], dlse[0, ..., 0]) if problem.headless else (do, dlse[..., 0])
+
+
+def weights(_: Problem, residuals: Residuals) -> Array:
+    """Weights (..., H, T, S), with a head axis."""
+    return residuals.p
+
+
+def max_score(_: Problem, residuals: Residuals) -> Array:
+    """Largest score of each row, (..., H, T) with a head axis; of complex ones the real part."""
+    return residuals.top[..., 0]
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def operands(problem: Problem) -> tuple[Array, Array, Array]:
+    """Return q, k, v in the dtype of the computation, with a head axis, heads repeated [1, 15]."""
+    q, k, v = (problem.to_operand(x) for x in (problem.q, problem.k, problem.v))
+    if problem.headless:
+        return q[None], k[None], v[None]
+    whole = (*problem.lead, problem.H, problem.T, problem.D)
+    q = q if q.shape == whole else np.broadcast_to(q, whole)
+    return q, repeat_heads(k, problem), repeat_heads(v, problem)
+
+
+def repeat_heads(x: Array, problem: Problem) -> Array:
+    """Repeat shared heads, (..., K, S, n) → (..., H, S, n): head h uses h // (H / K) [1]."""
+    if problem.K == problem.H:
+        return x
+    return np.repeat(x, problem.H // problem.K, axis=-3)
+
+
+def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
+    """Sum over the query heads that share a head, and over broadcast axes, to `shape`."""
+    H = dx.shape[-3]
+    if H != K:
+        dx = dx.reshape(*dx.shape[:-3], K, H // K, *dx.shape[-2:]).sum(-3)
+    return sum_to(dx, shape)
+
+
+def _softmax(
+    s: Array, top: Array, live: Array, sinks: Array | None
+) -> tuple[Array, Array | None, Array]:
+    """Compute p, p_sink and lse from the scores, their maxima and one sink per head [8, 11]."""
+    m = top if sinks is None else np.maximum(top, sinks.real)  # (..., H, T, 1)
+    # A query that sees no key has maximum −inf, and −inf − −inf is NaN.
+    m = np.where(m == -np.inf, 0, m)
+    e = s - m  # (..., H, T, S)
+    np.exp(e, out=e)
+    total = e.sum(-1, keepdims=True)
+    e_sink = None if sinks is None else np.exp(sinks - m)
+    total = total if e_sink is None else total + e_sink
+    lse = (m + np.log(total))[..., 0]
+    total = np.where(total == 0, 1, total)
+    e /= total
+    p = where_live(e, live)  # in a row of NaN, hidden keys still have weight 0  [10]
+    return p, None if e_sink is None else e_sink / total, lse
+
+
+def subtract_mean(
+    x: Array, x_sink: Array | int, p: Array, p_sink: Array | None
+) -> tuple[Array, Array]:
+    """Subtract the mean of each row, Σ p x + p_sink x_sink, from x and x_sink.
+
+    Where one weight is almost 1, the mean is almost its x, and of their difference little is left
+    but the rounding of the mean. That rounding is common to the row, so a second pass takes it off.
+    """
+    for _ in range(2):
+        mean = (p * x).sum(-1, keepdims=True)  # (..., H, T, 1)
+        mean = mean if p_sink is None else mean + p_sink * x_sink
+        x, x_sink = x - mean, x_sink - mean
+    return x, np.asarray(x_sink)
+
+
+def where_live(x: Array, live: Array) -> Array:
+    """Return x, with 0 where a key is not live."""
+    return x if live.all() else np.where(live, x, 0)
+
+
+def sum_live(w: Array, x: Array, live: Array) -> Array:
+    """Compute w @ x, in which x counts only where it is live: 0 · NaN is NaN [10]."""
+    finite = np.isfinite(x)
+    if finite.all():
+        return np.asarray(w @ x)
+    touched = live.astype(np.float64) @ ~finite > 0  # a NaN or inf that this row does see
+    return np.where(touched, np.nan, w @ np.where(finite, x, 0))
+
+
+def _sinks(problem: Problem) -> Array | None:
+    return None if problem.sinks is None else problem.sinks.astype(problem.dtype)[:, None, None]
+
+
+def dropout_factor(problem: Problem) -> Array | None:
+    """Factor of the weights: 1 / (1 − rate) where kept, 0 where dropped [9]."""
+    if problem.dropout_mask is None:
+        return None
+    return problem.dropout_mask.astype(problem.dtype) / (1 - problem.dropout_rate)
+
+
+def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
+    """Call score_mod on all scores, or on those of one tile (t1 − t0, s1 − s0) [3]."""
+    assert problem.score_mod is not None
+    x, at = _arguments(problem, s, tile)
+    return _read_modified(np.asarray(problem.score_mod(x, *at)), x, s)
+
+
+def check_elementwise(problem: Problem) -> None:
+    """Raise OptionError if score_mod gives other numbers for a corner of a block than in it [3].
+
+    The block has up to two heads, queries and keys: that takes no time.
+    """
+    mod, sizes = problem.score_mod, tuple(min(n, 2) for n in (problem.H, problem.T, problem.S))
+    if mod is None or math.prod(sizes) < 2 or 0 in problem.lead:
+        return
+    lead = (1,) * len(problem.lead)
+    scores = np.linspace(1.1, -0.7, math.prod(sizes)).reshape(*lead, *sizes)
+    indices = (np.zeros((1, 1, 1), int), *np.ogrid[tuple(slice(n) for n in sizes)])
+    arguments = [scores.astype(problem.dtype), *(i.reshape(*lead, *i.shape) for i in indices)]
+    whole = np.broadcast_to(_call_on_block(mod, arguments), scores.shape)
+    for corner in ((slice(0, 1),) * 3, (slice(-1, None),) * 3):
+        part = _call_on_block(mod, [x[(..., *corner)] for x in arguments])
+        if not np.allclose(part, whole[(..., *corner)], equal_nan=True):
+            raise OptionError(
+                "score_mod is not elementwise: it gives other scores for one pair of query and key "
+                "alone than among others; use s and the indices of the pair only"
+            )
+
+
+def _call_on_block(mod: Any, arguments: list[Array]) -> Array:
+    scores = arguments[0]
+    try:
+        modified = np.asarray(mod(*arguments))
+    except ValueError as err:
+        raise OptionError(
+            f"score_mod raised for scores of shape {scores.shape} ({err}); it must be elementwise: "
+            "index what it reads by b, h, t and s_index"
+        ) from err
+    return _read_modified(modified, scores, scores)
+
+
+def _arguments(
+    problem: Problem, s: Array, tile: Tile | None
+) -> tuple[Array, tuple[Array, Array, Array, Array]]:
+    """Return the scores as score_mod takes them, and b, h, t, s_index."""
+    if tile is not None:
+        return s.reshape((1,) * len(tile.plane) + s.shape), tile.indices
+    batch = np.arange(int(np.prod(problem.lead))).reshape(*problem.lead, 1, 1, 1)
+    h, t, s_index = np.ogrid[: problem.H, : problem.T, : problem.S]
+    return s, (batch, h, t, s_index)
+
+
+def _read_modified(modified: Array, x: Array, s: Array) -> Array:
+    if modified.dtype.kind not in "biufc":
+        raise OptionError(
+            f"score_mod returned an array of dtype {modified.dtype}, must return numbers; "
+            "does it return its result?"
+        )
+    if modified.dtype.kind == s.dtype.kind or modified.dtype.kind in "biu":
+        modified = modified.astype(s.dtype, copy=False)  # a table of float64 widens nothing  [15]
+    try:
+        return np.broadcast_to(modified, x.shape).reshape(s.shape)
+    except ValueError:
+        raise OptionError(
+            f"score_mod returned shape {modified.shape}, must return the shape {x.shape} of s"
+        ) from None
+
+
+def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
+    """Derivative of score_mod at s, checked against a difference [3].
+
+    It is by complex step at real s, and by dual numbers at complex s, where no step is left.
+    """
+    rate = (complex_step if s.dtype.kind == "f" else _dual_step)(problem, s, tile)
+    u = np.finfo(s.dtype).eps
+    differs = np.ones(s.shape, bool)
+    # u^(1/3) balances truncation h² against rounding u / h; a function that bends within such a
+    # step is compared over shorter ones. What is not analytic differs over all of them.
+    for power in (1 / 3, 5 / 12, 1 / 2):
+        differs = differs & _differs(problem, s, rate, u**power * np.maximum(1, abs(s)), tile)
+        if not differs.any():
+            return rate
+    raise OptionError(
+        "score_mod has a derivative that differs from its difference quotient; "
+        "it must be analytic in s (np.abs and .real are not; write np.where(s.real > 0, s, -s))"
+    )
+
+
+def complex_step(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
+    """Derivative of score_mod at s, not checked."""
+    tiny = np.finfo(s.dtype).tiny ** 0.5
+    try:
+        modified = call_score_mod(problem, s + 1j * tiny, tile)
+    except TypeError as err:  # of a function of NumPy that takes no complex numbers
+        raise OptionError(
+            f"score_mod has no derivative at complex scores ({err}); it must be analytic in s: "
+            "write it with functions of NumPy that take complex numbers, and np.where"
+        ) from err
+    return np.asarray(np.asarray(modified).imag / tiny)
+
+
+def _dual_step(problem: Problem, s: Array, tile: Tile | None) -> Array:
+    """Derivative of score_mod at s by dual numbers, not checked."""
+    mod, (x, at) = problem.score_mod, _arguments(problem, s, tile)
+    assert mod is not None
+    return _read_modified(differentiate("score_mod", lambda y: mod(y, *at), x), x, s)
+
+
+def _differs(problem: Problem, s: Array, rate: Array, h: Array, tile: Tile | None) -> Array:
+    """Return True where rate is not between the difference quotients over steps of ±h."""
+    here, up, down = (call_score_mod(problem, s + d, tile) for d in (0, h, -h))
+    rise, fall = (up - here) / h, (here - down) / h
+    # The two bracket the derivative of a smooth function; a kink between them widens the bracket.
+    # √u is at least the rounding of either, and far below a lost term.
+    root = np.finfo(s.dtype).eps ** 0.5
+    allowed = abs(rise - fall) + root * (1 + 4 * abs(here) + abs(rise) + abs(fall))
+    return np.asarray(abs(rate - (rise + fall) / 2) > allowed)
