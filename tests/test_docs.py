@@ -286,7 +286,7 @@ def test_plot_examples(tmp_path):
 @pytest.mark.parametrize("page", ["attention", "conventions", "multihead", "tiled"])
 def test_private_names_of_a_derivation_exist(page):
     text = (ROOT / "docs" / "derivations" / f"{page}.md").read_text()
-    places = [ROOT / place for place in re.findall(r"`(npattn/\w+(?:\.py|/))`", text)]
+    places = [ROOT / place for place in re.findall(r"`(npattn/[\w/]+(?:\.py|/))`", text)]
     sources = [
         path for place in places for path in (place.glob("*.py") if place.is_dir() else [place])
     ]

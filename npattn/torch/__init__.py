@@ -42,7 +42,7 @@ __all__ = [
     "variants",
 ]
 
-LATER = ("plot", "profiles", "testing", "train", "weights")
+LATER = ("plot", "profiles", "testing", "weights")
 """Modules of npattn that are slow to load, or need an extra."""
 
 

@@ -341,7 +341,7 @@ def test_each_term_of_the_page_is_tested(mutant, monkeypatch):
     old, new = MUTANTS[mutant]
     source = inspect.getsource(backward_twice)
     assert source.count(old) == 1
-    module = ModuleType("npattn.backward_twice")
+    module = ModuleType("npattn.engines.backward_twice")
     exec(compile(source.replace(old, new), mutant, "exec"), module.__dict__)
     case = make((*ALL, "scale"))
     assert_by_hand_is_hvp(case, second_order)

@@ -25,7 +25,7 @@ def found_here(monkeypatch):
         outcomes.append(outcome)
         return HERE
 
-    monkeypatch.setattr(ahead, "contrast", contrast)
+    monkeypatch.setattr("npattn.testing.diagnosis.contrasts.contrast", contrast)
     return outcomes
 
 
@@ -83,7 +83,7 @@ def test_a_diagnosis_begins_contrasts_of_what_is_required(found_here):
     futures = {}
 
     def submit(function, trial, outcome):
-        assert function is ahead.contrast
+        assert function is ahead._contrast
         return futures.setdefault(outcome.id, Future())
 
     causes.diagnose([(TRIAL, outcomes)], contrasts=2, submit=submit)
