@@ -24,6 +24,11 @@ from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Certificate", "certify"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 TINY = 2.0**-1050
 """Bound of what a product, a quotient or exp loses by underflow, in pairs too."""
 LARGE = 2.0**990

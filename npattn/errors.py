@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class NpattnError(Exception):
     """Parent of every error that npattn raises on purpose."""
 

@@ -34,6 +34,11 @@ __all__ = [
     "quantize_backward",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8")
 """Formats of the values, by dtype."""
 Per = Literal["tensor", "head", "block", "token"]

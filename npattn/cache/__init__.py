@@ -33,3 +33,7 @@ __all__ = [
     "varlen_backward",
     "varlen_forward",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.masks.mask import Mask, of
-from npattn.masks.parts import extent, is_empty, read_integers, simplify
+from npattn.masks.tiling import extent, is_empty, read_integers, simplify
 from npattn.problem.arrays import Array, Tile, plane_of
 from npattn.problem.checks import check_integer, read_array
 from npattn.problem.sizes import KnownSizes, format_call

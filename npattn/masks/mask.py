@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError
-from npattn.masks.parts import extent, is_empty, simplify
+from npattn.masks.tiling import extent, is_empty, simplify
 from npattn.problem.arrays import Array, MaskLike, Tile, describe_value, tile_of
 from npattn.problem.checks import read_mask
 from npattn.problem.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array

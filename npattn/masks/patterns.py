@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.masks.bands import window
 from npattn.masks.mask import Mask
-from npattn.masks.parts import simplify
+from npattn.masks.tiling import simplify
 from npattn.problem.arrays import Array, Tile, diagonal
 from npattn.problem.checks import check_alignment, check_integer
 from npattn.problem.options import Alignment

@@ -3,3 +3,7 @@
 from npattn.multihead.multihead import MultiHeadAttention, MultiHeadForward, MultiHeadGradients
 
 __all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,6 +5,7 @@ Numbers in brackets are the rules of docs/semantics.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -123,7 +124,26 @@ def attention(
     array([[[1., 2.],
             [2., 3.]]])
     """
-    return forward(**locals()).out
+    return forward(
+        q,
+        k,
+        v,
+        mask,
+        causal=causal,
+        window=window,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        sinks=sinks,
+        dropout_mask=dropout_mask,
+        dropout_rate=dropout_rate,
+        gate=gate,
+        dtype=dtype,
+        engine=engine,
+        precision=precision,
+        conventions=conventions,
+    ).out
 
 
 @reject_unknown_options
@@ -167,11 +187,29 @@ def forward(
     ShapeError, DtypeError, OptionError
         As in `attention`.
     """
-    options = dict(locals())
-    check_conventions(options.pop("conventions"))
-    chosen = _engine_of(options.pop("precision"), engine)
-    alignment = None if conventions is None else conventions.causal
-    return evaluate(Problem(**options, alignment=alignment), conventions, chosen)
+    check_conventions(conventions)
+    chosen = _engine_of(precision, engine)
+    normalise: Callable[..., Problem] = Problem  # its fields are what it makes of its arguments
+    problem = normalise(
+        q,
+        k,
+        v,
+        mask,
+        causal=causal,
+        window=window,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        score_mod=score_mod,
+        sinks=sinks,
+        dropout_mask=dropout_mask,
+        dropout_rate=dropout_rate,
+        gate=gate,
+        dtype=dtype,
+        engine=engine,
+        alignment=None if conventions is None else conventions.causal,
+    )
+    return evaluate(problem, conventions, chosen)
 
 
 def _engine_of(precision: str | None, engine: str) -> str | None:

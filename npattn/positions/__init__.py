@@ -42,3 +42,7 @@ __all__ = [
     "sinusoidal",
     "yarn",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,3 +3,7 @@
 from npattn.problem.problem import Cotangents, Forward, Gradients, Problem
 
 __all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
+
+
+def __dir__() -> list[str]:
+    return __all__

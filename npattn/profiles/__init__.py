@@ -13,6 +13,11 @@ from npattn.profiles.transformers import EAGER, MODELS
 
 __all__ = ["PROFILES", "Profile", "find_profile"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _NPATTN = Profile(name="npattn", version="0.1", about="the semantics of npattn")
 _FRAMEWORKS = (_NPATTN, *TORCH, *FLASH_ATTENTION, *JAX, *RUNTIMES)
 PROFILES = {one.name: one for one in (*_FRAMEWORKS, EAGER, *KERNELS, *MODELS)}

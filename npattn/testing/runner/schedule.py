@@ -33,10 +33,10 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import StructureRefusedError
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.ahead import nobody
-from npattn.testing.runner.distrust import ask_tail, plan_turns
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
+from npattn.testing.runner.untrusted import ask_tail, plan_turns
 from npattn.testing.trial import Refusal, Trial
 
 Value = TypeVar("Value")

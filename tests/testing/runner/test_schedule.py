@@ -28,7 +28,7 @@ from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.trial import Refusal
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
-from tests.testing.runner.test_distrust import trial_of
+from tests.testing.runner.test_untrusted import trial_of
 
 BOTH = ("float32", "float64")
 SOME = (

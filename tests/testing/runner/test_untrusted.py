@@ -12,8 +12,8 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.runner import schedule
-from npattn.testing.runner.distrust import TAIL, plan_turns
 from npattn.testing.runner.rounds import Judge, Round
+from npattn.testing.runner.untrusted import TAIL, plan_turns
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.trial import Trial
 from npattn.testing.worker.connect import connect

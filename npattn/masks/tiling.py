@@ -1,4 +1,4 @@
-"""Parts that several kinds of masks share."""
+"""Arrays of visible keys for a tile: their extent, their simplest form, and checks of integers."""
 
 from __future__ import annotations
 
