@@ -47,7 +47,7 @@ QKV = tuple[Array, Array, Array]
 SampleArrays = Callable[[np.random.Generator, Structure], QKV]
 
 
-def _changed(change: Callable[..., QKV]) -> SampleArrays:
+def _derive(change: Callable[..., QKV]) -> SampleArrays:
     """Change standard normal q, k, v by a function of these, the generator and the structure."""
     return lambda rng, recipe: change(*recipe.normal(rng), rng, recipe)
 
@@ -64,17 +64,17 @@ def _each(change: Callable[[Array], Array], names: str = "qkv") -> SampleArrays:
 
 
 def _steep(logit: float) -> SampleArrays:
-    return _changed(lambda q, k, v, _, recipe: (q * recipe.steepness(logit), k, v))
+    return _derive(lambda q, k, v, _, recipe: (q * recipe.steepness(logit), k, v))
 
 
-@_changed
+@_derive
 def _low(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     """All scores far below zero, where a running maximum that starts finite is wrong."""
     sign = -1 if recipe.scale is None or recipe.scale >= 0 else 1
     return sign * (abs(q) + 1) * recipe.steepness(150), abs(k) + 0.5, v
 
 
-@_changed
+@_derive
 def _outliers(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     if recipe.D and recipe.E:
         k[..., 0] *= 8
@@ -91,21 +91,21 @@ def _heavy(rng: np.random.Generator, recipe: Structure) -> QKV:
     return np.clip(q, -most, most), np.clip(k, -most, most), np.clip(v, -most_v, most_v)
 
 
-@_changed
+@_derive
 def _subnormal(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
     """k, v, or both below the least normal number of the dtype."""
     least, which = float(finfo(recipe.dtype).tiny) / 8, rng.integers(3)
     return q, k if which == 1 else k * least, v if which == 2 else v * least
 
 
-@_changed
+@_derive
 def _mixed_scales(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
     """Rows of q and of v of very different size."""
     scores = recipe.steepness(256) * 2.0 ** rng.uniform(-16, 0, (*q.shape[:-1], 1))
     return q * scores, k, v * 2.0 ** rng.uniform(-6, 6, (*v.shape[:-1], 1))
 
 
-@_changed
+@_derive
 def _near_ties(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
     """Keys that differ by a few units in the last place."""
     steps = rng.integers(-2, 3, (*k.shape[:-1], 1)) * float(finfo(recipe.dtype).eps)
@@ -115,7 +115,7 @@ def _near_ties(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV
 def _far_keys(logit: Callable[[int], float]) -> SampleArrays:
     """Normal scores, but one key at `logit(S)` and one at −`logit(S)`, in some rows swapped."""
 
-    @_changed
+    @_derive
     def sample(q: Array, k: Array, v: Array, rng: Any, recipe: Structure) -> QKV:
         if recipe.D and recipe.S:
             far = math.sqrt(recipe.steepness(logit(recipe.S)) * math.sqrt(recipe.D))
@@ -137,9 +137,9 @@ DISTRIBUTIONS: dict[str, SampleArrays] = {
     "low": _low,
     "value offset": _each(lambda v: v + 100, "v"),
     "flat": _each(lambda q: 0 * q, "q"),
-    "integers": _changed(lambda q, k, v, *_: (np.round(q), np.round(k), np.round(2 * v))),
+    "integers": _derive(lambda q, k, v, *_: (np.round(q), np.round(k), np.round(2 * v))),
     "outliers": _outliers,
-    "duplicate keys": _changed(
+    "duplicate keys": _derive(
         lambda q, k, v, _, r: (q, np.repeat(k[..., ::2, :], 2, axis=-2)[..., : r.S, :], v)
     ),
     "tiny values": _each(lambda v: v * 2.0**-10, "v"),
@@ -147,7 +147,7 @@ DISTRIBUTIONS: dict[str, SampleArrays] = {
     "heavy tails": _heavy,
     "subnormal": _subnormal,
     # A common offset of all keys, which the softmax must cancel: 1e3, or less in low precision.
-    "key offset": _changed(
+    "key offset": _derive(
         lambda q, k, v, _, r: (q, k + min(1e3, 1 / 8 / float(finfo(r.dtype).eps)), v)
     ),
     "mixed scales": _mixed_scales,
@@ -160,20 +160,20 @@ DISTRIBUTIONS: dict[str, SampleArrays] = {
 # --- contents by which an input may be recognised ---
 
 
-@_changed
+@_derive
 def _large_values(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     size = min(2.0**8, float(finfo(recipe.dtype).max) / 64)
     return q, k, size * (v + np.sign(v))
 
 
-@_changed
+@_derive
 def _zero_keys(q: Array, k: Array, v: Array, _: Any, recipe: Structure) -> QKV:
     """The last keys and values are 0, as padding is, and nothing hides them."""
     k[..., 2 * recipe.S // 3 :, :] = v[..., 2 * recipe.S // 3 :, :] = 0
     return q, k, v
 
 
-@_changed
+@_derive
 def _self_attention(q: Array, k: Array, v: Array, *_: Any) -> QKV:
     """q, k and v have the same contents, where they have the same shape."""
     return q, q.copy() if q.shape == k.shape else k, q.copy() if q.shape == v.shape else v
@@ -184,7 +184,7 @@ UNUSUAL: dict[str, SampleArrays] = {
     "positive": _each(abs),
     "sparse": _each(lambda x: np.maximum(x, 0)),  # half are 0, as a rectifier leaves them
     "large values": _large_values,
-    "equal queries": _changed(lambda q, k, v, _, r: (np.repeat(q[..., :1, :], r.T, axis=-2), k, v)),
+    "equal queries": _derive(lambda q, k, v, _, r: (np.repeat(q[..., :1, :], r.T, axis=-2), k, v)),
     # As models that normalise q and k have them.
     "unit rows": _each(
         lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30), "qk"

@@ -120,7 +120,9 @@ def forward(
         "q": q, "k": k, "v": v, "log_decay": log_decay, "beta": beta,
         "initial_state": initial_state, "initial_normaliser": initial_normaliser,
     }  # fmt: skip
-    arrays, facts = xp.read(**{name: x for name, x in given.items() if x is not None})
+    arrays, facts = xp.read(
+        **{name: x for name, x in given.items() if x is not None or name in "qkv"}
+    )
     xp.check_dtype(dtype)
     problem = LinearProblem(
         **facts, causal=causal, feature_map=xp.read_features(feature_map), normalise=normalise,

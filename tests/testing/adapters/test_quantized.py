@@ -34,12 +34,12 @@ def in_blocks(kernel, **arguments):
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("rounding", [None, "fp8"])
 def test_a_right_kernel_passes_every_rule(rounding):
-    report = fp8(kernels.Fp8(), rounding=rounding, require="all")
+    report = fp8(kernels.Fp8(), rounding=rounding, require="all", examples=3)
     assert report.passed, str(report)
     ran = {o.rule for o in report.outcomes if o.status == "passed"}
     assert ran >= {"hidden-finite", "hidden-nan-kv", "saturated", "arrays-reused", "two-threads"}
     examples = {o.rule: o.examples for o in report.outcomes}
-    assert examples["hidden-finite"] == 10  # garbage is quantized as well
+    assert examples["hidden-finite"] == 3  # garbage is quantized as well
 
 
 @pytest.mark.thorough
@@ -81,7 +81,7 @@ def test_factors_of_whole_arrays_and_of_a_cache():
 
 @pytest.mark.thorough
 def test_factors_of_blocks_of_rows():
-    assert check(in_blocks(kernels.blocks), dtypes=("float16",), examples=10).passed
+    assert check(in_blocks(kernels.blocks), dtypes=("float16",), examples=3).passed
     report = check(in_blocks(kernels.first_block), dtypes=("float16",), examples=10, only=RULES)
     assert [c.text for c in report.causes] == ["k_factors of the first block is taken for all"]
 

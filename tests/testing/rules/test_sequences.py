@@ -30,7 +30,6 @@ def test_correct_functions_pass(storage):
     assert {o.rule: o.status for o in report.outcomes}["other-sequences"] == "passed"
 
 
-@pytest.mark.every
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_found(mistake):
     rules = ["agreement-o", "inputs-unchanged", *ALONE]
