@@ -1,8 +1,11 @@
 """Sphinx: ``sphinx-build -W -b html docs docs/_build``, without a network."""
 
+import sys
 from pathlib import Path
 
 import npattn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
 
 project = "npattn"
 version = release = npattn.__version__
