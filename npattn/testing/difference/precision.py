@@ -99,10 +99,13 @@ def predict_roundings(trial: Trial, own: Answer) -> dict[str, Prediction]:
 
 
 def explain_errors(own: Answer, predictions: Mapping[str, Prediction]) -> dict[str, Explained]:
-    """Return the rounding that explains the errors of each pass, where one does."""
+    """Return the rounding that explains the errors of each pass, where one does.
+
+    Results without a prediction are left out: the predictions may be of the other function.
+    """
     found = {}
     for name, results in PASSES.items():
-        judged = [n for n in results if n in own.judged]
+        judged = [n for n in results if n in own.judged and n in predictions[RIGHT]]
         right = _stack(own, judged, predictions[RIGHT])
         error = _stack(own, judged, {n: own.judged[n].array for n in judged}) - right
         total = float((error**2).sum())

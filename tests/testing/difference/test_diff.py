@@ -10,6 +10,7 @@ from npattn.testing import Implementation, diff
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.difference.diff import NEEDS
 from npattn.testing.difference.words import TOPICS
+from npattn.testing.targets import numpy
 from tests.testing.difference import kernels
 
 SIZES = {"B": (2,), "T": (7, 11), "S": (13,), "D": (5,), "E": (3,)}
@@ -144,6 +145,14 @@ def test_what_one_takes_alone():
     assert gradients.startswith("gradients are not compared, for neither has any: ")
     masked = compare(kernels.with_mask, kernels.with_mask, examples=3)
     assert masked.alike
+
+
+@pytest.mark.thorough
+def test_lse_of_one_alone_has_no_prediction():
+    """Roundings are predicted for the first, which returns no lse."""
+    difference = diff(numpy.naive, numpy.flash, examples=2)
+    assert not difference.alike
+    assert "lse" not in {one.name for one in difference.results}
 
 
 def test_gradients_of_one_alone_are_named_as_such():
