@@ -46,5 +46,5 @@ def open_journal(
 
 
 def list_flags_beside(allowed: Sequence[str]) -> list[str]:
-    """Return the flags on the command line, but for those of these parameters."""
+    """Return the flags on the command line, without the flags of these parameters."""
     return given_flags(*(n for n in click.get_current_context().params if n not in allowed))

@@ -13,7 +13,7 @@ from npattn.profiles import PROFILES
 from npattn.testing.check import DTYPES
 from npattn.testing.runner.merge import merge_answers
 from npattn.testing.targets import TARGETS, Target, spec_of
-from npattn.testing.units.blocks import choose_rules
+from npattn.testing.units.blocks import name_rules
 from npattn.testing.units.unit import Result, Unit
 
 DEFAULT_DTYPES = ("float32", "float64")
@@ -162,7 +162,7 @@ def _choose_dtypes(target: Target) -> Sequence[str]:
 
 def _split(report: Unit, blocks: int) -> list[Unit]:
     """Return units that ask the rules of a report in turn, a block each."""
-    names = report.rules or choose_rules(None)
+    names = report.rules or name_rules(None)
     parts = [names[i::blocks] for i in range(blocks)]
     if blocks == 1:
         return []

@@ -18,7 +18,7 @@ from benchmarks.matrix.page import page
 from benchmarks.matrix.words import describe_in_words
 from npattn.errors import OptionError
 from npattn.testing.levels import LEVELS
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import RULES
 from npattn.testing.targets import Target
 
 VERSION = 1
@@ -171,7 +171,7 @@ def read_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 def list_rules(names: Iterable[str], runs: Sequence[Run]) -> tuple[Rule, ...]:
     """Return the columns, by level: the rules of these names, and what else the reports have."""
-    asked = (PROPERTIES[name] for name in names)
+    asked = (RULES[name] for name in names)
     rules = [Rule(one.rule, one.level, one.section, one.about) for one in asked]
     reports = (run.report for run in runs if run.report is not None)
     outcomes = (outcome for report in reports for outcome in report["outcomes"])

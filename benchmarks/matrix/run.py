@@ -13,7 +13,7 @@ from benchmarks.journal import Journal
 from benchmarks.matrix.plan import Pair, choose_targets, plan_pairs, rows_of
 from benchmarks.matrix.result import Matrix, list_rules
 from npattn.testing.targets import TARGETS
-from npattn.testing.units.blocks import choose_rules
+from npattn.testing.units.blocks import name_rules
 from npattn.testing.units.processes import Jobs
 from npattn.testing.units.unit import Result, Unit
 
@@ -72,7 +72,7 @@ def run_matrix(
     executor : concurrent.futures.Executor, optional
         Where units are judged, each in a process of its own; default: here, one at a time.
     journal : Journal, optional
-        Takes each result, and has those of an earlier run.
+        Takes each result; results of an earlier run are not asked again.
     progress : callable, optional
         Called with a `Status` whenever that changes, and twice a second.
 
@@ -90,7 +90,7 @@ def run_matrix(
         If it is interrupted; its attribute `matrix` is what is known by then.
     """
     only = None if only is None else list(only)
-    rows, names = choose_targets(targets, envs), choose_rules(only)
+    rows, names = choose_targets(targets, envs), name_rules(only)
     own = {"seed": seed, "examples": examples, "timeout": timeout, "memory": memory}
     pairs = plan_pairs(
         rows,

@@ -191,7 +191,7 @@ def zoo(
     executor : concurrent.futures.Executor, optional
         Its workers judge; default: this process does.
     journal : Journal, optional
-        Takes each row, and has those of an earlier run.
+        Takes each row; rows of an earlier run are not judged again.
     progress : callable, optional
         Called with ``(name, done, total)``.
 

@@ -135,7 +135,7 @@ class Pair(Mask):
     symbol: ClassVar[str]
     combine: ClassVar[Any]
     decides: ClassVar[bool]
-    """What one of the two decides alone."""
+    """Visibility that one of the two masks decides, whatever the other says."""
 
     def __post_init__(self) -> None:
         self._known_sizes()  # raises if the two are for different sizes

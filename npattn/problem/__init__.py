@@ -1,4 +1,4 @@
-"""What a call is: its arrays, options, sizes and their checks, in one `Problem`."""
+"""A call of attention as one `Problem`: its arrays, options and sizes, and their checks."""
 
 from npattn.problem.problem import Cotangents, Forward, Gradients, Problem
 

@@ -27,7 +27,7 @@ UNIT = Unit(target="numpy.naive", dtype="float32", rules=("agreement-o",), asks=
 
 
 def processor_seconds() -> float:
-    """Return those of this process, and of its children that have ended."""
+    """Return the processor seconds of this process and of its ended children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

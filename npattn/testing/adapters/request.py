@@ -27,7 +27,7 @@ LEAVES = (*INPUTS, "qkv", "kv", LATENT[0])
 
 
 class Callee(Protocol):
-    """What a request asks of an implementation."""
+    """Attributes of an implementation that a request reads."""
 
     f: Callable[..., Any]
     backward: Callable[..., Any] | None

@@ -17,10 +17,9 @@ from typing import Any
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.check import check
+from npattn.testing.check import check, choose_rules
 from npattn.testing.levels import LEVELS
 from npattn.testing.report.report import Report
-from npattn.testing.rules import PROPERTIES
 from npattn.testing.runner.journal import answer_of
 from npattn.testing.runner.merge import merge_answers
 from npattn.testing.units.processes import Jobs
@@ -127,7 +126,7 @@ def check_in_units(
     """
     if implementation.spec is None:
         raise OptionError("a cluster needs a known name, module:function or path/file.py:function")
-    rules = choose_rules(only)
+    rules = name_rules(only)
     judges = {"conventions": vars(conventions), "sizes": sizes, "rounding": rounding}
     own: dict[str, Any] = {"target": implementation.spec, "rules": rules, "seed": seed, **limits}
     blocks = [
@@ -155,22 +154,21 @@ def check_in_units(
     return replace(report, settings=settings, missing=(*report.missing, *lost))
 
 
-def choose_rules(only: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the rules that `only` names or begins, by level; all for None.
+def name_rules(only: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the names of the rules that `only` names or begins, by level; all for None.
 
     Raises
     ------
     OptionError
-        If a word begins no rule.
+        If a word begins no rule, or no rule is left.
     """
-    chosen: list[str] = []
-    for word in PROPERTIES if only is None else only:
-        found = [word] if word in PROPERTIES else [n for n in PROPERTIES if n.startswith(word)]
-        if not found:
-            raise OptionError(f"{word!r} is not a rule, must be one of {', '.join(PROPERTIES)}")
-        chosen += [name for name in found if name not in chosen]
-    levels = list(LEVELS)
-    return tuple(sorted(chosen, key=lambda name: levels.index(PROPERTIES[name].level)))
+    chosen = sorted(choose_rules(only), key=lambda rule: list(LEVELS).index(rule.level))
+    if not chosen:
+        raise OptionError(
+            f"only is {', '.join(only or ())}, must name a rule that is asked in units: leave it "
+            "out, or name others too; npattn list rules prints them"
+        )
+    return tuple(rule.rule for rule in chosen)
 
 
 def _do_all(

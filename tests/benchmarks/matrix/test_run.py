@@ -15,7 +15,7 @@ from benchmarks.matrix.run import run_matrix
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets import TARGETS
-from npattn.testing.units.blocks import choose_rules
+from npattn.testing.units.blocks import name_rules
 from npattn.testing.units.unit import Result
 from tests.testing.units.inline import Inline
 
@@ -164,9 +164,14 @@ def test_errors_come_before_any_work(wrong, message):
     assert executor.done == []
 
 
+def test_a_matrix_needs_a_rule_that_units_ask():
+    with pytest.raises(OptionError, match=r"must name a rule that is asked in units.*list rules"):
+        name_rules(["robustness"])
+
+
 def test_rules_come_by_level():
-    assert set(choose_rules(None)) == set(PROPERTIES)
-    assert choose_rules(["views", "agreement-o", "views"]) == ("agreement-o", "views")
+    assert set(name_rules(None)) == set(PROPERTIES)
+    assert name_rules(["views", "agreement-o", "views"]) == ("agreement-o", "views")
 
 
 def test_specs_of_functions_are_targets(tmp_path, monkeypatch):
