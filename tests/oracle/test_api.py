@@ -550,8 +550,10 @@ def test_a_score_mod_of_another_shape_is_refused():
 
 
 @pytest.mark.parametrize("name", [*npattn.MOVED, "tiled.tiling"])
-def test_modules_keep_the_names_that_they_had(name):
+def test_modules_keep_the_names_that_they_had(name, monkeypatch):
     first, dot, rest = name.partition(".")
+    monkeypatch.delitem(vars(npattn), first, raising=False)
+    assert getattr(npattn, first).__name__ == f"npattn.{npattn.MOVED[first]}"
     now = importlib.import_module(f"npattn.{npattn.MOVED[first]}{dot}{rest}")
     assert importlib.import_module(f"npattn.{name}") is now
     assert getattr(npattn, first) is sys.modules[f"npattn.{npattn.MOVED[first]}"]
