@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -36,9 +36,6 @@ from npattn.testing.runner.rounds import FIRST_ROUNDS, OUT_OF_TIME, ROBUSTNESS, 
 from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
 from npattn.testing.settings import DTYPES, Settings, takes_settings
 from npattn.testing.trial import Trial
-
-if TYPE_CHECKING:
-    from npattn.testing.diagnosis.ahead import Submit
 
 __all__ = ["DTYPES", "OF_IMPLEMENTATION", "check", "choose_rules"]
 
@@ -86,7 +83,7 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
         several = Processes(n, plan.implementation) if n > 1 else InProcess()
         with np.errstate(**ERRORS), plan.bar, several as executor:
             _ask(plan, answers, executor)
-            _explain(plan, answers, executor.submit)
+            _explain(plan, answers)
     except KeyboardInterrupt as interrupt:
         report = _report(plan, answers, interrupted=True)
         interrupt.report = report  # type: ignore[attr-defined]
@@ -353,7 +350,7 @@ def _ask_more(
             return  # there is nothing more to ask
 
 
-def _explain(plan: _Plan, answers: _Answers, submit: Submit) -> None:
+def _explain(plan: _Plan, answers: _Answers) -> None:
     """Find the causes of what failed."""
     answers.left = "the causes"
     known = [outcome for _, own in answers.judged for outcome in own]
@@ -364,7 +361,7 @@ def _explain(plan: _Plan, answers: _Answers, submit: Submit) -> None:
 
     try:
         with plan.implementation.framework.one_thread():
-            answers.explained, answers.causes = causes.diagnose(answers.judged, submit=submit)
+            answers.explained, answers.causes = causes.diagnose(answers.judged)
     except Exception as err:  # noqa: BLE001  a defect must not cost the report
         warnings.warn(
             "the diagnosis failed, which is a defect of npattn; the report has no causes: "

@@ -1,26 +1,16 @@
-"""Candidate for the cause of failures: a test of what was observed, and a sentence for the user."""
+"""Whole explanations that are tried before anything is read: conventions, layouts, precision.
+
+Each predicts every result of a problem, right ones included, and is tried on problems on which
+nothing failed as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from npattn.conventions import Conventions
 from npattn.testing.diagnosis.evidence import Evidence
-
-KINDS = (
-    "storage",
-    "descale",
-    "convention",
-    "layout",
-    "ratio",
-    "dtype",
-    "step",
-    "mistake",
-    "precision",
-    "factor",
-)
-"""Kinds of candidates, those that say most first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,38 +19,30 @@ class Candidate:
 
     Attributes
     ----------
-    kind : str
-        One of `KINDS`.
     name : str
-        Unique among the candidates of its kind.
+        Unique among the candidates.
     text : str
         The cause in words, for the user who made the mistake.
     explains : callable
         Evidence → True if it reproduces what was observed.
-    topic : str
-        Part of attention that it is about: "window", "softcap".
+    step, where, amount : str
+        As of a `Cause`.
     conventions : Conventions or None
         Conventions under which the results would be right.
     changes : int
-        Number of fields that differ from the declared conventions.
-    also : tuple of str
-        Known mistakes that give the same results on all problems tried.
+        Number of fields that differ from the declared conventions; a single one is preferred.
     """
 
-    kind: str
     name: str
     text: str
     explains: Callable[[Evidence], bool]
-    topic: str = ""
+    step: str
+    where: str = "everywhere"
+    amount: str = ""
     conventions: Conventions | None = None
     changes: int = 1
-    also: tuple[str, ...] = ()
-
-    @property
-    def rank(self) -> int:
-        """Place of its kind among `KINDS`: what says most comes first."""
-        return KINDS.index(self.kind)
 
 
 Found = list[tuple[Candidate, list[Evidence]]]
 """Candidates, each with what it explains."""
+Makers = tuple[Callable[[Evidence], Iterator[Candidate]], ...]

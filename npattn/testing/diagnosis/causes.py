@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from npattn.conventions import Conventions
-from npattn.testing.diagnosis.ahead import Contrasts, Submit, nobody
-from npattn.testing.diagnosis.candidates import Candidate, Found
-from npattn.testing.diagnosis.chance import drop_lone_steps, merge_leaks
-from npattn.testing.diagnosis.conduct import conduct_causes
-from npattn.testing.diagnosis.evidence import Evidence, collect, problem_size
-from npattn.testing.diagnosis.layouts import raises_by_layout
+from npattn.testing.cases.space import STRUCTURE
+from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.conduct import (
+    conduct_causes,
+    exception_causes,
+    first_line,
+    ids,
+    state_cause,
+)
+from npattn.testing.diagnosis.evidence import Evidence, collect
+from npattn.testing.diagnosis.explore import (
+    Point,
+    enlarge,
+    explore,
+    sample_of,
+    try_recipe,
+)
+from npattn.testing.diagnosis.locate import Fault, locate
+from npattn.testing.diagnosis.names import name_of
+from npattn.testing.diagnosis.place import EVERYWHERE, Place, Sample, learn, learn_problems
+from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sequences import find_sequence_causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
@@ -19,19 +35,24 @@ from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
-from npattn.testing.trial import Trial
+from npattn.testing.trial import GRADIENTS, Trial
 
-CONTRASTS = 2
-"""Causes of which it is found when they pass, which takes as long as finding the cause."""
 REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
+READ = 4
+"""Most failures from which a cause is read: each takes many calls."""
+SECONDS = 20.0
+"""Time after which no further cause is read."""
+DOUBTFUL = 0.2
+"""Share of elements on which a place may be mistaken before it is not stated."""
+CONFIRMED = 0.05
+"""Share of elements of further problems on which a place may be mistaken more often."""
+FORWARD = ("nan", "s", "visible", "p", "o", "layout", "")
+"""Steps whose fault every result may show."""
 
 
 def diagnose(
     judged: Sequence[tuple[Trial, Sequence[Outcome]]],
-    without: Container[str] = (),
-    contrasts: int = CONTRASTS,
-    submit: Submit = nobody,
 ) -> tuple[list[Outcome], tuple[Cause, ...]]:
     """Find the causes of what failed.
 
@@ -39,12 +60,6 @@ def diagnose(
     ----------
     judged : sequence of (Trial, sequence of Outcome)
         For each dtype, the trial with its space narrowed to what is accepted, and all outcomes.
-    without : container of str
-        Names of known mistakes that are no candidates.
-    contrasts : int
-        Number of causes of which it is found when they pass; with any, of the unexplained too.
-    submit : callable
-        Calls a function in an idle process, as `npattn.testing.diagnosis.ahead.Submit` says.
 
     Returns
     -------
@@ -52,74 +67,31 @@ def diagnose(
         All of them, those that failed with a diagnosis.
     causes : tuple of Cause
         Every outcome that failed, raised or is suspect belongs to exactly one; the cause of most
-        comes first. Bits that differ (level reproducible) are measured, and have none.
+        required rules comes first. Bits that differ (level reproducible) are measured, and have
+        none.
     """
-    causes: dict[tuple[str, str], Cause] = {}
-    begun = Contrasts(submit)
+    causes: dict[str, Cause] = {}
     for trial, outcomes in judged:
         bad = [o for o in outcomes if o.failed or o.status == "suspect"]
         bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
-        for outcome in _likely_contrasts(bad, contrasts):
-            begun.begin(trial, outcome)
-        for cause in _Diagnosis(trial.fresh(), bad, without).causes() if bad else ():
-            key = (cause.kind, cause.name or cause.text)
-            known = causes.get(key)
-            causes[key] = _merge(known, cause) if known else cause
+        for cause in _Diagnosis(trial.fresh(), bad).causes() if bad else ():
+            known = causes.get(cause.name)
+            joined = known and replace(known, rules=known.rules + cause.rules)
+            causes[cause.name] = joined or cause
     level = {o.id: o.level for _, outcomes in judged for o in outcomes}
 
-    def place(cause: Cause) -> tuple[int, int, bool]:
-        """Causes of most required rules come first, then those of most rules."""
+    def place(cause: Cause) -> tuple[int, bool, int]:
         required = sum(level[rule] in REQUIRED for rule in cause.rules)
-        return -required, -len(cause.rules), cause.kind == "unexplained"
+        return -required, not cause.is_known, -len(cause.rules)
 
     ordered = sorted(causes.values(), key=place)
-    for i, cause in enumerate(ordered):
-        if i < contrasts or (contrasts and cause.kind == "unexplained"):
-            ordered[i] = _with_contrast(cause, judged, begun)
-    begun.close()
-    texts = {rule: cause.text for cause in ordered for rule in cause.rules}
+    names = {rule: cause.name for cause in ordered for rule in cause.rules}
     explained = [
-        replace(outcome, diagnosis=texts.get(outcome.id))
+        replace(outcome, diagnosis=names.get(outcome.id))
         for _, outcomes in judged
         for outcome in outcomes
     ]
     return explained, tuple(ordered)
-
-
-def _merge(one: Cause, other: Cause) -> Cause:
-    """Return the same cause in two dtypes; a restriction to a size of 0 must hold in both."""
-    also = tuple(name for name in one.also if name in other.also)
-    if one.text.startswith(other.text):
-        one = replace(one, text=other.text, topic=other.topic)
-    return replace(one, rules=one.rules + other.rules, also=also)
-
-
-def _likely_contrasts(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
-    """Return the outcomes whose contrasts the causes will probably need."""
-    return sorted((o for o in outcomes if o.level in REQUIRED), key=_contrast_rank)[:count]
-
-
-def _contrast_rank(outcome: Outcome) -> tuple[bool, bool, bool, bool]:
-    """Return the sort key that puts outcomes first whose contrasts tell most.
-
-    What is required is shown. A rule that fails on problems as they were sampled tells more than
-    one that changes them, and an exception that comes of a layout tells less than a wrong result.
-    """
-    changed = outcome.sampled is None, "then changed" in outcome.recipe
-    return outcome.level not in REQUIRED, outcome.kind == "raised", *changed
-
-
-def _with_contrast(
-    cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]], begun: Contrasts
-) -> Cause:
-    """Return the cause with what separates failing from passing problems of one rule, put first."""
-    own = [(t, o) for t, outcomes in judged for o in outcomes if o.id in cause.rules]
-    trial, first = min(own, key=lambda pair: _contrast_rank(pair[1]))
-    if cause.kind == "raised" and first.rule not in RULES:  # no option is tried twice
-        return cause
-    rules = (first.id, *(rule for rule in cause.rules if rule != first.id))
-    text, holds = begun.find(trial, first)
-    return replace(cause, rules=rules, passes_when=text, holds=holds)
 
 
 @dataclass
@@ -128,80 +100,228 @@ class _Diagnosis:
 
     trial: Trial
     outcomes: list[Outcome]
-    without: Container[str]
-    evidence: list[Evidence] = field(default_factory=list)
+    evidence: dict[str, Evidence] = field(default_factory=dict)
 
     def causes(self) -> Iterator[Cause]:
         """Yield causes that together have every outcome once."""
-        for outcome in self.outcomes:
+        self.end = time.monotonic() + SECONDS
+        raised = [o for o in self.outcomes if o.kind == "raised"]
+        left = [o for o in self.outcomes if o not in raised]
+        for outcome in left:
             evidence = self._collect(outcome)
             if evidence is not None and evidence.wrong:
-                self.evidence.append(evidence)
-        unsteady = [e for e in sorted(self.evidence, key=_rank)[:REPEATED] if self._differs(e)]
+                self.evidence[outcome.rule] = evidence
+        unsteady = [e for e in self._smallest()[:REPEATED] if self._differs(e)]
         if unsteady:
-            yield from conduct_causes(self.trial, self.outcomes, {}, self.without, unsteady[0])
+            yield from exception_causes(raised)
+            yield state_cause(left, "unsteady")
             return
-        stored, rest = self._sequence_causes()
-        found, rest = search(self.trial, rest, self.without)
-        found, rest = drop_lone_steps(*merge_leaks(found, rest))
-        found = stored + found
-        explained = {e.outcome.rule for _, claimed in found for e in claimed if e.outcome}
-        left = [o for o in self.outcomes if o.rule not in explained]
-        for candidate, claimed in found:
+        found, rest = self._whole()
+        for cause, claimed in found:
             rules = {e.outcome.rule for e in claimed if e.outcome}
-            if candidate.kind == "storage" and (candidate, claimed) == found[0]:
-                # Another shape has other places, so that a call after it seems to depend on it.
-                rules |= {o.rule for o in left if o.kind == "after"}
-                left = [o for o in left if o.rule not in rules]
-            if candidate.kind == "layout":
-                rules |= {o.rule for o in left if raises_by_layout(self.trial, o, candidate.name)}
-                left = [o for o in left if o.rule not in rules]
-            rules |= {
-                o.rule for o in left if o.kind == "after" and self._explains_alone(candidate, o)
-            }
-            left = [o for o in left if o.rule not in rules]
-            yield self._cause(candidate, claimed, rules)
-        wrong = {e.outcome.rule: e for e in rest if e.outcome}
-        yield from conduct_causes(self.trial, left, wrong, self.without)
+            also = [o for o in left if o.rule not in self.evidence and o.kind == "after"]
+            mine = [o for o in left if o.rule in rules or (cause.step == "layout" and o in also)]
+            if cause.step == "layout":
+                mine += raised
+                raised = []
+            left = [o for o in left if o not in mine]
+            if mine:
+                yield replace(cause, rules=ids(mine))
+        yield from exception_causes(raised)
+        readable = [e for e in rest if e.outcome in left]
+        for cause, mine in self._read(readable, left):
+            left = [o for o in left if o not in mine]
+            yield cause
+        for cause in conduct_causes(self.trial, [o for o in left if o.rule not in self.evidence]):
+            left = [o for o in left if o.id not in cause.rules]
+            yield cause
+        if left:
+            yield Cause(self._describe_rest(left), ids(left), name="unexplained")
 
-    def _sequence_causes(self) -> tuple[Found, list[Evidence]]:
-        if self.trial.implementation.storage is None and self.trial.implementation.packing is None:
-            return [], self.evidence
-        return find_sequence_causes(self.evidence)
+    def _smallest(self) -> list[Evidence]:
+        return sorted(self.evidence.values(), key=_rank)
+
+    def _whole(self) -> tuple[list[tuple[Cause, list[Evidence]]], list[Evidence]]:
+        """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
+        evidence = self._smallest()
+        f = self.trial.implementation
+        stored, rest = [], evidence
+        if f.storage is not None or f.packing is not None:
+            stored, rest = find_sequence_causes(evidence)
+        found, rest = search(self.trial, rest)
+        causes = []
+        for candidate, claimed in stored + found:
+            cause = Cause(
+                candidate.text,
+                (),
+                candidate.step,
+                candidate.where,
+                candidate.amount or candidate.name,
+                conventions=candidate.conventions,
+                confirmed=len(claimed),
+                name=candidate.name,
+            )
+            causes.append((cause, claimed))
+        return causes, rest
+
+    # --- reading ---
+
+    def _read(
+        self, evidence: list[Evidence], outcomes: list[Outcome]
+    ) -> Iterator[tuple[Cause, list[Outcome]]]:
+        """Yield causes that are read from the implementation, each with its outcomes."""
+        left = sorted(evidence, key=_telling)
+        for turn in range(READ):
+            if not left or (turn and time.monotonic() > self.end):
+                return
+            first = left[0]
+            points = self._points(first)
+            fault = _common_fault(points)
+            if fault is None:
+                left.pop(0)
+                continue
+            like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
+            place = self._place(points, fault)
+            cause = self._state(fault, like, place, len(points))
+            claimed = [e for e in left if e is first or self._claims(fault, e)]
+            rules = {e.outcome.rule for e in claimed if e.outcome}
+            mine = [o for o in outcomes if o.rule in rules]
+            if fault.step in FORWARD:
+                # What is right alone in other shapes looks like state of an earlier call.
+                known = {o.rule for o in outcomes if o.rule in self.evidence}
+                mine += [o for o in outcomes if o.kind == "after" and o.rule not in known]
+            outcomes = [o for o in outcomes if o not in mine]
+            left = [e for e in left if e not in claimed]
+            yield replace(cause, rules=ids(mine)), mine
+
+    def _points(self, evidence: Evidence) -> list[Point]:
+        """Return the failing problem and those around it, as far as they can be made of recipes."""
+        outcome = evidence.outcome
+        assert outcome is not None
+        alone = Point(outcome.sampled, evidence, locate(evidence)) if outcome.sampled else None
+        if alone is None:
+            return []
+        recipe, trial = replace(alone.recipe, view=evidence.view), self.trial
+        if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
+            trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
+        for base in (enlarge(trial, recipe), recipe):
+            point = try_recipe(trial, base)
+            if point is not None and point.fault is not None:
+                return [point, *explore(trial, base)]
+        return [alone]
+
+    def _place(self, points: list[Point], fault: Fault) -> Place | None:
+        """Return where it is wrong; None if no predicate says so."""
+        samples = [s for s in (sample_of(p, fault) for p in points) if s is not None]
+        found = []
+        for axes in range(len(fault.axes), 0, -1):
+            coarse = [s.reduce(axes) for s in samples]
+            place = _confirmed(coarse)
+            if place is not None:
+                found.append(place)
+                if place.errors <= CONFIRMED:
+                    return place
+        found += [x for x in [learn_problems(samples)] if x is not None]
+        best = min(found, key=lambda place: place.errors, default=None)
+        return best if best is not None and best.errors <= DOUBTFUL else None
+
+    def _state(
+        self, fault: Fault, points: list[Point], place: Place | None, confirmed: int
+    ) -> Cause:
+        """Return the cause in words."""
+        amount, form = describe(points)
+        where = fault.facts.get("where") or (place.text if place is not None else "")
+        where = BACKWARD + (where or EVERYWHERE) if fault.backward else where
+        step = fault.step
+        name, known = name_of(step, where, amount, form, points)
+        return Cause(
+            say(step, where, amount, known),
+            (),
+            step,
+            where,
+            amount,
+            confirmed=confirmed,
+            name=name,
+        )
+
+    def _claims(self, fault: Fault, evidence: Evidence) -> bool:
+        """Return True if a failing problem shows the same fault, changed or not."""
+        if time.monotonic() > self.end:
+            return _is_downstream(fault.step, evidence)
+        own = locate(evidence)
+        if own is not None and _same_step(own, fault):
+            return True
+        outcome = evidence.outcome
+        if outcome is None or outcome.sampled is None or not _is_downstream(fault.step, evidence):
+            return False
+        plain = try_recipe(self.trial, outcome.sampled)
+        return plain is not None and plain.fault is not None and _same_step(plain.fault, fault)
+
+    # --- evidence ---
 
     def _collect(self, outcome: Outcome) -> Evidence | None:
         if outcome.status == "suspect":
             return collect_suspicion(self.trial, outcome)
         return collect(self.trial, outcome)
 
-    def _explains_alone(self, candidate: Candidate, outcome: Outcome) -> bool:
-        """Return True if a candidate explains the second of two calls when it is made alone.
-
-        A mistake of some shapes is right in others, which looks like state of an earlier call.
-        """
-        alone = self._collect(replace(outcome, kind="value"))
-        return alone is not None and bool(alone.wrong) and candidate.explains(alone)
-
     def _differs(self, evidence: Evidence) -> bool:
         """Return True if another call on the same problem gives other results."""
         assert evidence.outcome is not None
         again = self._collect(evidence.outcome)
-        if again is None:
-            return True
-        return not again.equals(evidence)
+        return again is None or not again.equals(evidence)
 
-    def _cause(self, candidate: Candidate, claimed: list[Evidence], rules: set[str]) -> Cause:
-        conventions: Conventions | None = candidate.conventions
-        text, topic = _restrict(candidate, claimed)
-        return Cause(
-            text,
-            tuple(o.id for o in self.outcomes if o.rule in rules),
-            candidate.kind,
-            candidate.name,
-            conventions=conventions,
-            topic=topic,
-            also=candidate.also,
-        )
+    def _describe_rest(self, outcomes: Sequence[Outcome]) -> str:
+        required = [o for o in outcomes if o.level in REQUIRED] or outcomes
+        names = {n for o in required if o.rule in self.evidence for n in self.evidence[o.rule].wrong}
+        results = [n for n in ("o", "lse", "weights", "max_score", *GRADIENTS) if n in names]
+        if not results:
+            return f"no step was found: {first_line(outcomes[0].message)}"
+        return f"no step was found: {', '.join(results)} out of tolerance"
+
+
+def _confirmed(samples: list[Sample]) -> Place | None:
+    """Learn a place from most problems, and from all if it does not hold on the others."""
+    others = samples[len(samples) - len(samples) // 4 :]
+    place = learn(samples[: len(samples) - len(others)])
+    if place is None or (others and place.errors_on(others) > place.errors + CONFIRMED):
+        return learn(samples)
+    return place
+
+
+def _same(one: Fault, other: Fault) -> bool:
+    return _same_step(one, other) and one.axes == other.axes
+
+
+def _same_step(one: Fault, other: Fault) -> bool:
+    return (one.step, one.backward) == (other.step, other.backward)
+
+
+def _common_fault(points: Sequence[Point]) -> Fault | None:
+    """Return the fault that most points share, with the form that most have."""
+    faults = [p.fault for p in points if p.fault is not None]
+    if not faults:
+        return None
+    counts = Counter((f.step, f.backward, f.axes) for f in faults)
+    # The first problem has the failure that is to be explained.
+    counts[faults[0].step, faults[0].backward, faults[0].axes] += len(faults) // 8
+    (best, _), *_ = counts.most_common(1)
+    return next(f for f in faults if (f.step, f.backward, f.axes) == best)
+
+
+def _is_downstream(step: str, evidence: Evidence) -> bool:
+    """Return True if all wrong results of a problem may come of a step."""
+    wrong = set(evidence.wrong)
+    if step in FORWARD:
+        return True
+    reach = {
+        "lse": {"lse", *GRADIENTS},
+        "dv": {"dv", "dk", "dq"},
+        "dp": {"dq", "dk", "dbias"},
+        "delta": {"dq", "dk", "dbias", "dsinks"},
+        "ds": {"dq", "dk", "dbias"},
+        "dq": {"dq", "dk"},
+    }.get(step, {step})
+    return wrong <= reach
 
 
 def _rank(evidence: Evidence) -> tuple[bool, int]:
@@ -210,12 +330,11 @@ def _rank(evidence: Evidence) -> tuple[bool, int]:
     return evidence.outcome.level not in REQUIRED, evidence.size
 
 
-def _restrict(candidate: Candidate, claimed: list[Evidence]) -> tuple[str, str]:
-    """Return text and topic of a candidate; if it shows at a size of 0 alone, they say so.
-
-    A known mistake says itself where it shows.
-    """
-    sizes = [x for x in "STBHDE" if all(problem_size(e.problem, x) == 0 for e in claimed)]
-    if not sizes or candidate.kind == "mistake":
-        return candidate.text, candidate.topic
-    return f"{candidate.text}, where {sizes[0]} = 0", f"{candidate.topic}, sizes"
+def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int]:
+    """Return the sort key that puts first what tells most: required, plain, unchanged, small."""
+    outcome = evidence.outcome
+    assert outcome is not None
+    plain = outcome.sampled is not None and outcome.sampled.distribution == "normal"
+    changed = outcome.sampled is None or "then changed" in outcome.recipe
+    first = 0 if "o" in evidence.wrong else 1 if "lse" in evidence.wrong else 2
+    return outcome.level not in REQUIRED, changed, first, not plain, evidence.size

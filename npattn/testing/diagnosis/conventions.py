@@ -19,6 +19,7 @@ from npattn.profiles import PROFILES
 from npattn.testing.adapters.storage import read_shown
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence
+from npattn.testing.report.cause import STEPS
 
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "hidden_fill": (None, -1e4, -1e9, "min"),
@@ -43,6 +44,24 @@ USED_WITH: dict[str, Callable[[Problem], bool]] = {
 }
 """Problems on which a field makes a difference; on any problem, for the others."""
 FILLS = {"hidden_fill", "hidden_add"}
+EMPTY = "rows that see no key"
+STEP_OF = {
+    "causal": ("visible", "T ≠ S and causal or window"),
+    "mask_true": ("visible", "mask"),
+    "window": ("visible", "window"),
+    "softcap": ("s", "softcap and bias"),
+    "bias": ("s", "bias"),
+    "kv_head": ("s", "h // G ≠ h % K"),
+    "hidden_fill": ("p", EMPTY),
+    "hidden_add": ("p", EMPTY),
+    "empty_row": ("p", EMPTY),
+    "empty_row_bias": ("p", EMPTY),
+    "lse_empty": ("lse", EMPTY),
+    "lse_base": ("lse", "everywhere"),
+    "weights": ("p", "dropout"),
+    "dropout_at_rate_0": ("p", "dropout"),
+}
+"""Step that a field changes, and where."""
 TEXTS = {
     "causal=top_left": "causal and windows are aligned top-left: query t sees keys s ≤ t",
     "causal=bottom_right": (
@@ -115,13 +134,6 @@ def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[Candidate
             yield _candidate(declared, changed | {field: value})
 
 
-def without_one(candidate: Candidate, declared: Conventions) -> Iterator[Candidate]:
-    """Yield several conventions with each of them left out; nothing for a single one."""
-    changed = _list_changes(candidate, declared)
-    for left_out in changed if len(changed) > 1 else ():
-        yield _candidate(declared, {n: x for n, x in changed.items() if n != left_out})
-
-
 def _list_changes(candidate: Candidate, declared: Conventions) -> dict[str, Any]:
     return {n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)}
 
@@ -149,15 +161,25 @@ def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
     conventions = replace(declared, **changes)
     names = [f"{field}={_format(value)}" for field, value in changes.items()]
     text = "; ".join(TEXTS.get(name) or f"it follows {name}" for name in names)
+    step, where = min((_step_of(*x) for x in changes.items()), key=lambda x: STEPS.index(x[0]))
     return Candidate(
-        "convention",
         ", ".join(names),
         text,
         partial(_explains, conventions),
-        topic=next(iter(changes)),
+        step,
+        where,
         conventions=conventions,
         changes=len(changes),
     )
+
+
+def _step_of(field: str, value: Any) -> tuple[str, str]:
+    """Return the step that a convention changes, and where."""
+    if value == "nan":
+        return "nan", EMPTY
+    if (field, value) == ("softcap", "after_mask"):
+        return "visible", "softcap and mask"
+    return STEP_OF[field]
 
 
 def _format(value: Any) -> str:

@@ -29,11 +29,11 @@ def descale_candidates(evidence: Evidence) -> Iterator[Candidate]:
     theirs = {meaning: name for name, meaning in f.signature.meanings.items()}
     names = {x: theirs[meaning] for x, meaning in f.quantized.meanings.items()}
     for text, alter in _alterations(f.quantized.per, names):
-        yield Candidate("descale", text, text, partial(_explains, alter), topic="factors")
+        yield Candidate(text, text, partial(_explains, alter), "o" if text[0] == "v" else "s")
     for power in POWERS if f.quantized.weights != "input" and set(evidence.wrong) == {"o"} else ():
         size = f"2{str(power).translate(RAISED)}"
         text = f"P is multiplied by {size} before it is stored, and o is not divided by it"
-        yield Candidate("descale", text, text, partial(_is_times, power), topic="factors")
+        yield Candidate(text, text, partial(_is_times, power), "o")
 
 
 def _alterations(per: Mapping[str, str], names: Mapping[str, str]) -> Iterator[tuple[str, Alter]]:

@@ -25,7 +25,7 @@ def dtype_candidates(evidence: Evidence) -> Iterator[Candidate]:
     for dtype in reversed(NARROW):
         if unit_roundoff(dtype) > unit_roundoff(evidence.problem.q.dtype):
             text = f"{names} is rounded to {dtype} on the way: each element is a {dtype} number"
-            yield Candidate("dtype", f"{names}: {dtype}", text, partial(_explains, dtype))
+            yield Candidate(f"{names}: {dtype}", text, partial(_explains, dtype), "precision")
 
 
 def _explains(dtype: str, evidence: Evidence) -> bool:

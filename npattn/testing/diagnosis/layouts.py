@@ -29,10 +29,10 @@ def layout_candidates(evidence: Evidence) -> Iterator[Candidate]:
         return
     layout = next(name for name in AXES if name != evidence.trial.implementation.layout)
     text = f"the layout is {layout}: {AXES[layout]} (--layout {layout})"
-    yield Candidate("layout", layout, text, _explains, topic="layout")
+    yield Candidate(layout, text, _explains, "layout")
     if evidence.trial.implementation.returns == ("return_lse",):
         text = "it returns (lse, o), must return (o, lse)"
-        yield Candidate("layout", text, text, _explains_order, topic="results")
+        yield Candidate("(lse, o)", text, _explains_order, "layout")
 
 
 def raises_by_layout(trial: Trial, outcome: Outcome, layout: str) -> bool:

@@ -149,7 +149,7 @@ def _mean_square(sample: ErrorSample, tensor: str) -> float:
 
 
 def _candidate(model: Rounding, name: str, text: str) -> Candidate:
-    return Candidate("precision", name, text, partial(_rounds_alike, model), "precision")
+    return Candidate(name, text, partial(_rounds_alike, model), "precision")
 
 
 def _rounds_alike(model: Rounding, evidence: Evidence) -> bool:

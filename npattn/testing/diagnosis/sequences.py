@@ -45,7 +45,9 @@ def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
     for text, explains in CAUSES:
         claimed = [e for e in left if explains(e)]
         if claimed:
-            found.append((Candidate("storage", text, text, explains, topic="sequences"), claimed))
+            step = "layout" if text in LAYOUTS else "visible" if text in READS else "s"
+            where = "page" if "page" in text else "everywhere"
+            found.append((Candidate(text, text, explains, step, where), claimed))
             left = [e for e in left if e not in claimed]
     return found, left
 
@@ -152,6 +154,8 @@ WITHOUT = {
     "rows of the cache": "it is right in the first rows of the cache, and wrong in others",
     "new keys": "it is right without new keys, and wrong with them",
 }
+LAYOUTS = (MISREADINGS["columns"], MISREADINGS["order"], ALONE)
+READS = (SLOTS, OTHERS, "it reads the mask of another sequence")
 CAUSES = (
     *(
         (text, _changes(NEEDS.get(name, "cosines"), misread=name))

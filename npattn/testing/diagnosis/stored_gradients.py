@@ -31,7 +31,7 @@ def stored_gradient_candidates(evidence: Evidence) -> Iterator[Candidate]:
             continue
         for power, words in WORDS.items():
             text = words.format(x, theirs[meaning])
-            yield Candidate("descale", text, text, partial(_explains, x, power), topic="factors")
+            yield Candidate(text, text, partial(_explains, x, power), f"d{x}")
 
 
 def _explains(x: str, power: int, evidence: Evidence) -> bool:

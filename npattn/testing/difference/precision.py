@@ -6,20 +6,15 @@ implementation rounds the same step, its errors are those, but for what its othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 
-from npattn.mistakes import Attention
-from npattn.mistakes.attention import Inputs
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.ulp import real
-from npattn.testing.diagnosis.evidence import Evidence
-from npattn.testing.diagnosis.mistakes import implement, predict_by
-from npattn.testing.diagnosis.steps.precision import ROUNDINGS
-from npattn.testing.diagnosis.steps.step import STEPS, Step, replaces
+from npattn.testing.diagnosis.replay import Changes, replay
 from npattn.testing.difference.measure import Answer
 from npattn.testing.trial import Trial
 
@@ -57,23 +52,57 @@ class Explained:
     prediction: Prediction
 
 
-def _round_unscaled(rounding: Any) -> type[Attention]:
-    """Return attention whose weights are rounded before they are divided by their sum."""
-
-    def softmax(self: Attention, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        p, p_sink, lse = Attention.softmax(self, s, c, live)
-        top = p.max(-1, keepdims=True, initial=0)
-        top = np.where(top == 0, 1, top)  # exp(s − max) is p / max(p)
-        return np.asarray(rounding(p / top)) * top, p_sink, lse
-
-    return replaces(softmax=softmax)
+TF32_BITS = 13
+"""Last bits of the fraction of float32 that tf32 does not have."""
 
 
-def _steps() -> Iterator[Step]:
-    yield from (step for step in STEPS if step.topic in ("precision", "precision of float64"))
-    for name, (topic, rounding) in ROUNDINGS.items():
-        text = f"the weights are rounded to {name} before they are divided by their sum"
-        yield Step(topic, text, _round_unscaled(rounding))
+def _to_tf32(x: Array) -> Array:
+    """Return float64 numbers rounded to tf32: to nearest, ties away from 0."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    half = np.uint32(1 << (TF32_BITS - 1))
+    whole = np.uint32(0xFFFFFFFF << TF32_BITS & 0xFFFFFFFF)
+    rounded = ((bits + half) & whole).view(np.float32).astype(np.float64)
+    return np.where(np.isfinite(x), rounded, x)
+
+
+def _through(dtype: str, x: Array) -> Array:
+    """Return float64 numbers rounded to a dtype, to nearest, ties to even."""
+    narrow = np.dtype("float32") if dtype == "bfloat16" else np.dtype(dtype)
+    return np.asarray(x).astype(narrow).astype(dtype).astype(np.float64)
+
+
+ROUNDINGS: dict[str, Callable[[Array], Array]] = {
+    "float32": partial(_through, "float32"),
+    "tf32": _to_tf32,
+    "float16": partial(_through, "float16"),
+    "bfloat16": partial(_through, "bfloat16"),
+}
+"""Rounding to a dtype, by its name."""
+QUANTITIES = {
+    "q, k and v are rounded": "inputs",
+    "q kᵀ is rounded": "product",
+    "the final scores are rounded": "s",
+    "the weights are rounded": "p",
+    "the factors of each product with v, dout, q and k are rounded": "factor",
+    "lse is rounded": "lse",
+}
+"""Quantity of `replay` that is rounded, in words."""
+UNSCALED = "the weights are rounded to {} before they are divided by their sum"
+
+
+def _steps() -> Iterator[tuple[str, Changes]]:
+    """Yield each quantity rounded to each dtype, in words and as `replay` takes it."""
+    for dtype, rounding in ROUNDINGS.items():
+        for text, quantity in QUANTITIES.items():
+            yield f"{text} to {dtype}", {quantity: rounding}
+    for dtype, rounding in ROUNDINGS.items():
+        yield UNSCALED.format(dtype), {"p": partial(_round_unscaled, rounding)}
+
+
+def _round_unscaled(rounding: Callable[[Array], Array], p: Array) -> Array:
+    top = p.max(-1, keepdims=True, initial=0)
+    top = np.where(top == 0, 1, top)  # exp(s − max) is p / max(p)
+    return np.asarray(rounding(p / top) * top)
 
 
 def predict_roundings(trial: Trial, own: Answer) -> dict[str, Prediction]:
@@ -82,16 +111,11 @@ def predict_roundings(trial: Trial, own: Answer) -> dict[str, Prediction]:
     Under `RIGHT` nothing is rounded but the results. Last come the results in mixed precision,
     whose operands are rounded and whose sums are float32 [15].
     """
-    exact = {name: x.exact for name, x in own.judged.items()}
-    evidence = Evidence(trial, own.problem, own.cotangents, "contiguous", {}, exact)
-    like = trial.implementation
+    def predict(changes: Changes) -> Prediction:
+        return replay(own.problem, own.cotangents, trial.conventions, changes)
 
-    def predict(made: Attention) -> Prediction:
-        parts = predict_by(implement(made, made, like), evidence)
-        return {name: x[0] for part in parts for name, x in part.items()}
-
-    predictions = {RIGHT: predict(Attention())}
-    predictions |= {step.text: predict(step.make()) for step in _steps()}
+    predictions = {RIGHT: predict({})}
+    predictions |= {text: predict(changes) for text, changes in _steps()}
     for dtype, text in MIXED.items():
         mixed = own.problem.replace(dtype=dtype)
         predictions[text] = trial.exact(mixed, own.cotangents)

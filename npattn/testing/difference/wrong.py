@@ -41,13 +41,13 @@ def explain_wrong(trial: Trial, evidence: Sequence[Evidence]) -> Wrong:
     """Search for what reproduces wrong results, as reports on failures do."""
     declared = trial.conventions
     smallest = sorted(evidence, key=lambda e: e.size)[:FEW]
-    found, _ = search(trial.fresh(), smallest, ()) if smallest else ([], [])
+    found, _ = search(trial.fresh(), smallest) if smallest else ([], [])
     changes: dict[str, Any] = {}
     names = []
     texts: dict[bool, list[str]] = {True: [], False: []}
     for candidate, _ in found:
         if candidate.conventions is None:
-            texts[candidate.kind == "precision"].append(candidate.text)
+            texts[candidate.step == "precision"].append(candidate.text)
             continue
         own = {n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)}
         if not own.keys() & changes.keys():

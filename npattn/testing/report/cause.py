@@ -1,17 +1,16 @@
-"""Cause of failures: the mistake or convention that reproduces the wrong results."""
+"""Cause of failures: the first quantity that is wrong, where, and how much."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from npattn.conventions import Conventions
-from npattn.testing.report.outcome import Outcome
 
-
-def holds_always(_: Outcome) -> bool:
-    """Return True: a text without a condition contradicts no outcome."""
-    return True
+STEPS = (
+    "refusal", "state", "layout", "nan", "s", "visible", "p", "lse", "o", "dv", "dp", "delta", "ds",
+    "dq", "dk", "dbias", "dsinks", "dgate", "precision", "",
+)  # fmt: skip
+"""Legal values of `Cause.step`, in the order of the computation."""
 
 
 @dataclass(frozen=True)
@@ -21,38 +20,40 @@ class Cause:
     Attributes
     ----------
     text : str
-        The cause in words: "dk is √D times too large (8.00 at D = 64): the scale is missing in dk".
+        The cause in words: "δ is wrong where t ≥ 128: it is 0".
     rules : tuple of str
         Ids of the failed outcomes that it explains, ``rule[dtype]``, each in one cause only.
-    kind : str
-        "storage" (of sequences), "descale" (factors of quantized inputs), "convention",
-        "layout", "ratio" (a wrong factor), "dtype", "step" (one of the algorithm that is wrong or
-        left out), "mistake" (of npattn.mistakes), "precision" (all of it is computed in a narrower
-        format), "factor" (of all scores), "conduct" (between calls, or in shapes and dtypes),
-        "raised" (an exception) or "unexplained".
-    name : str
-        The convention (``causal=top_left``), or the name of the known mistake; "" if it has none.
-    share : float
-        Share of the wrong results of these rules that it reproduces within the tolerance.
+    step : str
+        The first quantity of dense.py that is wrong while all before it are right, one of `STEPS`:
+        "s", "visible", "p", "lse", "o", "dv", "dp", "delta", "ds", "dq", "dk", "dbias", "dsinks",
+        "dgate"; or "layout", "precision", "state", "nan", "refusal"; "" if it is not known.
+    where : str
+        Predicate of the elements that are wrong: ``s ≥ 32 and causal``; "everywhere"; "" if it is
+        not known. It begins with "backward: " if the forward is right, and the backward computes
+        the quantity again.
+    amount : str
+        By how much, or of which other place: "counted 2 times", "× 1/√D", "of query t − 32".
     passes_when : str
-        Contrast: "fails only where S is no multiple of 16"; "" if nothing tells.
+        Condition of problems: "fails only where S % 16 ≠ 0"; "" if nothing tells.
     conventions : Conventions or None
         Conventions under which the check would pass these rules.
-    topic : str
-        Part of attention that it is about: an option, a result, "delta"; "" if none is known.
-    also : tuple of str
-        Names of other known mistakes that give the same results on all problems tried.
-    holds : callable
-        False for an outcome whose problem contradicts `passes_when`.
+    confirmed : int
+        Number of problems on which it was tried.
+    name : str
+        Short id, which outcomes have as their `diagnosis`.
     """
 
     text: str
     rules: tuple[str, ...]
-    kind: str = "mistake"
-    name: str = ""
-    share: float = 1.0
+    step: str = ""
+    where: str = ""
+    amount: str = ""
     passes_when: str = ""
     conventions: Conventions | None = None
-    topic: str = ""
-    also: tuple[str, ...] = ()
-    holds: Callable[[Outcome], bool] = field(default=holds_always, repr=False, compare=False)
+    confirmed: int = 0
+    name: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """True if it says which step is wrong."""
+        return bool(self.step)

@@ -32,7 +32,6 @@ from npattn.testing.adapters.untrusted import Judged
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import StructureRefusedError
 from npattn.testing.cases.space import Space
-from npattn.testing.diagnosis.ahead import nobody
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
@@ -83,8 +82,6 @@ class InProcess:
 
     def finish(self) -> None:
         pass
-
-    submit = staticmethod(nobody)
 
 
 class Processes:
@@ -148,23 +145,6 @@ class Processes:
         self.rounds += 1
         setting = _Setting.of(work.judge, self.rounds)
         self.pending.append((work, setting, self._share_out(work, setting, 0)))
-
-    def submit(
-        self, function: Callable[..., Value], trial: Trial, *args: Any
-    ) -> Future[Value] | None:
-        """Call function(trial, *args) in an idle process, on its own copy of the implementation.
-
-        Returns None if no process is idle, one has ended, or the implementation is not trusted,
-        whose calls come in a random order.
-        """
-        self.parts = [part for part in self.parts if not part.done()]
-        if self.implementation.untrusted is not None or len(self.parts) == self.others:
-            return None
-        with one_thread_in_children(), suppress(BrokenProcessPool):
-            part = self.pool.submit(_compute, function, _TrialSetting.of(trial), args)
-            self.parts.append(part)
-            return part
-        return None
 
     def _share_out(self, work: Round, setting: _Setting, turn: int) -> list[_Task]:
         sizes = round_sizes(work.judge.examples)

@@ -1,0 +1,160 @@
+"""Problems around a failing one, each with the first quantity that is wrong on it, if any is.
+
+One thing is changed at a time: an option off, another in its place, each size, the heads, the
+contents. A place is learned from them, and tried on others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npattn.errors import NpattnError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.contrasts import VALUES
+from npattn.testing.diagnosis.evidence import Evidence, observe, problem_size
+from npattn.testing.diagnosis.locate import Fault, locate
+from npattn.testing.diagnosis.place import Sample
+from npattn.testing.diagnosis.verdicts import is_within
+from npattn.testing.trial import Trial
+
+PLAIN = Recipe()
+LARGE = 2**17
+"""Scores of the largest problem that is tried."""
+SECONDS = 8.0
+"""Time for the problems around a failing one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A problem that was tried: what failed on it, and where."""
+
+    recipe: Recipe
+    evidence: Evidence
+    fault: Fault | None
+
+
+def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
+    """Return what an implementation does on a recipe; None if it does not take it."""
+    if not is_within(trial.space, recipe) or trial.refuses_recipe(recipe):
+        return None
+    trial.memo.clear()
+    try:
+        problem = trial.problem(recipe)
+        if trial.skips_empty_rows and trial.empty(problem).any():
+            return None
+        evidence = observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
+        return Point(recipe, evidence, locate(evidence))
+    except (ImplementationError, NpattnError):
+        return None
+
+
+def enlarge(trial: Trial, recipe: Recipe) -> Recipe:
+    """Return the recipe with rows of several numbers, which a shrunk one lacks."""
+    changes: dict[str, int] = {}
+    for letter, least in (("D", 5), ("E", 7)):
+        if getattr(recipe, letter) < least and letter not in trial.space.sizes:
+            changes[letter] = least
+    if "E != D" not in trial.space.structure and changes:
+        changes = {"D": max(recipe.D, recipe.E, 7), "E": max(recipe.D, recipe.E, 7)}
+    if "D % 8" not in trial.space.structure and changes:
+        changes = {x: -(-n // 8) * 8 for x, n in changes.items()}
+    return replace(recipe, **changes)
+
+
+def around(trial: Trial, base: Recipe) -> Iterator[Recipe]:
+    """Yield recipes around a failing one, those first that tell most."""
+    if trial.space.few_shapes:
+        for n in range(1, 3):
+            yield replace(base, seed=base.seed + 4 * n)
+        yield from _options(base)
+        return
+    T, S, H, K = base.T, base.S, base.H, base.K
+    yield replace(base, seed=base.seed + 4)
+    yield from _options(base)
+    for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
+        yield replace(base, T=t, S=s)
+    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 100, 5):
+        yield replace(base, S=max(s, 2))
+    for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 70, 3):
+        yield replace(base, T=max(t, 1))
+    if base.lead is not None:
+        for h, k in ((1, 1), (4, 2), (2, 2), (2, 1), (4, 4), (6, 3), (8, 2), (2 * H, 2 * K), (2 * H, K)):
+            if (h, k) != (H, K):
+                yield replace(base, H=h, K=k)
+        for lead in ((1,), (3,)):
+            yield replace(base, lead=lead)
+    for d in (8, 16, 24, 33, 64, 72, 2 * base.D):
+        yield replace(base, D=d)
+        yield replace(base, E=d)
+        yield replace(base, D=d, E=d)
+    rng = np.random.default_rng([base.seed, 23])
+    for _ in range(12):
+        changes: dict[str, Any] = {x: int(rng.integers(1, 100)) for x in "TS"}
+        changes |= {x: int(rng.integers(4, 40)) for x in "DE"}
+        h, k = ((1, 1), (4, 2), (6, 3), (3, 3))[int(rng.integers(4))]
+        if base.lead is not None and not {"H", "K"} & set(trial.space.sizes):
+            changes |= {"H": h, "K": k}
+        changes["seed"] = base.seed + 4 * int(rng.integers(1, 2**16))
+        yield replace(base, **changes)
+
+
+def _options(base: Recipe) -> Iterator[Recipe]:
+    """Yield the base without each option, with others in its place, and with one more."""
+    on = options_on(base)
+    if base.distribution != "normal":
+        yield replace(base, distribution="normal")
+    for name in on:
+        yield replace(base, **{name: getattr(PLAIN, name)})
+    plain = replace(base, **{name: getattr(PLAIN, name) for name in on})
+    if len(on) > 1:
+        yield plain
+    for name, values in VALUES.items():
+        if name not in on:
+            yield replace(plain, **{name: values[0]})
+            yield replace(base, **{name: values[0]})
+
+
+def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]:
+    """Try the recipes around a failing one, as long as there is time."""
+    end = time.monotonic() + seconds
+    points, seen = [], set()
+    for recipe in around(trial, base):
+        if recipe in seen or recipe.H * recipe.T * recipe.S > LARGE:
+            continue
+        seen.add(recipe)
+        if time.monotonic() > end:
+            break
+        point = try_recipe(trial, recipe)
+        if point is not None:
+            points.append(point)
+    return points
+
+
+def sample_of(point: Point, like: Fault) -> Sample | None:
+    """Return the elements of a point for learning; None if it has another fault."""
+    fault, problem = point.fault, point.evidence.problem
+    recipe = point.recipe
+    sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
+    sizes["G"] = sizes["H"] // max(sizes["K"], 1)
+    options = set(options_on(recipe)) | ({"contents"} if recipe.distribution != "normal" else set())
+    empty = np.asarray(point.evidence.trial.empty(problem)).reshape(sizes["B"], sizes["H"], -1)
+    left, right = recipe.window or (None, None)
+    axes = like.axes
+    if fault is None:
+        letters = {x: sizes[x.upper()] for x in axes}
+        if axes[0:2] == "bh" and like.quantity.name in ("dk", "dv"):
+            letters["h"] = sizes["K"]
+        shape = tuple(letters[x] for x in axes)
+        wrong, known = np.zeros(shape, bool), np.ones(shape, bool)
+    elif (fault.step, fault.backward, fault.axes) == (like.step, like.backward, like.axes):
+        wrong, known = fault.wrong, fault.known | fault.wrong
+    else:
+        return None
+    return Sample(sizes, frozenset(options), axes, wrong, known, empty, (left, right))

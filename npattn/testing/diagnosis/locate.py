@@ -1,0 +1,571 @@
+"""The first quantity that is wrong while all before it are right, in the order of dense.py.
+
+    forward     s → visible → p → lse → o
+    backward    dv → dp → δ → ds → dq, dk, dbias, dsinks, dgate
+
+What is wrong in P is told apart by its form: a weight that is 0, or is not, against the mask
+(visible); a log ratio that follows contents (s); one that takes few values, by place (p).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+from npattn.testing.diagnosis.evidence import Evidence, observe
+from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
+from npattn.testing.trial import GRADIENTS
+
+CLEAR = 8.0
+"""Size of a weight, in units of its tolerance, from which its ratio tells anything."""
+FEW = 3
+"""Number of keys to each value of a log ratio from which the values are few."""
+APART = 0.1
+"""Share of the wrong elements of P that two placements must disagree on to acquit P."""
+ALL = 0.97
+"""Share of elements that counts as all: of many, some are close to right by chance."""
+TO_LSE = ("o", "lse", "weights", "max_score")
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """The first wrong quantity on one problem, and where it is wrong.
+
+    Attributes
+    ----------
+    step : str
+        As `Cause.step`.
+    quantity : Quantity
+        What was read; `wrong` below is the part that the step is to blame for.
+    wrong, known : array of bool
+        Elements that are wrong, and elements of which it is known.
+    backward : bool
+        True if the forward is right and its quantity is computed again.
+    form : str
+        Form of what is wrong: "factor", "zeros", "extra", "content", "moved", "rows", ….
+    facts : dict
+        Numbers that describe it.
+    """
+
+    step: str
+    quantity: Quantity
+    wrong: Array
+    known: Array
+    backward: bool = False
+    form: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> str:
+        """Letters of the axes of `wrong`."""
+        return self.quantity.axes[: self.wrong.ndim]
+
+
+def locate(evidence: Evidence) -> Fault | None:
+    """Return the first wrong quantity on a problem; None if nothing is wrong there."""
+    wrong = evidence.wrong
+    if not wrong:
+        return None
+    way = 0
+    first = next((n for n in ("o", "lse", *GRADIENTS) if n in wrong), None)
+    if first is None:  # weights or maxima alone, which are returned and no step
+        name = next(iter(wrong))
+        return _whole("", evidence, name)
+    nan = _nan(evidence)
+    if nan is not None:
+        return nan
+    if "o" in wrong and len(evidence.observed["o"]) > 1:
+        ratios = [evidence._ratio("o", x) for x in evidence.observed["o"]]  # noqa: SLF001
+        way = int(np.argmax(ratios))
+    try:
+        reader = Reader(evidence.trial, evidence.problem, evidence.cotangents, evidence.view, way)
+    except Unreadable:
+        return _whole(first if first in ("lse", *GRADIENTS) else "o", evidence, first)
+    if first in ("o", "lse"):
+        return _forward(evidence, reader)
+    return _backward(evidence, reader)
+
+
+def result(evidence: Evidence, name: str) -> Quantity:
+    """Return a result beside the exact one, with leading axes flattened."""
+    arrays = evidence.observed[name]
+    ratios = [evidence._ratio(name, x) for x in arrays]  # noqa: SLF001
+    got = np.asarray(arrays[int(np.argmax(ratios))])
+    exact, tolerance = evidence.exact[name], evidence.tolerance[name]
+    axes = {"o": "bhte", "lse": "bht", "weights": "bhts", "max_score": "bht", "dq": "bhtd",
+            "dk": "bhsd", "dv": "bhse", "dsinks": "h", "dbias": "bhts", "dgate": "bhte"}[name]  # fmt: skip
+    if got.shape != exact.shape:
+        got = np.full(exact.shape, np.nan)
+    parts = []
+    for x in (got, exact, tolerance):
+        x = np.asarray(np.real(x), np.float64)
+        x = x.reshape((1,) * max(len(axes) - x.ndim, 0) + x.shape)
+        if x.ndim > len(axes):
+            x = x.reshape(-1, *x.shape[x.ndim - len(axes) + 1 :])
+        parts.append(x)
+    return Quantity(name, axes, *parts, np.ones(parts[0].shape, bool))
+
+
+def _whole(step: str, evidence: Evidence, name: str, form: str = "") -> Fault:
+    """Return the fault of a result as it is."""
+    q = result(evidence, name)
+    return Fault(step, q, q.wrong, q.known, form=form)
+
+
+def _nan(evidence: Evidence) -> Fault | None:
+    """Return the fault of results that are NaN or infinite where the exact ones are finite."""
+    for name in evidence.wrong:
+        q = result(evidence, name)
+        bad = ~np.isfinite(q.got) & np.isfinite(q.want)
+        lost = np.isfinite(q.got) & ~np.isfinite(q.want) & (name != "lse")
+        if name == "lse":
+            bad &= np.isnan(q.got)
+        others = q.wrong & ~bad & ~lost
+        if (bad | lost).any() and others.sum() <= (bad | lost).sum() / 4:
+            return Fault("nan", q, bad | lost, q.known, name[0] == "d", "nan" if bad.any() else "")
+        if others.any():
+            return None
+    return None
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+def _forward(evidence: Evidence, reader: Reader) -> Fault:
+    lse = result(evidence, "lse") if "lse" in evidence.observed else None
+    if "o" not in evidence.wrong:
+        assert lse is not None
+        return Fault("lse", lse, lse.wrong, lse.known)
+    o = result(evidence, "o")
+    try:
+        p, apart = reader.p
+    except Unreadable as err:
+        return Fault("", o, o.wrong, o.known, facts={"unread": str(err)})
+    wrong = p.wrong
+    if (apart & wrong).sum() > APART * max(wrong.sum(), 1):
+        return _foreign_values(reader, p, apart, o)
+    if not wrong.any():
+        return Fault("o", o, o.wrong, o.known)
+    if not _explains(evidence, reader, p, o):
+        return Fault("o", o, o.wrong, o.known, form="unlike P")
+    return weights_fault(evidence, reader, p, lse)
+
+
+def _foreign_values(reader: Reader, p: Quantity, apart: Array, o: Quantity) -> Fault:
+    """Return the fault of an o that is no product of one P and its own values.
+
+    If other values explain it, of another sample or head, they are the fault; or the keys are of
+    that head too.
+    """
+    found = reader.foreign_values
+    bad = {(int(b), int(h)) for b, h, *_ in np.argwhere(apart)}
+    if not bad or bad - found.keys():
+        return Fault("o", o, o.wrong, o.known)
+    same = all(
+        (abs(got - p.want[b, h]) <= 2 * p.tolerance[b, h]).mean() > ALL
+        for (b, h), (_, _, got) in found.items()
+    )
+    rows = np.zeros(p.want.shape[:2], bool)
+    for place in found:
+        rows[place] = True
+    known = np.ones(rows.shape, bool)
+    facts = {"moved": {own: (b, k) for own, (b, k, _) in found.items()}}
+    return Fault("o" if same else "s", p, rows, known, form="kv head", facts=facts)
+
+
+def _explains(evidence: Evidence, reader: Reader, p: Quantity, o: Quantity) -> bool:
+    """Return True if the weights that were read give the wrong o again."""
+    problem = evidence.problem
+    v = np.asarray(problem.v, np.float64)
+    rows = reader.by_query_head(np.where(np.isfinite(v), v, 0), 2)
+    with np.errstate(all="ignore"):
+        got = np.einsum("bhts,bhse->bhte", np.nan_to_num(p.got), rows)
+        slack = np.einsum("bhts,bhse->bhte", p.tolerance, abs(rows)) + o.tolerance
+    if problem.gate is not None:
+        gate = np.asarray(problem.gate, np.float64)
+        whole = np.broadcast_to(gate, evidence.exact["o"].shape).reshape(got.shape)
+        got, slack = got * whole, slack * (1 + abs(whole))
+    gap = abs(got - o.got)
+    return bool((~(gap > 4 * slack)).mean() > ALL)
+
+
+def weights_fault(
+    evidence: Evidence,
+    reader: Reader,
+    p: Quantity,
+    lse: Quantity | None,
+    backward: bool = False,
+) -> Fault:
+    """Return what is wrong in weights that were read: visible, s or p."""
+    got, want, tol = p.got, p.want, p.tolerance
+    trial, problem = evidence.trial, evidence.problem
+    visible = trial.visible(problem).reshape(want.shape)
+    kept = want != 0
+    if problem.bias_array is not None:
+        visible = visible & ~np.isneginf(
+            np.broadcast_to(problem.bias_array, evidence_shape(problem)).reshape(want.shape)
+        )
+    finite = np.isfinite(got)
+    empty = ~visible.any(-1)
+    with np.errstate(all="ignore"):
+        lost = (want > CLEAR * tol) & (abs(got) <= tol)
+        extra = ~kept & (abs(got) > 2 * tol) & finite & ~empty[..., None]
+        fake = empty[..., None] & (abs(got) > tol)
+    known = np.ones(want.shape, bool)
+    clear = want > CLEAR * tol
+    if fake.any() and fake.sum() >= p.wrong.sum() * ALL:
+        rows = empty[..., None] & np.ones(want.shape, bool)
+        return Fault("p", p, rows, known, backward, "empty rows")
+    whole = (lost == clear).all(-1) & clear.any(-1)  # rows that are all zeros
+    if (lost & ~whole[..., None]).any() or extra.any():
+        dropped = visible & ~kept & extra
+        if problem.dropout_mask is not None and dropped.sum() > extra.sum() / 2:
+            return Fault("p", p, p.wrong, known, backward, "dropout")
+        hidden = extra | (lost & ~whole[..., None])
+        if not backward and not extra.any() and _moves_weight(p, lost):
+            return Fault("o", p, lost, clear, form="values of other keys")
+        moved = _find_rows(got, want, tol, p.wrong.any(-1))
+        form = "extra" if extra.sum() > lost.sum() else "zeros"
+        facts = {"moved": moved} if moved else {}
+        return Fault("visible", p, hidden, (clear | ~visible) & known, backward, form, facts)
+    if whole.any() and (p.wrong & ~whole[..., None]).sum() <= p.wrong.sum() * (1 - ALL):
+        rows = np.broadcast_to(whole[..., None], want.shape) & clear
+        if lse is not None and not lse.wrong[whole].any() and not backward:
+            o = result(evidence, "o")
+            return Fault("o", o, o.wrong, o.known, form="zeros")
+        return Fault("visible", p, rows, clear, backward, "rows of zeros")
+    moved = _find_rows(got, want, tol, p.wrong.any(-1))
+    if moved:
+        rows = p.wrong.any(-1)
+        if lse is not None and not lse.wrong.any() and not backward:
+            o = result(evidence, "o")
+            return Fault("o", o, o.wrong, o.known, form="moved", facts={"moved": moved})
+        return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "moved", {"moved": moved})
+    return _by_ratio(evidence, reader, p, lse, clear, backward)
+
+
+def _moves_weight(p: Quantity, lost: Array) -> bool:
+    """Return True if weight that keys lack is added to others: their values are read twice.
+
+    A key that is hidden leaves its weight to all others alike, or to none.
+    """
+    rows = lost.any(-1) & (p.want > 0).any(-1)
+    total = abs(p.got.sum(-1) - p.want.sum(-1)) <= 2 * p.tolerance.sum(-1)
+    with np.errstate(all="ignore"):
+        same = (p.want > CLEAR * p.tolerance) & ~lost
+        ratio = np.where(same, p.got / np.where(same, p.want, 1), np.nan)
+        slack = np.where(same, 4 * p.tolerance / np.where(same, p.want, 1), 0).max(-1)
+    several = rows & (same.sum(-1) > 1)
+    unequal = _nan_range(ratio) > slack
+    return bool(several.any() and total[rows].all() and unequal[several].mean() > 0.5)
+
+
+def evidence_shape(problem: Any) -> tuple[int, ...]:
+    """Return the shape of the scores of a problem."""
+    heads = () if problem.headless else (problem.H,)
+    return (*problem.lead, *heads, problem.T, problem.S)
+
+
+def _find_rows(
+    got: Array, want: Array, tol: Array, rows: Array
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Return for wrong rows of P the place whose exact row they are; {} if most have none."""
+    S = want.shape[-1]
+    places = np.argwhere(rows)
+    if S < 3 or not len(places):
+        return {}
+    table = want.reshape(-1, S)
+    some = places[:: max(1, len(places) // 64)]
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    distinct = (table > CLEAR * tol.reshape(-1, S)).sum(-1) >= 3
+    for place in some:
+        row, slack = got[tuple(place)], tol[tuple(place)]
+        gap = (abs(table - row) <= 2 * slack + tol.reshape(-1, S)).all(-1) & distinct
+        index = np.flatnonzero(gap)
+        if len(index):
+            places_of = [np.unravel_index(i, want.shape[:-1]) for i in index]
+            best = min(places_of, key=lambda x: sum(int(a != b) for a, b in zip(x, place, strict=True)))
+            found[tuple(map(int, place))] = tuple(map(int, best))
+    return found if len(found) >= ALL * len(some) else {}
+
+
+def _by_ratio(
+    evidence: Evidence,
+    reader: Reader,
+    p: Quantity,
+    lse: Quantity | None,
+    clear: Array,
+    backward: bool,
+) -> Fault:
+    """Tell s from p by the log ratio of the weights, which a row knows up to a constant."""
+    with np.errstate(all="ignore"):
+        ok = clear & (p.got > p.tolerance)
+        log = np.where(ok, np.log(np.where(ok, p.got, 1) / np.where(ok, p.want, 1)), np.nan)
+        slack = np.where(ok, 2 * p.tolerance / np.where(ok, p.want, 1), np.inf)
+    rows = ok.sum(-1) > 0
+    spread = _nan_range(log)
+    row_slack = np.where(ok, slack, 0).max(-1)
+    constant = spread <= 2 * row_slack
+    known = np.ones(p.want.shape, bool)
+    if constant[rows].all() and (rows & (ok.sum(-1) > 1)).any():
+        size = np.where(rows, np.nan_to_num(np.nanmedian(np.where(ok, log, np.nan), -1)), 0)
+        off = rows & (abs(size) > row_slack)
+        facts = {"factor": np.exp(size[off]), "rows": off, "log": size}
+        return Fault("p", p, off, rows, backward, "rows", facts)
+    fit = _regress(evidence, reader, log, slack, ok)
+    if fit is not None:
+        name, value, residual = fit
+        facts = {name: value}
+        return Fault("s", p, ok, ok, backward, name, facts)
+    other = _other_head(evidence, reader, p)
+    if other:
+        wrong = p.wrong.any(-1)
+        rows = wrong.any(-1)
+        moved = {(b, h): (b, other[h]) for b, h in map(tuple, np.argwhere(rows)) if h in other}
+        facts = {"moved": moved}
+        return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "kv head", facts)
+    reference, whole, few = _reference(log, slack, ok)
+    with np.errstate(invalid="ignore"):
+        relative = log - reference[..., None]
+        off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
+    facts = {"log": relative, "off": off}
+    return Fault("p" if few else "s", p, off, ok, backward, "factor" if few else "content", facts)
+
+
+def _nan_range(log: Array) -> Array:
+    """Return largest less smallest of each row, 0 where nothing is known."""
+    low = np.where(np.isnan(log), np.inf, log).min(-1)
+    high = np.where(np.isnan(log), -np.inf, log).max(-1)
+    return np.where(np.isfinite(low), high - low, 0.0)
+
+
+def _reference(
+    log: Array, slack: Array, ok: Array
+) -> tuple[Array, Array, bool]:
+    """Return the log ratio of each row's right keys, rows without any, and if others are few.
+
+    Right is the value that most keys of a row share; of values that as many share, the first.
+    """
+    shape = log.shape[:-1]
+    reference, whole = np.zeros(shape), np.zeros(shape, bool)
+    values, keys, odd = 0, 0, []
+    for place in map(tuple, np.argwhere(ok.any(-1))):
+        index = np.flatnonzero(ok[place])
+        x, width = log[place][index], slack[place][index]
+        groups: list[list[int]] = []
+        for i in np.argsort(x, kind="stable"):
+            last = groups[-1][-1] if groups else None
+            if last is not None and x[i] - x[last] <= 2 * max(width[i], width[last]):
+                groups[-1].append(int(i))
+            else:
+                groups.append([int(i)])
+        best = max(groups, key=lambda g: (len(g), -min(g)))
+        if len(best) == 1 and len(index) > 3:  # no two keys agree: none is known to be right
+            whole[place] = True
+        if len(groups) > 1 and len(index) > 1:
+            first = next(g for g in groups if 0 in g)
+            if len(first) * 3 >= len(best):
+                best = first
+        reference[place] = float(np.median(x[best]))
+        others = [g for g in groups if g is not best]
+        values += len(others)
+        keys += sum(map(len, others))
+        odd += [float(np.median(x[g])) - reference[place] for g in others]
+    if not values:
+        return reference, whole, True
+    few = keys >= FEW * values
+    if not few:  # one odd key a row: a factor of its place is the same in every row
+        distinct = len({round(v, 3) for v in odd})
+        few = len(odd) >= FEW and distinct * FEW <= len(odd)
+    return reference, whole, few
+
+
+def _regress(
+    evidence: Evidence, reader: Reader, log: Array, slack: Array, ok: Array
+) -> tuple[str, Any, Array] | None:
+    """Return the share of the products or of the bias that is too much; None if neither fits."""
+    problem = evidence.problem
+    heads = () if problem.headless else (problem.H,)
+    q = np.broadcast_to(problem.q, (*problem.lead, *heads, problem.T, problem.D))
+    q = q.reshape(reader.B, problem.H, problem.T, -1).astype(np.float64)
+    k = np.asarray(problem.k, np.float64)
+    lead = () if problem.headless else k.shape[:-3]
+    k = k.reshape(*lead, problem.K, problem.S, -1)
+    k = np.broadcast_to(k, (*problem.lead, *k.shape[-3:])).reshape(reader.B, *k.shape[-3:])
+    k = k[:, reader.kv_head]
+    scale = problem.scale if problem.scale is not None else 1 / max(problem.D, 1) ** 0.5
+    with np.errstate(all="ignore"):
+        raw = scale * np.einsum("bhtd,bhsd->bhts", q, k)
+    features = {"scale": raw}
+    if problem.softcap is not None:
+        features["softcap"] = raw - problem.softcap * np.tanh(raw / problem.softcap)
+    if problem.bias_array is not None:
+        bias = np.asarray(problem.bias_array, np.float64)
+        whole = np.broadcast_to(bias, evidence_shape(problem)).reshape(log.shape)
+        features["bias"] = np.where(np.isfinite(whole), whole, 0)
+    if problem.score_mod is not None:
+        features = {}
+    weight = np.where(ok, 1 / np.where(ok, slack, 1), 0)
+
+    def center(x: Array) -> Array:
+        total = np.maximum((weight**2).sum(-1, keepdims=True), 1e-300)
+        return np.asarray(x - (weight**2 * np.where(ok, x, 0)).sum(-1, keepdims=True) / total)
+
+    y = np.where(ok, center(np.where(ok, log, 0)), 0) * weight
+    for name, x in features.items():
+        z = np.where(ok, center(x), 0) * weight
+        power = (z * z).sum()
+        if not power or not np.isfinite(power):
+            continue
+        share = (z * y).sum() / power
+        rest = y - share * z
+        enough = (ok.sum(-1) > 2).any()
+        if enough and (abs(rest[ok]) <= 2).mean() > ALL and abs(share) > 1e-3:
+            return name, float(share), rest
+    return None
+
+
+def _other_head(evidence: Evidence, reader: Reader, p: Quantity) -> dict[int, int]:
+    """Return for query heads the key head whose keys give the wrong weights; {} if none does."""
+    problem = evidence.problem
+    if problem.K < 2:
+        return {}
+    found: dict[int, int] = {}
+    bad = sorted(set(np.argwhere(p.wrong)[:, 1].tolist()))
+    k = np.asarray(problem.k)
+    for other in range(problem.K):
+        moved = problem.replace(k=np.broadcast_to(k[..., other : other + 1, :, :], k.shape).copy())
+        want, _ = reader.exact_weights(reader.without_gate(moved))
+        for h in bad:
+            if h not in found and (abs(p.got[:, h] - want[:, h]) <= 4 * p.tolerance[:, h]).mean() > ALL:
+                found[h] = other
+    return found if set(bad) <= set(found) else {}
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+def _backward(evidence: Evidence, reader: Reader) -> Fault:
+    wrong = [name for name in GRADIENTS if name in evidence.wrong]
+    has = evidence.observed.keys()
+    core = [n for n in ("dv", "dq", "dk") if n in wrong]
+    if core and _is_right_without_dlse(evidence):
+        q = result(evidence, core[0])
+        return Fault("delta", q, q.wrong, q.known, form="dlse", facts={"where": "dlse"})
+    if not core:
+        name = next(n for n in ("dbias", "dsinks", "dgate") if n in wrong)
+        return _whole(name, evidence, name)
+    try:
+        if "dv" in core:
+            return _from_dv(evidence, reader, core)
+        if core == ["dq"]:
+            return _dq_alone(evidence, reader)
+        ds = reader.ds
+    except Unreadable:
+        name = "dv" if "dv" in core else ("ds" if len(core) > 1 else core[0])
+        shown = core[0] if name == "ds" else name
+        return _whole(name, evidence, shown)
+    fault = _from_ds(evidence, reader, ds)
+    if core == ["dk"]:
+        if fault is not None and fault.step == "delta":
+            return fault
+        dk = _whole("dk", evidence, "dk")
+        if fault is not None and fault.quantity.wrong.any():
+            return Fault("dk", ds, ds.wrong, ds.known, form="by query", facts=fault.facts)
+        return dk
+    if fault is None or ("dq" not in has):
+        return _whole(core[0], evidence, core[0])
+    return fault
+
+
+def _is_right_without_dlse(evidence: Evidence) -> bool:
+    """Return True if all gradients are right where nothing comes back to lse."""
+    dlse = evidence.cotangents.dlse
+    if dlse is None or not np.any(dlse):
+        return False
+    cotangents = replace(evidence.cotangents, dlse=np.zeros_like(dlse))
+    return not observe(evidence.trial, evidence.problem, cotangents, evidence.view).wrong
+
+
+def _from_dv(evidence: Evidence, reader: Reader, core: list[str]) -> Fault:
+    """Return the fault of a wrong dv: the weights of the backward, or dv."""
+    p, apart = reader.p_of_backward
+    wrong = p.wrong
+    dv = _whole("dv", evidence, "dv")
+    if not wrong.any() or (apart & wrong).sum() > APART * wrong.sum():
+        return dv
+    fault = weights_fault(evidence, reader, p, None, backward=True)
+    if core == ["dv"] and not (fault.step == "visible" and fault.form == "extra"):
+        return Fault("dv", p, wrong, p.known, form=fault.form, facts=fault.facts)
+    right_dq = "dq" in evidence.observed and "dq" not in core
+    if right_dq and fault.form in ("zeros", "rows of zeros", "rows"):
+        return Fault("dv", p, wrong, p.known, form=fault.form, facts=fault.facts)
+    return fault
+
+
+def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
+    """Return the fault of a wrong dS: δ, dS or dP; None if it was right."""
+    wrong = ds.wrong
+    if not wrong.any():
+        return None
+    weights = reader.exact_steps["p"]
+    with np.errstate(all="ignore"):
+        ok = ds.known & (weights > 1e-3)
+        off = np.where(ok, (ds.got - ds.want) / np.where(ok, weights, 1), np.nan)
+        slack = np.where(ok, ds.tolerance / np.where(ok, weights, 1), np.inf)
+        f = np.where(
+            ds.known & (abs(ds.want) > CLEAR * ds.tolerance), ds.got / ds.want, np.nan
+        )
+    several = ok.sum(-1) > 1
+    constant = _nan_range(off) <= 4 * np.where(ok, slack, 0).max(-1)
+    shift = np.nan_to_num(np.nanmedian(np.where(ok, off, np.nan), -1)) if ok.any() else ok.any(-1)
+    bad = several & wrong.any(-1)
+    factors = f[np.isfinite(f)]
+    if len(factors) > 2 and np.ptp(factors) <= 1e-2 * abs(np.median(factors)):
+        value = float(np.median(factors))
+        name = "dq" if "dq" in evidence.wrong and "dk" in evidence.wrong else "dk"
+        q = result(evidence, name)
+        return Fault(name, q, q.wrong, q.known, form="factor", facts={"value": value, "both": name == "dq"})
+    if bad.any() and constant[bad].mean() > ALL:
+        rows = ds.known.any(-1)
+        return Fault("delta", ds, bad, rows & several, form="delta", facts={"shift": shift, "bad": bad})
+    step = "ds" if evidence.problem.softcap or evidence.problem.score_mod else "dp"
+    outside = ds.known & (weights == 0) & (abs(ds.got) > ds.tolerance)
+    zeros = wrong & (abs(ds.got) <= ds.tolerance)
+    if outside.any():
+        return Fault("ds", ds, outside, ds.known, form="extra")
+    if zeros.sum() >= ALL * wrong.sum():
+        return Fault("ds", ds, wrong, ds.known & (abs(ds.want) > CLEAR * ds.tolerance), form="zeros")
+    return Fault(step, ds, wrong, ds.known, form="content", facts={"f": f})
+
+
+def _dq_alone(evidence: Evidence, reader: Reader) -> Fault:
+    """Return the fault of dq alone: an error along P k is one of δ."""
+    dq = result(evidence, "dq")
+    problem = evidence.problem
+    fault = Fault("dq", dq, dq.wrong, dq.known)
+    if problem.D < 3 or problem.softcap is not None or problem.score_mod is not None:
+        return fault
+    weights = reader.exact_steps["p"]
+    k = np.asarray(problem.k, np.float64)
+    lead = () if problem.headless else k.shape[:-3]
+    k = np.broadcast_to(
+        k.reshape(*lead, problem.K, problem.S, -1), (*problem.lead, problem.K, problem.S, problem.D)
+    ).reshape(reader.B, problem.K, problem.S, -1)[:, reader.kv_head]
+    along = np.einsum("bhts,bhsd->bhtd", weights, k)
+    if dq.got.shape != along.shape:
+        return fault
+    error = dq.got - dq.want
+    rows = dq.wrong.any(-1)
+    with np.errstate(all="ignore"):
+        share = (error * along).sum(-1) / (along * along).sum(-1)
+        rest = abs(error - share[..., None] * along)
+    if rows.any() and (rest <= 4 * dq.tolerance)[rows].mean() > ALL:
+        scale = problem.scale if problem.scale is not None else 1 / problem.D**0.5
+        shift = -np.nan_to_num(share) / (scale or 1)
+        return Fault("delta", dq, rows, np.ones(rows.shape, bool), form="delta",
+                     facts={"shift": shift, "bad": rows, "dq": True})  # fmt: skip
+    return fault

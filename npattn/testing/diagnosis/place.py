@@ -1,0 +1,418 @@
+"""Places as predicates: the shortest condition that holds where a quantity is wrong, and only there.
+
+A predicate is a conjunction of atoms over the indices b h t s d e, the sizes B H K T S D E G, the
+names of options, "rows that see no key" and "contents". It is learned from elements of several
+problems, right and wrong ones, and from problems that pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+
+SIZES = "BHKTSDEG"
+INDICES = "bhtsde"
+LENGTH = {"t": "T", "s": "S", "d": "D", "e": "E", "h": "H", "b": "B"}
+TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+MOST = 3000
+"""Elements of each kind that are taken from one problem."""
+MISSED = 0.04
+"""Largest share of the wrong elements that an atom may leave out."""
+WORTH = 0.008
+"""Share of elements that one more atom of the predicate must set right."""
+EVERYWHERE = "everywhere"
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Elements of one problem, some of them wrong.
+
+    Attributes
+    ----------
+    sizes : dict
+        By letter.
+    options : frozenset of str
+        Options that are on; "contents" if the arrays are not normal numbers.
+    axes : str
+        Letters of the axes of `wrong`.
+    wrong, known : array of bool
+    empty : array of bool, (B, H, T)
+        Rows that see no key.
+    window : (int or None, int or None)
+    """
+
+    sizes: dict[str, int]
+    options: frozenset[str]
+    axes: str
+    wrong: Array
+    known: Array
+    empty: Array
+    window: tuple[int | None, int | None] = (None, None)
+
+    def reduce(self, axes: int) -> Sample:
+        """Return the sample of the first axes alone: wrong where any element is."""
+        if axes == len(self.axes):
+            return self
+        last = tuple(range(axes, len(self.axes)))
+        wrong, known = (self.wrong & self.known).any(last), self.known.any(last)
+        return replace(self, axes=self.axes[:axes], wrong=wrong, known=known)
+
+
+class Atom(NamedTuple):
+    """One condition: its text, how long it is to say, and its value on the elements."""
+
+    text: str
+    cost: float
+    holds: Callable[[Table], Array]
+
+
+class Place(NamedTuple):
+    """A learned predicate.
+
+    Attributes
+    ----------
+    text : str
+        "everywhere" if no condition is needed.
+    errors : float
+        Share of elements on which it is mistaken, wrong ones and others weighed alike.
+    atoms : tuple of Atom
+    """
+
+    text: str
+    errors: float
+    atoms: tuple[Atom, ...]
+
+    def errors_on(self, samples: Sequence[Sample]) -> float:
+        """Return the share of elements of other problems on which it is mistaken."""
+        table = Table(samples)
+        holds = np.ones(len(table.y), bool)
+        for atom in self.atoms:
+            holds = holds & atom.holds(table)
+        total = float(table.weight.sum())
+        return float(table.weight[holds != table.y].sum()) / total if total else 0.0
+
+
+class Table:
+    """Elements of several samples in columns, one for each letter and option."""
+
+    def __init__(self, samples: Sequence[Sample], seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.axes = next((s.axes for s in samples if s.wrong.any()), "")
+        columns: dict[str, list[Array]] = {}
+        y, weight, number = [], [], []
+        failing = sum(bool(s.wrong.any()) for s in samples)
+        passing = len(samples) - failing
+        for i, s in enumerate(samples):
+            bad, good = np.argwhere(s.wrong & s.known), np.argwhere(~s.wrong & s.known)
+            bad, good = (x[rng.permutation(len(x))[:MOST]] for x in (bad, good))
+            rows = np.concatenate([bad, good])
+            if not len(rows):
+                continue
+            values: dict[str, Any] = {x: s.sizes[x] for x in SIZES}
+            values |= dict(zip(s.axes, rows.T, strict=True))
+            left, right = s.window
+            values |= {"left": -1 if left is None else left, "right": -1 if right is None else right}
+            values["empty"] = _rows_of(s, values)
+            for name in OPTIONS:
+                values[name] = name in s.options
+            for name, x in values.items():
+                columns.setdefault(name, []).append(np.broadcast_to(x, len(rows)))
+            y += [np.arange(len(rows)) < len(bad)]
+            if len(bad):
+                w = [np.full(len(bad), 1 / failing / len(bad))]
+                w += [np.full(len(good), 1 / failing / max(len(good), 1))]
+            else:
+                w = [np.full(len(good), 1 / max(passing, 1) / len(good))]
+            weight += w
+            number += [np.full(len(rows), i)]
+        self.columns = {name: np.concatenate(x) for name, x in columns.items()}
+        self.y = np.concatenate(y) if y else np.zeros(0, bool)
+        self.weight = np.concatenate(weight) if y else np.zeros(0)
+        self.problem = np.concatenate(number) if y else np.zeros(0, int)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def has(self, name: str) -> bool:
+        """Return True if elements have an index with this letter."""
+        return name in self.columns
+
+
+OPTIONS = (
+    "mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "gate",
+    "contents",
+)  # fmt: skip
+"""Names that a sample may have on."""
+
+
+def _rows_of(sample: Sample, values: dict[str, Any]) -> Array:
+    """Return True for elements of rows that see no key."""
+    if not set("bht") <= set(sample.axes):
+        return np.zeros(1, bool)
+    empty = np.broadcast_to(sample.empty, tuple(sample.sizes[x] for x in "BHT"))
+    return np.asarray(empty[values["b"], values["h"], values["t"]])
+
+
+def learn(samples: Sequence[Sample]) -> Place | None:
+    """Return the shortest predicate that separates the wrong elements; None if nothing is wrong."""
+    table = Table(samples)
+    y, weight = table.y, table.weight
+    if not y.any():
+        return None
+    atoms, values = [], []
+    for atom in _atoms(table):
+        x = np.broadcast_to(atom.holds(table), y.shape)
+        if weight[y & ~x].sum() <= MISSED * weight[y].sum() and not x.all():
+            atoms.append(atom)
+            values.append(x)
+    def mistakes(x: Array) -> float:
+        return float(weight[x != y].sum())
+
+    best = (mistakes(np.ones(len(y), bool)), 0.0, ())
+    scored = sorted(
+        ((mistakes(x), a.cost, i) for i, (a, x) in enumerate(zip(atoms, values, strict=True))),
+    )
+    pool: list[tuple[float, float, tuple[int, ...]]] = [best]
+    singles = [(m, c, (i,)) for m, c, i in scored]
+    pool += singles
+    keep = [i for _, _, i in sorted(scored, key=lambda x: x[0] + WORTH * x[1])[:90]]
+    pairs = []
+    for i, j in combinations(keep, 2):
+        both = values[i] & values[j]
+        pairs.append((mistakes(both), atoms[i].cost + atoms[j].cost, (i, j)))
+    pairs.sort(key=_price)
+    pool += pairs[:40]
+    for m, c, (i, j) in pairs[:25]:
+        if m <= WORTH:
+            continue
+        for n in keep:
+            if n not in (i, j):
+                x = values[i] & values[j] & values[n]
+                pool.append((mistakes(x), c + atoms[n].cost, (i, j, n)))
+    errors, _, chosen = min(pool, key=_price)
+    ordered = tuple(atoms[i] for i in _in_order(chosen, atoms))
+    return Place(" and ".join(atom.text for atom in ordered) or EVERYWHERE, errors, ordered)
+
+
+def learn_problems(samples: Sequence[Sample]) -> Place | None:
+    """Return the condition of the problems that are wrong, whatever their elements are."""
+    whole = [
+        replace(s, wrong=np.full(s.wrong.shape, s.wrong.any()), known=np.ones(s.wrong.shape, bool))
+        for s in samples
+    ]
+    return learn(whole)
+
+
+def _price(entry: tuple[float, float, Any]) -> float:
+    return entry[0] + WORTH * entry[1]
+
+
+def _in_order(chosen: Iterable[int], atoms: Sequence[Atom]) -> list[int]:
+    """Order atoms: indices first, then sizes, then options."""
+
+    def rank(i: int) -> tuple[int, str]:
+        words = set(atoms[i].text.split())
+        return (0 if words & set(INDICES) else 2 if words & set(OPTIONS) else 1), atoms[i].text
+
+    return sorted(chosen, key=rank)
+
+
+# --- atoms ----------------------------------------------------------------------------------------
+
+
+def _round(n: int) -> float:
+    """Return what a number costs: tile sizes and 0, 1 are what people write."""
+    if n in (0, 1) or (n >= 4 and n & (n - 1) == 0) or (n >= 16 and n % 16 == 0):
+        return 1.0
+    return 1.2 if n < 4 else 1.5
+
+
+def _atoms(table: Table) -> Iterator[Atom]:
+    yield from _options(table)
+    if table["empty"].any():
+        yield Atom("rows that see no key", 1.0, lambda t: t["empty"])
+    yield from _sizes(table)
+    for x in table.axes:
+        yield from _along(table, x)
+    if {"h"} <= set(table.axes) and (table["G"] > 1).any():
+        yield from _heads(table)
+    if {"t", "s"} <= set(table.axes):
+        yield from _diagonal(table)
+
+
+def _options(table: Table) -> Iterator[Atom]:
+    varied = [n for n in OPTIONS if table[n].any() and not table[n].all()]
+    for name in varied:
+        yield Atom(name, 1.0, lambda t, n=name: t[n])
+        yield Atom(f"no {name}", 1.3, lambda t, n=name: ~t[n])
+    for one, other in combinations(varied, 2):
+        yield Atom(f"{one} or {other}", 1.6, lambda t, a=one, b=other: t[a] | t[b])
+    on = [n for n in varied if n not in ("contents", "scale")]
+    if len(on) > 2:
+        for several in combinations(on, 3):
+            text = " or ".join(several)
+            yield Atom(text, 2.2, lambda t, names=several: t[names[0]] | t[names[1]] | t[names[2]])
+
+
+def _sizes(table: Table) -> Iterator[Atom]:
+    y = table.y
+    relations: dict[str, Callable[[Array, Array], Array]] = {
+        "≠": np.not_equal, "=": np.equal, "<": np.less, ">": np.greater,
+    }  # fmt: skip
+    for a, b in ("TS", "DE", "HK"):
+        for sign, f in relations.items():
+            yield Atom(f"{a} {sign} {b}", 1.1, lambda t, a=a, b=b, f=f: f(t[a], t[b]))
+    for x in SIZES:
+        low, high = int(table[x][y].min()), int(table[x][y].max())
+        right = table[x][~y]
+        if low == high and low <= 1:
+            yield Atom(f"{x} = {low}", 1.1, lambda t, x=x, n=low: t[x] == n)
+        if (right < low).any():
+            below = int(right[right < low].max())
+            for n in _bounds(below, low):
+                cost = 1.1 + 0.3 * (_round(n) - 1)
+                yield Atom(f"{x} > {n}", cost, lambda t, x=x, n=n: t[x] > n)
+        if (right > high).any():
+            above = int(right[right > high].min())
+            yield Atom(f"{x} < {above}", 1.3, lambda t, x=x, n=above: t[x] < n)
+        for m in TILES:
+            if x in "TSDE" and m >= 2:
+                yield Atom(f"{x} % {m} ≠ 0", 1.2, lambda t, x=x, m=m: t[x] % m != 0)
+                yield Atom(f"{x} % {m} = 0", 1.3, lambda t, x=x, m=m: t[x] % m == 0)
+
+
+def _bounds(below: int, low: int) -> list[int]:
+    """Return the last passing size to name: the roundest between those that pass and fail."""
+    between = range(below, low)
+    return sorted(between, key=lambda n: (_round(n), -n))[:2]
+
+
+def _along(table: Table, x: str) -> Iterator[Atom]:
+    y, column = table.y, table[x]
+    bad, good = column[y], column[~y]
+    low, high = int(bad.min()), int(bad.max())
+    length = LENGTH[x]
+    if low == high:
+        yield Atom(f"{x} = {low}", 1.0, lambda t, n=low: t[x] == n)
+    below = good[good < low]
+    if low > 0 and len(below):
+        for n in {low, *_bounds(int(below.max()) + 1, low + 1)}:
+            if n:
+                cost = _round(n)
+                yield Atom(f"{x} ≥ {n}", cost, lambda t, n=n: t[x] >= n)
+    above = good[good > high]
+    if len(above):
+        for n in {high + 1, *_bounds(high + 1, int(above.min()) + 1)}:
+            yield Atom(f"{x} < {n}", _round(n), lambda t, n=n: t[x] < n)
+    for other in SIZES:
+        if other != length and other != "B":
+            yield Atom(f"{x} ≥ {other}", 1.2, lambda t, n=other: t[x] >= t[n])
+            yield Atom(f"{x} < {other}", 1.4, lambda t, n=other: t[x] < t[n])
+    if x in "ts":
+        a, b = ("S", "T") if x == "s" else ("T", "S")
+        yield Atom(f"{x} ≥ {a} − {b}", 1.4, lambda t: t[x] >= t[a] - t[b])
+        yield Atom(f"{x} < {a} − {b}", 1.3, lambda t: t[x] < t[a] - t[b])
+    end = table[length] - column
+    if int(end[y].max()) < int(end.max()):
+        n = int(end[y].max())
+        text = f"{x} = {length} − 1" if n == 1 else f"{x} ≥ {length} − {n}"
+        yield Atom(text, 1.1 * _round(n), lambda t, n=n: t[length] - t[x] <= n)
+    if int(end[y].min()) > 1:
+        n = int(end[y].min())
+        yield Atom(f"{x} < {length} − {n - 1}", 1.3 * _round(n), lambda t, n=n: t[length] - t[x] >= n)
+    for m in TILES:
+        if int(column.max()) >= m or m <= 4:
+            yield from _modulus(table, x, m)
+        if m >= 4:
+            yield Atom(f"{x} ≥ {m} · ({length} // {m})", 1.5,
+                       lambda t, m=m: t[x] >= m * (t[length] // m))  # fmt: skip
+            yield Atom(f"{x} < {m} · ({length} // {m})", 1.6,
+                       lambda t, m=m: t[x] < m * (t[length] // m))  # fmt: skip
+            yield Atom(f"{x} ≥ {m} · (⌈{length} / {m}⌉ − 1)", 1.6,
+                       lambda t, m=m: t[x] >= m * (-(-t[length] // m) - 1))  # fmt: skip
+            yield Atom(f"{x} < {m} · (⌈{length} / {m}⌉ − 1)", 1.6,
+                       lambda t, m=m: t[x] < m * (-(-t[length] // m) - 1))  # fmt: skip
+            yield Atom(f"{x} ≥ {m} · ⌈{length} / {2 * m}⌉", 1.7,
+                       lambda t, m=m: t[x] >= m * -(-t[length] // (2 * m)))  # fmt: skip
+
+
+def _modulus(table: Table, x: str, m: int) -> Iterator[Atom]:
+    values = np.unique(table[x][table.y] % m)
+    if len(values) == m:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        yield Atom(f"{x} % {m} = {low}", 1.2, lambda t: t[x] % m == low)
+    elif low > 0:
+        text = f"{x} % {m} ≠ 0" if low == 1 else f"{x} % {m} ≥ {low}"
+        yield Atom(text, 1.3, lambda t: t[x] % m >= low)
+    if low != high and high < m - 1:
+        yield Atom(f"{x} % {m} < {high + 1}", 1.3, lambda t: t[x] % m <= high)
+    odd = np.unique(table[x][table.y] // m % 2)
+    if len(odd) == 1 and m > 2:
+        yield Atom(f"{x} // {m} % 2 = {odd[0]}", 1.5, lambda t: t[x] // m % 2 == odd[0])
+
+
+def _heads(table: Table) -> Iterator[Atom]:
+    yield Atom("h % G ≠ 0", 1.2, lambda t: t["h"] % t["G"] != 0)
+    yield Atom("h % G = 0", 1.2, lambda t: (t["h"] % t["G"] == 0) & (t["G"] > 1))
+    yield Atom("h % G ≠ G − 1", 1.2, lambda t: t["h"] % t["G"] != t["G"] - 1)
+    yield Atom("h % G = G − 1", 1.3, lambda t: (t["h"] % t["G"] == t["G"] - 1) & (t["G"] > 1))
+    yield Atom("h // G ≥ 1", 1.2, lambda t: t["h"] // t["G"] >= 1)
+    yield Atom("h // G ≠ h", 1.3, lambda t: t["h"] // t["G"] != t["h"])
+    yield Atom("h // G ≠ h % K", 1.4, lambda t: t["h"] // t["G"] != t["h"] % t["K"])
+
+
+def _diagonal(table: Table) -> Iterator[Atom]:
+    for name, distance in (("t + S − T", _bottom_right), ("t", _top_left)):
+        d = distance(table)
+        bad, good = d[table.y], d[~table.y]
+        low, high = int(bad.min()), int(bad.max())
+        more = 0.0 if name != "t" else 0.05
+        if low == high:
+            text = f"s = {_shift(name, -low)}"
+            yield Atom(text, 1.2 + more, lambda t, f=distance, n=low: f(t) == n)
+        if (good < low).any():
+            yield Atom(f"s ≤ {_shift(name, -low)}", 1.2 + more + 0.2 * (low not in (0, 1)),
+                       lambda t, f=distance, n=low: f(t) >= n)  # fmt: skip
+        if (good > high).any():
+            yield Atom(f"s ≥ {_shift(name, -high)}", 1.2 + more + 0.2 * (high not in (0, -1)),
+                       lambda t, f=distance, n=high: f(t) <= n)  # fmt: skip
+    both = (table["left"] >= 0) & table.y
+    if both.any() and both.sum() == table.y.sum():
+        own = table["left"] - _bottom_right(table)
+        n = np.unique(own[table.y])
+        if len(n) == 1:
+            yield Atom("window and the left edge", 1.6, lambda t, n=int(n[0]):
+                       (t["left"] >= 0) & (t["left"] - _bottom_right(t) == n))  # fmt: skip
+    both = (table["right"] >= 0) & table.y
+    if both.any() and both.sum() == table.y.sum():
+        own = table["right"] + _bottom_right(table)
+        n = np.unique(own[table.y])
+        if len(n) == 1:
+            yield Atom("window and the right edge", 1.6, lambda t, n=int(n[0]):
+                       (t["right"] >= 0) & (t["right"] + _bottom_right(t) == n))  # fmt: skip
+    for m in (16, 32, 64):
+        yield Atom(f"s // {m} = t // {m}", 1.5, lambda t, m=m: t["s"] // m == t["t"] // m)
+        yield Atom(f"s // {m} > t // {m}", 1.6, lambda t, m=m: t["s"] // m > t["t"] // m)
+        yield Atom(f"s // {m} < t // {m}", 1.6, lambda t, m=m: t["s"] // m < t["t"] // m)
+
+
+def _bottom_right(t: Table) -> Array:
+    """Keys between a key and the diagonal that ends at the last key."""
+    return np.asarray(t["t"] + t["S"] - t["T"] - t["s"])
+
+
+def _top_left(t: Table) -> Array:
+    """Keys between a key and the diagonal that begins at the first key."""
+    return np.asarray(t["t"] - t["s"])
+
+
+def _shift(name: str, n: int) -> str:
+    return name if not n else f"{name} {'+' if n > 0 else '−'} {abs(n)}"

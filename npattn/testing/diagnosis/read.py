@@ -1,0 +1,373 @@
+"""The intermediate quantities of a black box, read from its results on chosen arrays.
+
+    v = I     o is P: the weights that the forward uses
+    do = I    dv is Pᵀ: the weights that the backward uses
+    do of one query    dk[s] = scale · dS[t, s] · q[t]: the gradient of the scores
+
+The identity ties two indices, a key and a column of v. So each unit column is put at two random
+places: what is wrong at the same keys in both belongs to P, anything else to o. Shapes stay as they
+are, so that nothing is refused or compiled again: the keys are read E at a time.
+docs/diagnosis.md derives what is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from npattn.oracle.api import backward, evaluate
+from npattn.problem import Cotangents, Problem
+from npattn.problem.arrays import Array
+from npattn.testing.trial import Trial
+
+MOST_CALLS = 400
+"""Most calls of a reading."""
+LARGEST = 2**21
+"""Elements of the largest quantity that is read."""
+ROWS = 12
+"""Queries whose dS is read, those at the edges of tiles first."""
+
+
+class Unreadable(Exception):
+    """A quantity cannot be read; the text says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantity:
+    """A quantity as it was read, beside the exact one.
+
+    Attributes
+    ----------
+    name : str
+        As in dense.py: "p", "o", "lse", "dv", "ds", …
+    axes : str
+        Letters of its axes: "bhts".
+    got, want, tolerance : array
+        float64; `got` may be NaN.
+    known : array of bool
+        Elements that were read.
+    """
+
+    name: str
+    axes: str
+    got: Array
+    want: Array
+    tolerance: Array
+    known: Array
+
+    @cached_property
+    def wrong(self) -> Array:
+        """Elements out of tolerance."""
+        same = (self.got == self.want) | (np.isnan(self.got) & np.isnan(self.want))
+        with np.errstate(invalid="ignore"):
+            near = abs(self.got - self.want) <= self.tolerance
+        return np.asarray(self.known & ~same & ~near)
+
+
+def _disagree(first: Array, second: Array, tolerance: Array) -> Array:
+    """Return True where two readings differ by more than a tolerance."""
+    with np.errstate(invalid="ignore"):
+        apart = ~(abs(first - second) <= tolerance)
+    return np.asarray(apart & ~(np.isnan(first) & np.isnan(second)))
+
+
+class Reader:
+    """Reader of the quantities of one implementation on one problem.
+
+    Parameters
+    ----------
+    trial : Trial
+    problem : npattn.Problem
+    cotangents : Cotangents
+    view : str
+        Memory layout of the arrays.
+    way : int
+        Which of the results with one name is read, if the implementation is called in several ways.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        problem: Problem,
+        cotangents: Cotangents,
+        view: str = "contiguous",
+        way: int = 0,
+    ) -> None:
+        self.trial = replace(trial, memo={})
+        self.forward = replace(trial, gradients=frozenset(), memo={})
+        self.problem, self.cotangents = problem, cotangents
+        self.view, self.way = view, way
+        self.B = math.prod(problem.lead)
+        self.rng = np.random.default_rng(7)
+        if self.B * problem.H * problem.T * problem.S > LARGEST:
+            raise Unreadable("the problem is too large")
+
+    # --- shapes ---
+
+    def flat(self, x: Array) -> Array:
+        """Return a result with query heads as (B, H, T, ...), float64."""
+        x = np.asarray(x)
+        x = x if x.dtype.kind in "fc" else x.astype(np.float64)
+        p = self.problem
+        tail = x.shape[1 if p.headless else len(p.lead) + 1 :]
+        return np.asarray(x, np.float64).reshape(self.B, p.H, *tail)
+
+    @cached_property
+    def key_lead(self) -> tuple[int, ...]:
+        """Leading axes of k and v together, without the heads."""
+        return () if self.problem.headless else self.problem.v.shape[:-3]
+
+    @cached_property
+    def kv_head(self) -> Array:
+        """Key/value head of each query head."""
+        h = np.arange(self.problem.H)
+        if self.trial.conventions.kv_head == "tile":
+            return h % max(self.problem.K, 1)
+        return h // max(self.problem.H // max(self.problem.K, 1), 1)
+
+    def by_query_head(self, x: Array, axes: int = 1) -> Array:
+        """Return an array of the keys, (*lead of v, K, ...), as (B, H, ...)."""
+        return self.by_head(x, self.kv_head, axes)
+
+    def by_head(self, x: Array, heads: Array, axes: int = 1) -> Array:
+        """Return an array of the keys as (B, H, ...), of the key head of each query head."""
+        tail = x.shape[len(x.shape) - axes :]
+        x = x.reshape(*self.key_lead, self.problem.K, *tail)
+        x = np.broadcast_to(x, (*self.problem.lead, self.problem.K, *tail))
+        return x.reshape(self.B, self.problem.K, *tail)[:, heads]
+
+    # --- the forward ---
+
+    @cached_property
+    def p(self) -> tuple[Quantity, Array]:
+        """The weights by v = I, and True where two placements of the units disagree."""
+        problem = self.without_gate(self.problem)
+        want, tolerance = self.exact_weights(problem)
+        first, second = (read(self.kv_head) for read, _ in self.readings)
+        whole = np.ones(want.shape, bool)
+        apart = _disagree(first, second, 2 * tolerance)
+        return Quantity("p", "bhts", first, want, tolerance, whole), apart
+
+    @cached_property
+    def readings(self) -> list[tuple[Callable[..., Array], Array]]:
+        """Two readings of o at unit columns of v.
+
+        Each is a function of whose values a head takes, and the sum of all columns, (B, H, T).
+        """
+        problem = self.without_gate(self.problem)
+        return [self._read_weights(problem) for _ in range(2)]
+
+    @cached_property
+    def foreign_values(self) -> dict[tuple[int, int], tuple[int, int, Array]]:
+        """For (b, h) that take values of another sample or head: which, and P by these."""
+        tolerance = self.p[0].tolerance
+        B, K = self.B, self.problem.K
+        bad = {(int(b), int(h)) for b, h, *_ in np.argwhere(self.p[1])}
+        samples = range(B) if math.prod(self.key_lead) == B else (None,)
+        found: dict[tuple[int, int], tuple[int, int, Array]] = {}
+        for sample, head in ((b, k) for b in samples for k in range(K)):
+            heads = np.full(self.problem.H, head)
+            order = None if sample is None else np.full(B, sample)
+            pair = [(read(heads, order), total) for read, total in self.readings]
+            apart = _disagree(pair[0][0], pair[1][0], 2 * tolerance)
+            for own, total in pair:  # nothing of o may be left over
+                apart |= _disagree(own.sum(-1), total, 2 * tolerance.sum(-1))[..., None]
+            for b, h in bad - found.keys():
+                own = (b if sample is None else sample, head)
+                if own != (b, int(self.kv_head[h])) and not apart[b, h].any():
+                    found[b, h] = (*own, pair[0][0][b, h])
+        return found
+
+    def exact_weights(self, problem: Problem) -> tuple[Array, Array]:
+        """Return the weights that meet v, after dropout, and their tolerance."""
+        S = problem.S
+        eye = np.broadcast_to(np.eye(S), (*problem.v.shape[:-1], S)).astype(problem.v.dtype)
+        own = problem.replace(v=eye)
+        zeros = Cotangents(np.zeros((*self._o_shape(problem)[:-1], S), problem.q.dtype), None)
+        exact = self.forward.exact(own, zeros)
+        allowed = self.forward.tolerance(own, zeros, exact)
+        return self.flat(exact["o"]), self.flat(allowed["o"])
+
+    def _o_shape(self, problem: Problem) -> tuple[int, ...]:
+        heads = () if problem.headless else (problem.H,)
+        return (*problem.lead, *heads, problem.T, problem.E)
+
+    def without_gate(self, problem: Problem) -> Problem:
+        if problem.gate is None:
+            return problem
+        return problem.replace(gate=np.ones_like(np.asarray(problem.gate)))
+
+    def _read_weights(self, problem: Problem) -> tuple[Callable[..., Array], Array]:
+        """Call with unit columns of v; return P (B, H, T, S) as a function of heads and samples."""
+        S, E = problem.S, problem.E
+        if not E or not S:
+            raise Unreadable("v has no columns" if not E else "there is no key")
+        calls = -(-S // E)
+        if calls > MOST_CALLS // 2:
+            raise Unreadable(f"reading takes {calls} calls")
+        shape = (math.prod(self.key_lead), problem.K)
+        place = np.argsort(self.rng.random((*shape, calls * E)), -1)[..., :S]  # of each key
+        call, column = place // E, place % E
+        results = np.empty((calls, self.B, problem.H, problem.T, E))
+        for n in range(calls):
+            unit = (call == n)[..., None] & (column[..., None] == np.arange(E))
+            v = unit.reshape(problem.v.shape).astype(problem.v.dtype)
+            results[n] = self.flat(self._call(problem.replace(v=v), v))
+        b, h, t = (x[..., None] for x in np.ogrid[: self.B, : problem.H, : problem.T])
+
+        def weights(heads: Array, samples: Array | None = None) -> Array:
+            calls_of, columns = (self.by_head(x.reshape(-1, S), heads) for x in (call, column))
+            if samples is not None:
+                calls_of, columns = calls_of[samples], columns[samples]
+            return np.asarray(results[calls_of[:, :, None], b, h, t, columns[:, :, None]])
+
+        return weights, results.sum((0, -1))
+
+    def _call(self, problem: Problem, v: Array) -> Array:
+        """Return o; raise if the values cannot be chosen."""
+        f = self.trial.implementation
+        fitted = f.fit(problem)
+        if not np.array_equal(np.asarray(fitted.v, np.float64), np.asarray(v, np.float64)):
+            raise Unreadable("v cannot be chosen")
+        found = [x for name, x in f.forward(fitted, self.view).pairs if name == "o"]
+        o = found[min(self.way, len(found) - 1)]
+        if o.shape != self._o_shape(problem):
+            raise Unreadable(f"o has shape {o.shape}")
+        return o
+
+    # --- the backward ---
+
+    def gradients(self, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
+        """Return the gradients of one call by name."""
+        found: dict[str, Array] = {}
+        f = self.trial.implementation
+        for name, x in f.gradients(problem, cotangents, self.view).pairs:
+            found.setdefault(name, x)
+        return found
+
+    def _zero_dlse(self) -> Array | None:
+        dlse = self.cotangents.dlse
+        return None if dlse is None else np.zeros_like(dlse)
+
+    @cached_property
+    def q_is_shared(self) -> bool:
+        """True if k or v has fewer samples than o: its gradient sums over them."""
+        return math.prod(self.key_lead) != self.B or math.prod(
+            self.problem.k.shape[: -2 if self.problem.headless else -3]
+        ) != self.B
+
+    def _sources(self) -> Iterator[tuple[Array, Array]]:
+        """Yield sets of (b, h) whose gradients of k and v do not meet in a sum."""
+        H, K = self.problem.H, self.problem.K
+        for g in range(H // max(K, 1)):
+            heads = np.array([np.flatnonzero(self.kv_head == k)[g] for k in range(K)])
+            if self.q_is_shared:
+                for b in range(self.B):
+                    yield np.array([b]), heads
+            else:
+                yield np.arange(self.B), heads
+
+    @cached_property
+    def p_of_backward(self) -> tuple[Quantity, Array]:
+        """The weights by do = I, as dv shows them, and True where two placements disagree."""
+        problem = self.without_gate(self.problem)
+        T, E = problem.T, problem.E
+        want, tolerance = self.exact_weights(problem)
+        sources = list(self._sources())
+        calls = -(-T // max(E, 1))
+        if not E or 2 * calls * len(sources) > MOST_CALLS:
+            raise Unreadable(f"reading takes {2 * calls * len(sources)} calls")
+        first, second = (self._read_by_dv(problem, sources, calls) for _ in range(2))
+        apart = _disagree(first, second, 4 * tolerance)
+        whole = np.ones(want.shape, bool)
+        return Quantity("p", "bhts", first, want, 2 * tolerance, whole), apart
+
+    def _read_by_dv(
+        self, problem: Problem, sources: list[tuple[Array, Array]], calls: int
+    ) -> Array:
+        B, H, T, S, E = self.B, problem.H, problem.T, problem.S, problem.E
+        place = np.argsort(self.rng.random((B, H, calls * E)), -1)[..., :T]
+        call, column = place // E, place % E
+        found = np.full((B, H, T, S), np.nan)
+        for bs, hs in sources:
+            mine = np.zeros((B, H, 1), bool)
+            mine[np.ix_(bs, hs)] = True
+            for n in range(calls):
+                here = mine & (call == n)
+                do = here[..., None] & (column[..., None] == np.arange(E))
+                do = do.reshape(self._o_shape(problem)).astype(problem.q.dtype)
+                dv = self.gradients(problem, Cotangents(do, self._zero_dlse())).get("dv")
+                if dv is None or dv.shape != problem.v.shape:
+                    raise Unreadable("dv is not returned")
+                rows = self.by_query_head(np.asarray(dv, np.float64), 2)  # (B, H, S, E)
+                at = np.broadcast_to(column[:, :, None], (B, H, S, T))
+                values = np.take_along_axis(rows, at, -1).swapaxes(-1, -2)
+                found = np.where(here[..., None], values, found)
+        return found
+
+    @cached_property
+    def ds(self) -> Quantity:
+        """dS of some queries, as dk shows it: dk[s] = scale · dS[t, s] · q[t]."""
+        problem, B, H = self.problem, self.B, self.problem.H
+        T, S = problem.T, problem.S
+        scale = problem.scale if problem.scale is not None else 1 / math.sqrt(problem.D or 1)
+        if not scale or not problem.D or self.trial.implementation.latent is not None:
+            raise Unreadable("dk does not tell dS")
+        sources = list(self._sources())
+        rows = self._rows(T, max(1, MOST_CALLS // 4 // max(len(sources), 1)))
+        got, want, tolerance = (np.zeros((B, H, T, S)) for _ in range(3))
+        known = np.zeros((B, H, T, S), bool)
+        heads = () if problem.headless else (problem.H,)
+        q = np.broadcast_to(problem.q, (*problem.lead, *heads, T, problem.D))
+        q = q.reshape(B, H, T, -1).astype(np.float64)
+        norm = (q * q).sum(-1)
+        for bs, hs in sources:
+            for t in rows:
+                do = np.zeros((B, H, T, problem.E))
+                do[np.ix_(bs, hs, [t])] = self._dout[np.ix_(bs, hs, [t])]
+                do = do.reshape(self._o_shape(problem)).astype(problem.q.dtype)
+                cot = Cotangents(do, self._zero_dlse())
+                dk = self.gradients(problem, cot).get("dk")
+                if dk is None or dk.shape != problem.k.shape:
+                    raise Unreadable("dk is not returned")
+                exact = self.trial.exact(problem, cot)
+                allowed = self.trial.tolerance(problem, cot, exact)
+                where = np.ix_(bs, hs)
+                for x, out, size in (
+                    (dk, got, False),
+                    (exact["dk"], want, False),
+                    (allowed["dk"], tolerance, True),
+                ):
+                    own = self.by_query_head(np.asarray(x, np.float64), 2)[where]
+                    row = q[where][:, :, t]
+                    over = norm[where][:, :, t][..., None]
+                    row = abs(row) if size else row
+                    with np.errstate(all="ignore"):
+                        value = np.einsum("bhsd,bhd->bhs", own, row) / over
+                        out[np.ix_(bs, hs, [t])] = (value / (abs(scale) if size else scale))[
+                            :, :, None
+                        ]
+                known[np.ix_(bs, hs, [t])] = (norm[where][:, :, t] > 0)[..., None, None]
+        return Quantity("ds", "bhts", got, want, np.where(known, tolerance, np.inf), known)
+
+    @cached_property
+    def _dout(self) -> Array:
+        return self.flat(self.cotangents.dout)
+
+    @staticmethod
+    def _rows(T: int, most: int) -> list[int]:
+        """Return queries to read, those at the edges of tiles first."""
+        edges = [0, T - 1, T // 2, *(m + d for m in (16, 32, 64, 128) for d in (-1, 0))]
+        rows = [t for t in dict.fromkeys([*edges, *range(T)]) if 0 <= t < T]
+        return sorted(rows[: min(most, ROWS)])
+
+    @cached_property
+    def exact_steps(self) -> dict[str, Array]:
+        """Exact quantities of the problem in the terms of dense.py, (B, H, T, S) but for δ."""
+        fwd = evaluate(self.problem, self.trial.conventions)
+        grads = backward(fwd, np.asarray(self.cotangents.dout, float))
+        return {"p": self.flat(fwd.weights), "dq": self.flat(grads.q)}
