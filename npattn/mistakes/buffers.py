@@ -15,7 +15,7 @@ KEPT = 64
 """Arrays that a cache holds."""
 
 
-@mistake("packed-in-one-order", "memory")
+@mistake("packed-in-one-order", "memory", step="layout", where="everywhere")
 class _PackedInOneOrder(Attention):
     """Slices of one packed buffer are read as [Q | K | V], also where they lie head by head."""
 
@@ -29,7 +29,7 @@ class _PackedInOneOrder(Attention):
         return super().inputs(q, k, v, *rest, **options)
 
 
-@mistake("contents-of-first-call", "memory")
+@mistake("contents-of-first-call", "memory", step="state", where="everywhere")
 class _ContentsOfFirstCall(Attention):
     """Arrays are prepared once and known by their identity, whatever they hold later."""
 
@@ -45,7 +45,7 @@ class _ContentsOfFirstCall(Attention):
         return prepared.copy()
 
 
-@mistake("value-scaled-with-key", "memory")
+@mistake("value-scaled-with-key", "memory", step="o", where="D = E")
 class _ValueScaledWithKey(Attention):
     """The scale goes into a copy of k, which also stands for v if they are one array."""
 
@@ -54,7 +54,7 @@ class _ValueScaledWithKey(Attention):
         return c._replace(v=c.scale * c.v) if arrays[1] is arrays[2] else c
 
 
-@mistake("work-shared-by-threads", "memory")
+@mistake("work-shared-by-threads", "memory", step="state", where="everywhere")
 class _WorkSharedByThreads(Attention):
     """The inputs wait in a place that all threads share."""
 

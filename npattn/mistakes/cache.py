@@ -13,7 +13,13 @@ from npattn.problem.arrays import Array
 # --- a cached past: S − T keys before those of the queries ---
 
 
-@mistake("causal-over-past", "cache", "onnx/onnx#7297")
+@mistake(
+    "causal-over-past",
+    "cache",
+    "onnx/onnx#7297",
+    step="visible",
+    where="s > t and s < S − T and causal",
+)
 class _CausalOverPast(Attention):
     """Causal also masks the cached past: query t sees past keys only up to index t."""
 
@@ -24,7 +30,13 @@ class _CausalOverPast(Attention):
         return super().visible(c) & ~hidden if c.causal else super().visible(c)
 
 
-@mistake("cache-evicts-early", "cache", "huggingface/transformers#37574")
+@mistake(
+    "cache-evicts-early",
+    "cache",
+    "huggingface/transformers#37574",
+    step="visible",
+    where="t = T − 1 and window",
+)
 class _CacheEvictsEarly(Attention):
     """A rolling cache has evicted the first key of the window before the last query reads it."""
 
@@ -36,7 +48,7 @@ class _CacheEvictsEarly(Attention):
         return np.asarray(super().visible(c) & ~(last & (np.arange(S) == first)))
 
 
-@mistake("cache-appended-late", "cache")
+@mistake("cache-appended-late", "cache", step="visible", where="s = S − 1 and T = 1")
 class _CacheAppendedLate(Attention):
     """A single query (decoding) attends before its own key is in the cache."""
 
@@ -46,7 +58,7 @@ class _CacheAppendedLate(Attention):
         return np.asarray(super().visible(c) & (np.arange(S) < S - late))
 
 
-@mistake("cache-kept", "cache")
+@mistake("cache-kept", "cache", step="state", where="s < S − T")
 class _CacheKept(Attention):
     """The past keys of the previous call are used again if the shapes are the same."""
 
@@ -64,7 +76,7 @@ class _CacheKept(Attention):
 # --- tails: sizes that are not a multiple of a tile or vector ---
 
 
-@mistake("tail-of-queries-unwritten", "tails")
+@mistake("tail-of-queries-unwritten", "tails", step="o", where="t // 16 = T // 16 and T > 16")
 class _TailOfQueriesUnwritten(Attention):
     """Rows of out after the last whole tile of 16 queries are left 0."""
 
@@ -74,7 +86,7 @@ class _TailOfQueriesUnwritten(Attention):
         return np.where(np.arange(T)[:, None] < (T // TILE * TILE or T), o, 0), lse, p
 
 
-@mistake("tail-of-columns-unwritten", "tails")
+@mistake("tail-of-columns-unwritten", "tails", step="o", where="e // 4 = E // 4 and E > 4")
 class _TailOfColumnsUnwritten(Attention):
     """Columns of out after the last whole vector of 4 are left 0."""
 
@@ -84,7 +96,7 @@ class _TailOfColumnsUnwritten(Attention):
         return np.where(np.arange(E) < (E // 4 * 4 or E), o, 0), lse, p
 
 
-@mistake("tail-of-channels-skipped", "tails")
+@mistake("tail-of-channels-skipped", "tails", step="s", where="D % 4 ≠ 0 and D > 4")
 class _TailOfChannelsSkipped(Attention):
     """q kᵀ leaves out the channels after the last whole vector of 4."""
 
@@ -97,14 +109,20 @@ class _TailOfChannelsSkipped(Attention):
 
 
 change("keys-beyond-128-ignored", "limits", "Only the first 128 keys are read.",
-       "NVIDIA/TensorRT#2541",
+       "NVIDIA/TensorRT#2541", step="visible", where="s ≥ 128",
        visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) < 128))  # fmt: skip
 change("channels-beyond-64-ignored", "limits", "q kᵀ takes only the first 64 channels.",
-       "triton-lang/triton#621",
+       "triton-lang/triton#621", step="s", where="D > 64",
        product=lambda up, c: up(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64))))  # fmt: skip
 
 
-@mistake("key-offset-wraps", "limits", "Dao-AILab/flash-attention#2260")
+@mistake(
+    "key-offset-wraps",
+    "limits",
+    "Dao-AILab/flash-attention#2260",
+    step="s",
+    where="B · K · S · D > 4096",
+)
 class _KeyOffsetWraps(Attention):
     """Offsets into k wrap around at 2¹², as 32-bit offsets do at 2³²."""
 
@@ -114,7 +132,13 @@ class _KeyOffsetWraps(Attention):
         return c._replace(k=wrapped.reshape(c.k.shape))
 
 
-@mistake("bias-offset-wraps", "limits", "pytorch/pytorch#187227")
+@mistake(
+    "bias-offset-wraps",
+    "limits",
+    "pytorch/pytorch#187227",
+    step="s",
+    where="t · S + s ≥ 256 and bias",
+)
 class _BiasOffsetWraps(Attention):
     """Offsets into the bias of a head wrap around at 2⁸, as 32-bit offsets do at 2³²."""
 
@@ -129,7 +153,7 @@ class _BiasOffsetWraps(Attention):
 # --- strides ---
 
 
-@mistake("negative-strides-misread", "memory")
+@mistake("negative-strides-misread", "memory", step="layout", where="everywhere")
 class _NegativeStridesMisread(Attention):
     """Negative strides are read as positive ones."""
 
@@ -138,7 +162,9 @@ class _NegativeStridesMisread(Attention):
         return super().read(x[tuple(steps)])
 
 
-@mistake("inner-stride-ignored", "memory", "pytorch/pytorch#187506")
+@mistake(
+    "inner-stride-ignored", "memory", "pytorch/pytorch#187506", step="layout", where="everywhere"
+)
 class _InnerStrideIgnored(Attention):
     """The last axis is assumed to be contiguous; its stride is ignored."""
 

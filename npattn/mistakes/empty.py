@@ -11,7 +11,9 @@ from npattn.mistakes.register import after, change, mistake, one_result
 from npattn.problem.arrays import Array
 
 
-@mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749")
+@mistake(
+    "empty-row-nan", "empty row", "pytorch/pytorch#103749", step="nan", where="rows that see no key"
+)
 class _EmptyRowNaN(Attention):
     """A fully masked row gives NaN: the softmax computes −inf − (−inf)."""
 
@@ -21,7 +23,7 @@ class _EmptyRowNaN(Attention):
         return np.where(empty, np.nan, p), p_sink, np.where(empty, np.nan, lse)
 
 
-@mistake("empty-row-mean", "empty row", "NVIDIA/apex#1390")
+@mistake("empty-row-mean", "empty row", "NVIDIA/apex#1390", step="p", where="rows that see no key")
 class _EmptyRowMean(Attention):
     """A fully masked row gives the mean of all values instead of 0."""
 
@@ -32,11 +34,11 @@ class _EmptyRowMean(Attention):
 
 change("hidden-score-finite", "empty row",
        "Hidden scores are set to −1e4, which still has weight beside other very low scores.",
-       "microsoft/onnxruntime#8549",
+       "microsoft/onnxruntime#8549", step="p", where="rows that see no key",
        hide=lambda up, s, visible: np.where(visible, s, -1e4))  # fmt: skip
 
 
-@mistake("empty-row-takes-dlse", "empty row")
+@mistake("empty-row-takes-dlse", "empty row", step="dq", where="rows that see no key and dlse")
 class _EmptyRowTakesDlse(Attention):
     """In a fully masked row, the gradient of lse reaches dq."""
 
@@ -49,16 +51,16 @@ class _EmptyRowTakesDlse(Attention):
 
 change("nan-of-query-zeroed", "NaN",
        "The guard for fully masked rows also turns the NaN of a NaN query into 0.",
-       "pytorch/pytorch#141128",
+       "pytorch/pytorch#141128", step="nan", where="contents",
        softmax=one_result(0, lambda p, s, c, live: np.nan_to_num(p)))  # fmt: skip
 change("nan-leaks-through-additive-mask", "NaN",
        "−inf is added to hidden scores, so that a NaN key stays NaN behind the mask.",
-       "deepbeepmeep/Wan2GP#1628",
+       "deepbeepmeep/Wan2GP#1628", step="nan", where="hidden keys and contents",
        hide=lambda up, s, visible:
            np.where(np.isnan(s), s, np.where(visible, s, -np.inf)))  # fmt: skip
 
 
-@mistake("nan-leaks-through-zero-weight", "NaN")
+@mistake("nan-leaks-through-zero-weight", "NaN", step="nan", where="hidden keys and contents")
 class _NaNLeaksThroughZeroWeight(Attention):
     """Hidden values are multiplied by a weight of 0, and 0 · NaN is NaN."""
 
@@ -67,7 +69,7 @@ class _NaNLeaksThroughZeroWeight(Attention):
         return p * c.keep @ self.share(c.v, c.q.shape[-3]), lse, p
 
 
-@mistake("nan-leaks-into-gradients", "NaN", "tile-ai/tilelang#2461")
+@mistake("nan-leaks-into-gradients", "NaN", "tile-ai/tilelang#2461", step="nan", where="contents")
 class _NaNLeaksIntoGradients(Attention):
     """Backward multiplies the zero gradients of hidden scores by NaN rows of q and k."""
 
@@ -78,7 +80,13 @@ class _NaNLeaksIntoGradients(Attention):
         return np.where(bad_k, np.nan, dq), np.where(bad_q, np.nan, dk), *rest
 
 
-@mistake("empty-row-nan-with-weights", "empty row", "pytorch/pytorch#160064")
+@mistake(
+    "empty-row-nan-with-weights",
+    "empty row",
+    "pytorch/pytorch#160064",
+    step="nan",
+    where="rows that see no key and weights",
+)
 class _EmptyRowNaNWithWeights(Attention):
     """A fully masked row gives NaN if the weights are requested, as on a separate code path."""
 
@@ -87,7 +95,7 @@ class _EmptyRowNaNWithWeights(Attention):
         return np.where(c.returns_weights & (lse == -np.inf), np.nan, p), p_sink, lse
 
 
-@mistake("empty-row-unwritten", "empty row")
+@mistake("empty-row-unwritten", "empty row", step="o", where="rows that see no key")
 class _EmptyRowUnwritten(Attention):
     """A fully masked row is skipped, and its out is what the previous row left there."""
 
@@ -96,7 +104,7 @@ class _EmptyRowUnwritten(Attention):
         return np.where(_empty(self, c), np.roll(o, 1, axis=-2), o), lse, p
 
 
-@mistake("empty-row-nan-in-backward", "empty row")
+@mistake("empty-row-nan-in-backward", "empty row", step="nan", where="rows that see no key")
 class _EmptyRowNaNInBackward(Attention):
     """Backward makes NaN of a fully masked row, and so of dk and dv: exp(−inf + inf) or 0 · NaN."""
 
@@ -108,7 +116,7 @@ class _EmptyRowNaNInBackward(Attention):
         return np.where(empty, np.nan, dq), dk, dv, *rest
 
 
-@mistake("empty-row-mean-in-backward", "empty row")
+@mistake("empty-row-mean-in-backward", "empty row", step="dv", where="rows that see no key")
 class _EmptyRowMeanInBackward(Attention):
     """out of a fully masked row is 0, but its gradient reaches dv in equal parts."""
 
@@ -118,7 +126,12 @@ class _EmptyRowMeanInBackward(Attention):
         return dq, dk, dv + passed / max(c.k.shape[-2], 1), *rest
 
 
-@mistake("empty-row-passes-no-dsinks", "empty row")
+@mistake(
+    "empty-row-passes-no-dsinks",
+    "empty row",
+    step="dsinks",
+    where="rows that see no key and sinks and dlse",
+)
 class _EmptyRowPassesNoDsinks(Attention):
     """lse of a fully masked row is the sink, but its gradient does not reach dsinks."""
 
@@ -129,17 +142,23 @@ class _EmptyRowPassesNoDsinks(Attention):
 
 change("empty-row-lse-zero", "empty row",
        "lse of a fully masked row is 0: the logarithm of a sum that was replaced by 1.",
-       equivalent=True,
+       step="lse", where="rows that see no key", equivalent=True,
        lse=lambda up, pivot, total, e_sink:
            up(pivot, np.where(total == 0, 1, total), e_sink))  # fmt: skip
 change("empty-row-lse-without-sink", "empty row",
        "lse of a fully masked row is −inf even with a sink.", "Dao-AILab/flash-attention#2706",
-       equivalent=True,
+       step="lse", where="rows that see no key and sinks", equivalent=True,
        softmax=one_result(2, lambda lse, s, c, live:
            np.where(live.any(-1, keepdims=True), lse, -np.inf)))  # fmt: skip
 
 
-@mistake("maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517")
+@mistake(
+    "maximum-over-hidden",
+    "empty row",
+    "torch-spyre/torch-spyre#4517",
+    step="p",
+    where="hidden keys and contents",
+)
 class _MaximumOverHidden(Attention):
     """The row maximum includes hidden scores; a large one makes all visible weights vanish."""
 
@@ -153,7 +172,7 @@ class _MaximumOverHidden(Attention):
         return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
 
 
-@mistake("nan-score-hidden", "NaN")
+@mistake("nan-score-hidden", "NaN", step="nan", where="contents")
 class _NaNScoreHidden(Attention):
     """A NaN score is treated as hidden: the maximum skips it, and it has no weight."""
 
@@ -164,14 +183,17 @@ class _NaNScoreHidden(Attention):
 
 change("nan-of-value-zeroed", "NaN",
        "NaN in v is replaced by 0 before the product, at visible keys too.",
+       step="nan", where="contents",
        inputs=after(lambda c: c._replace(v=np.nan_to_num(c.v))))  # fmt: skip
 change("size-0-gives-0", "sizes of 0",
        "out is 0 if q has no elements; with D = 0 it should be the mean of the values.",
-       "pytorch/pytorch#184914",
+       "pytorch/pytorch#184914", step="o", where="D = 0",
        results=one_result(0, lambda o, c: o if c.q.size else np.zeros_like(o)))  # fmt: skip
 
 
-@mistake("no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179")
+@mistake(
+    "no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179", step="nan", where="T = 0"
+)
 class _NoQueriesNoGradient(Attention):
     """With T = 0 backward returns at once and leaves dk and dv uninitialised."""
 

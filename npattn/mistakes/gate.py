@@ -19,7 +19,7 @@ def _one_for_all(gate: Array | float, axis: int) -> Array | float:
     return np.asarray(np.take(gate, [0], axis=axis))
 
 
-@mistake("gate-ignored", "gate")
+@mistake("gate-ignored", "gate", step="o", where="gate")
 class _GateIgnored(Gated):
     """The gate is ignored."""
 
@@ -27,7 +27,7 @@ class _GateIgnored(Gated):
         return super().inputs(*arrays, **options)._replace(gate=1.0)
 
 
-@mistake("gate-through-sigmoid", "gate")
+@mistake("gate-through-sigmoid", "gate", step="o", where="gate")
 class _GateThroughSigmoid(Gated):
     """The gate goes through a sigmoid that the caller has applied already."""
 
@@ -42,13 +42,15 @@ class _GateThroughSigmoid(Gated):
         return sum_to(dout * self.inner_out(c) * slope, shape)
 
 
-change("gate-applied-twice", "gate", "The gate multiplies the output twice.", of=Gated,
+change("gate-applied-twice", "gate", "The gate multiplies the output twice.",
+       step="o", where="gate", of=Gated,
        inputs=after(lambda c: c._replace(gate=c.gate * c.gate)))  # fmt: skip
-change("gate-added", "gate", "The output is multiplied by 1 + gate, as by a residual.", of=Gated,
+change("gate-added", "gate", "The output is multiplied by 1 + gate, as by a residual.",
+       step="o", where="gate", of=Gated,
        inputs=after(lambda c: c._replace(gate=1.0 + c.gate) if np.ndim(c.gate) else c))  # fmt: skip
 
 
-@mistake("gate-lost-in-softmax", "gate")
+@mistake("gate-lost-in-softmax", "gate", step="o", where="gate")
 class _GateOnScores(Gated):
     """A gate of heads or rows is added to the scores as a logarithm, where the softmax loses it."""
 
@@ -60,15 +62,18 @@ class _GateOnScores(Gated):
 
 
 change("gate-of-first-query", "gate", "The gate of the first query is used for all queries.",
+       step="o", where="t ≥ 1 and gate",
        of=Gated, inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -2))))  # fmt: skip
 change("gate-of-first-sample", "gate", "The gate of the first sample is used for all samples.",
+       step="o", where="b ≥ 1 and gate",
        of=Gated, inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -4))))  # fmt: skip
 change("gate-of-first-column", "gate",
-       "The gate of the first column is used for all columns of the output.", of=Gated,
+       "The gate of the first column is used for all columns of the output.",
+       step="o", where="e ≥ 1 and gate", of=Gated,
        inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -1))))  # fmt: skip
 
 
-@mistake("head-mask-reversed", "gate")
+@mistake("head-mask-reversed", "gate", step="o", where="H > 1 and gate")
 class _HeadMaskReversed(Gated):
     """Heads are gated in the reverse order."""
 
@@ -78,7 +83,7 @@ class _HeadMaskReversed(Gated):
         return c._replace(gate=c.gate[..., ::-1, :, :]) if by_head else c  # type: ignore[index]
 
 
-@mistake("head-mask-of-group", "gate")
+@mistake("head-mask-of-group", "gate", step="o", where="h // G ≠ h and gate")
 class _HeadMaskOfGroup(Gated):
     """Query head h is gated by the number of its key/value head, h // (H / K)."""
 
@@ -90,7 +95,7 @@ class _HeadMaskOfGroup(Gated):
         return c._replace(gate=c.gate[..., np.arange(H) // (H // K), :, :])
 
 
-@mistake("gate-on-lse", "gate", equivalent=True)
+@mistake("gate-on-lse", "gate", step="lse", where="gate", equivalent=True)
 class _GateOnLse(Gated):
     """lse is multiplied by the gate of a head or a row."""
 
@@ -99,7 +104,7 @@ class _GateOnLse(Gated):
         return np.where(np.isfinite(lse), lse * np.asarray(c.gate)[..., 0], lse) if per_row else lse
 
 
-@mistake("gate-missing-in-dq-dk", "gate")
+@mistake("gate-missing-in-dq-dk", "gate", step="dp", where="gate")
 class _GateMissingInDqDk(Gated):
     """dq and dk are those of the output before the gate."""
 
@@ -109,7 +114,7 @@ class _GateMissingInDqDk(Gated):
         return dq, dk, dv, *rest
 
 
-@mistake("gate-missing-in-dv", "gate")
+@mistake("gate-missing-in-dv", "gate", step="dv", where="gate")
 class _GateMissingInDv(Gated):
     """dv is that of the output before the gate."""
 
@@ -118,7 +123,7 @@ class _GateMissingInDv(Gated):
         return dq, dk, super().gradients(c._replace(gate=1.0), do, dlse, dw)[2], *rest
 
 
-@mistake("delta-of-gated-out", "gate")
+@mistake("delta-of-gated-out", "gate", step="delta", where="gate")
 class _DeltaOfGatedOut(Gated):
     """D is Σ (gate · dout) · out with the out after the gate, which holds the gate twice."""
 
@@ -130,7 +135,7 @@ class _DeltaOfGatedOut(Gated):
         return np.asarray((inner * (np.asarray(c.gate) - 1)).sum(-1, keepdims=True))
 
 
-@mistake("dgate-of-gated-out", "gate")
+@mistake("dgate-of-gated-out", "gate", step="dgate", where="gate")
 class _DgateOfGatedOut(Gated):
     """dgate is dout times the output after the gate."""
 
@@ -138,7 +143,7 @@ class _DgateOfGatedOut(Gated):
         return sum_to(dout * self.gate(self.inner_out(c), c), shape)
 
 
-@mistake("dgate-of-last-query", "gate")
+@mistake("dgate-of-last-query", "gate", step="dgate", where="T > 1 and gate")
 class _DgateOfLastQuery(Gated):
     """dgate takes only the last query of those that share a gate, instead of the sum."""
 
@@ -149,21 +154,25 @@ class _DgateOfLastQuery(Gated):
         return sum_to(each, shape)
 
 
-change("dgate-zero", "gate", "dgate is 0.", of=Gated,
+change("dgate-zero", "gate", "dgate is 0.", step="dgate", where="gate", of=Gated,
        dgate=lambda up, dout, c, shape: np.zeros(shape))  # fmt: skip
 
 
 # --- the largest scores ---
 
 
-change("max-score-with-sink", "max score", "The sink counts in the largest score.", of=Gated,
+change("max-score-with-sink", "max score", "The sink counts in the largest score.",
+       step="lse", where="sinks", of=Gated,
        equivalent=True, max_score=lambda up, c: np.maximum(up(c), c.sinks[..., 0]))  # fmt: skip
-change("max-score-of-hidden", "max score", "The largest score is taken before the mask.", of=Gated,
+change("max-score-of-hidden", "max score", "The largest score is taken before the mask.",
+       step="lse", where="hidden keys", of=Gated,
        equivalent=True,
        max_score=lambda up, c: up(c._replace(mask=None, causal=False, window=None)))  # fmt: skip
 change("max-score-before-bias", "max score",
-       "The largest score is that of scale · q k, without softcap and bias.", of=Gated,
+       "The largest score is that of scale · q k, without softcap and bias.",
+       step="lse", where="bias or softcap", of=Gated,
        equivalent=True, max_score=lambda up, c: up(c._replace(bias=0.0, softcap=None)))  # fmt: skip
 change("max-score-from-zero", "max score",
-       "The largest score is 0 where all are below, since the maximum begins with 0.", of=Gated,
+       "The largest score is 0 where all are below, since the maximum begins with 0.",
+       step="lse", where="everywhere", of=Gated,
        equivalent=True, max_score=lambda up, c: np.maximum(up(c), 0))  # fmt: skip

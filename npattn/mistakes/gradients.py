@@ -14,18 +14,24 @@ from npattn.problem.arrays import Array
 
 change("jacobian-without-rank-1-term", "gradient",
        "The Jacobian of the softmax lacks the term −p pᵀ; only dv is right.",
-       "Dao-AILab/flash-attention#2481",
+       "Dao-AILab/flash-attention#2481", step="delta", where="everywhere",
        delta=lambda up, p, dp: np.zeros((*p.shape[:-1], 1)))  # fmt: skip
 change("dlse-ignored", "gradient", "The gradient of lse is ignored in dq and dk.",
-       use_dlse=lambda up, dlse, live: 0.0)  # fmt: skip
+       step="delta", where="dlse", use_dlse=lambda up, dlse, live: 0.0)  # fmt: skip
 change("dq-unscaled", "gradient", "dq is not multiplied by the scale.",
-       dq_scale=lambda up, c: 1.0)  # fmt: skip
+       step="dq", where="everywhere", dq_scale=lambda up, c: 1.0)  # fmt: skip
 change("dk-of-base-2-query", "gradient",
-       "dk uses the query that was multiplied by log₂ e for exp2.",
+       "dk uses the query that was multiplied by log₂ e for exp2.", step="dk", where="everywhere",
        dk=lambda up, dx, c, seen: up(dx, c, seen) / math.log(2))  # fmt: skip
 
 
-@mistake("dbias-last-writer-wins", "gradient", "HKUSTDial/flash-sparse-attention#194")
+@mistake(
+    "dbias-last-writer-wins",
+    "gradient",
+    "HKUSTDial/flash-sparse-attention#194",
+    step="dbias",
+    where="bias",
+)
 class _DbiasLastWriterWins(Attention):
     """dbias is not summed over the axes along which bias broadcasts: the last entry wins."""
 
@@ -38,11 +44,11 @@ class _DbiasLastWriterWins(Attention):
         return dbias
 
 
-change("dbias-zero", "gradient", "dbias is 0.", "jax-ml/jax#27184",
+change("dbias-zero", "gradient", "dbias is 0.", "jax-ml/jax#27184", step="dbias", where="bias",
        reduce_bias=lambda up, ds, shape: np.zeros(shape))  # fmt: skip
 
 
-@mistake("weights-from-rounded-lse", "gradient")
+@mistake("weights-from-rounded-lse", "gradient", step="precision", where="backward: contents")
 class _WeightsFromRoundedLse(Attention):
     """Backward rebuilds weights as exp(s − lse), of which float32 leaves 1 where a row is −1e9."""
 
@@ -62,22 +68,23 @@ class _WeightsFromRoundedLse(Attention):
 
 
 change("dlse-subtracted", "gradient", "The gradient of lse is applied with the wrong sign.",
-       use_dlse=lambda up, dlse, live: -dlse)  # fmt: skip
+       step="delta", where="dlse", use_dlse=lambda up, dlse, live: -dlse)  # fmt: skip
 change("dlse-of-base-2", "gradient",
        "The gradient of the natural lse is treated as that of a base-2 lse.",
-       use_dlse=lambda up, dlse, live: dlse / math.log(2))  # fmt: skip
+       step="delta", where="dlse", use_dlse=lambda up, dlse, live: dlse / math.log(2))  # fmt: skip
 change("delta-without-weight", "gradient", "dS = p dP − D instead of p (dP − D), where D = Σ p dP.",
+       step="ds", where="everywhere",
        jacobian=lambda up, p, dp, delta, c: np.asarray(p * dp - delta))  # fmt: skip
 change("jacobian-without-weights", "gradient",
-       "dS = dP − D instead of p (dP − D): the weights are missing.",
+       "dS = dP − D instead of p (dP − D): the weights are missing.", step="ds", where="everywhere",
        jacobian=lambda up, p, dp, delta, c: np.asarray(dp - delta))  # fmt: skip
 change("jacobian-diagonal", "gradient",
        "The Jacobian of the softmax is only its diagonal p (1 − p), as for a sigmoid.",
-       "ooples/AiDotNet.Tensors#49",
+       "ooples/AiDotNet.Tensors#49", step="ds", where="everywhere",
        jacobian=lambda up, p, dp, delta, c: np.asarray(p * (1 - p) * dp))  # fmt: skip
 
 
-@mistake("delta-without-sink", "gradient")
+@mistake("delta-without-sink", "gradient", step="delta", where="sinks")
 class _DeltaWithoutSink(Attention):
     """D = Σ p dP uses weights normalised to sum to 1 without the sink."""
 
@@ -86,7 +93,7 @@ class _DeltaWithoutSink(Attention):
         return super().delta(p, dp) / np.where(total == 0, 1, total)
 
 
-@mistake("dk-unscaled", "gradient")
+@mistake("dk-unscaled", "gradient", step="dk", where="everywhere")
 class _DkUnscaled(Attention):
     """dk is not multiplied by the scale."""
 
@@ -96,13 +103,14 @@ class _DkUnscaled(Attention):
 
 change("dk-of-scaled-query", "gradient",
        "dk is scaled twice: it uses the scaled query and multiplies by the scale again.",
+       step="dk", where="everywhere",
        dk=lambda up, dx, c, seen: c.scale * up(dx, c, seen))  # fmt: skip
 change("dk-of-next-query-head", "gradient", "dk of a head uses the queries of the next head.",
-       dk=lambda up, dx, c, seen:
+       step="dk", where="H > 1", dk=lambda up, dx, c, seen:
            up(dx, c._replace(q=np.roll(c.q, -1, axis=-3)), seen))  # fmt: skip
 
 
-@mistake("dv-of-unnormalised-weights", "gradient")
+@mistake("dv-of-unnormalised-weights", "gradient", step="dv", where="everywhere")
 class _DvOfUnnormalisedWeights(Attention):
     """dv uses exp(s − maximum), which is not yet divided by the row sum."""
 
@@ -115,15 +123,15 @@ class _DvOfUnnormalisedWeights(Attention):
 
 
 change("dout-taken-as-ones", "gradient",
-       "dout is ignored: the gradients are those of the sum of out.",
+       "dout is ignored: the gradients are those of the sum of out.", step="dv", where="everywhere",
        gradients=lambda up, c, do, dlse, dw: up(c, np.ones_like(do), dlse, dw))  # fmt: skip
 change("dk-mean-over-samples", "gradient",
        "dk and dv of keys shared by the batch are averaged over it instead of summed.",
-       reduce=lambda up, dx, shape:
+       step="dv", where="B > 1", reduce=lambda up, dx, shape:
            up(dx, shape) * (math.prod(shape) / max(dx.size, 1)))  # fmt: skip
 
 
-@mistake("dk-and-dv-exchanged", "gradient")
+@mistake("dk-and-dv-exchanged", "gradient", step="dv", where="D = E")
 class _DkAndDvExchanged(Attention):
     """dk and dv are swapped if their shapes are equal."""
 
@@ -133,5 +141,5 @@ class _DkAndDvExchanged(Attention):
 
 
 change("dbias-transposed", "gradient", "dbias is transposed if there are as many queries as keys.",
-       reduce_bias=lambda up, ds, shape:
+       step="dbias", where="T = S and bias", reduce_bias=lambda up, ds, shape:
            up(ds.swapaxes(-1, -2) if ds.shape[-1] == ds.shape[-2] else ds, shape))  # fmt: skip

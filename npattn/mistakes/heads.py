@@ -14,12 +14,17 @@ from npattn.problem.arrays import Array
 
 
 change("heads-tiled", "heads", "Query head h uses key/value head h % K instead of h // G.",
-       "onnx/onnx#7274",
-       share=lambda up, x, H:
+       "onnx/onnx#7274", step="s", where="h % K ≠ h // G", share=lambda up, x, H:
            np.asarray(np.take(x, np.arange(H) % max(x.shape[-3], 1), axis=-3)))  # fmt: skip
 
 
-@mistake("heads-of-padded-group", "heads", "ggml-org/llama.cpp#19115")
+@mistake(
+    "heads-of-padded-group",
+    "heads",
+    "ggml-org/llama.cpp#19115",
+    step="s",
+    where="h // 4 ≠ h // G and G = 3",
+)
 class _HeadsOfPaddedGroup(Attention):
     """Query head h uses key/value head h // G with G rounded up to a power of two."""
 
@@ -30,7 +35,13 @@ class _HeadsOfPaddedGroup(Attention):
         return np.asarray(np.take(x, np.arange(H) // group, axis=-3))
 
 
-@mistake("heads-by-number-of-keys", "heads", "PSAL-POSTECH/ONNXim#34")
+@mistake(
+    "heads-by-number-of-keys",
+    "heads",
+    "PSAL-POSTECH/ONNXim#34",
+    step="s",
+    where="h // K % K ≠ h // G",
+)
 class _HeadsByNumberOfKeys(Attention):
     """Query head h uses key/value head (h // K) % K instead of h // G."""
 
@@ -41,10 +52,13 @@ class _HeadsByNumberOfKeys(Attention):
 
 change("heads-all-of-first", "heads",
        "If heads are shared, all query heads use the first key/value head.",
+       step="s", where="h ≥ G and G > 1",
        share=lambda up, x, H: up(x if x.shape[-3] == H else x[..., :1, :, :], H))  # fmt: skip
 
 
-@mistake("heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681")
+@mistake(
+    "heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681", step="s", where="G > 1"
+)
 class _HeadsRepeatedAlongKeys(Attention):
     """k and v are repeated along the key axis instead of the head axis."""
 
@@ -53,7 +67,7 @@ class _HeadsRepeatedAlongKeys(Attention):
         return np.repeat(x, H // max(K, 1), axis=-2).reshape(*lead, H, S, n)
 
 
-@mistake("heads-offset-by-queries", "heads")
+@mistake("heads-offset-by-queries", "heads", step="s", where="b ≥ 1 and G > 1")
 class _HeadsOffsetByQueries(Attention):
     """The key heads of batch entry b are read from offset b · H instead of b · K."""
 
@@ -64,7 +78,7 @@ class _HeadsOffsetByQueries(Attention):
         return np.asarray(x.reshape(B * K, S, n)[head % max(B * K, 1)].reshape(*lead, H, S, n))
 
 
-@mistake("sink-of-key-head", "heads")
+@mistake("sink-of-key-head", "heads", step="p", where="h // G ≠ h and sinks")
 class _SinkOfKeyHead(Attention):
     """Query head h uses the sink of head h // G."""
 
@@ -79,15 +93,21 @@ class _SinkOfKeyHead(Attention):
 
 change("dk-of-first-head", "heads",
        "dk and dv take only the first query head of each group instead of their sum.",
-       share_back=lambda up, dx, x:
+       step="dv", where="G > 1", share_back=lambda up, dx, x:
            dx[..., :: dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])  # fmt: skip
 change("dk-mean-over-group", "heads",
        "dk and dv are averaged over the query heads of a group instead of summed.",
-       share_back=lambda up, dx, x:
+       step="dv", where="G > 1", share_back=lambda up, dx, x:
            np.asarray(up(dx, x) / max(dx.shape[-3] // max(x.shape[-3], 1), 1)))  # fmt: skip
 
 
-@mistake("heads-tiled-in-backward", "heads", "XunhaoLai/native-sparse-attention-triton#27")
+@mistake(
+    "heads-tiled-in-backward",
+    "heads",
+    "XunhaoLai/native-sparse-attention-triton#27",
+    step="dv",
+    where="K > 1 and G > 1",
+)
 class _HeadsTiledInBackward(Attention):
     """Backward adds query head h to key/value head h % K, while forward uses h // G."""
 
@@ -101,15 +121,14 @@ class _HeadsTiledInBackward(Attention):
 
 
 change("keys-and-values-exchanged", "layout", "k and v are swapped if their shapes are equal.",
-       "tenstorrent/tt-mlir#8958",
-       inputs=after(lambda c:
+       "tenstorrent/tt-mlir#8958", step="s", where="D = E", inputs=after(lambda c:
            c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
 change("values-ignored", "layout", "out is computed from k instead of v if their shapes are equal.",
-       "ruvnet/agentic-flow#191",
+       "ruvnet/agentic-flow#191", step="o", where="D = E",
        inputs=after(lambda c: c._replace(v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
 
 
-@mistake("key-axes-exchanged", "layout", "pytorch/pytorch#195320")
+@mistake("key-axes-exchanged", "layout", "pytorch/pytorch#195320", step="layout", where="K = S")
 class _KeyAxesExchanged(Attention):
     """k is read with its head and key axes swapped if they have equal length."""
 
@@ -120,11 +139,17 @@ class _KeyAxesExchanged(Attention):
 
 change("heads-split-by-reshape", "layout",
        "q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis.",
-       "reczoo/FuxiCTR#30",
+       "reczoo/FuxiCTR#30", step="layout", where="H > 1",
        read=lambda up, x: up(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x))  # fmt: skip
 
 
-@mistake("heads-merged-by-reshape", "layout", "jsbaan/transformer-from-scratch#6")
+@mistake(
+    "heads-merged-by-reshape",
+    "layout",
+    "jsbaan/transformer-from-scratch#6",
+    step="o",
+    where="H > 1 and T > 1",
+)
 class _HeadsMergedByReshape(Attention):
     """out (H, T, E) is reshaped to (T, H, E) without moving the head axis."""
 

@@ -14,30 +14,38 @@ from npattn.problem.options import Window
 
 change("causal-top-left", "causal",
        "Causal is aligned top-left: query t sees keys up to t, not t + S − T.",
-       "Dao-AILab/flash-attention#282",
+       "Dao-AILab/flash-attention#282", step="visible", where="T ≠ S and causal or window",
        diagonal=lambda up, T, S: np.arange(T)[:, None])  # fmt: skip
 change("causal-strict", "causal", "Causal also hides the key on the diagonal.",
+       step="visible", where="s − t = S − T and causal",
        sides=one_result(1, lambda right, c: -1 if c.causal else right))  # fmt: skip
 change("causal-offset-unsigned", "causal",
        "With more queries than keys, the causal offset S − T is taken as 0.",
+       step="visible", where="T > S and causal or window",
        diagonal=lambda up, T, S: up(T, max(T, S)))  # fmt: skip
 change("causal-of-padded-lengths", "causal",
        "The causal offset S − T uses T and S rounded up to whole tiles.",
-       diagonal=lambda up, T, S:
+       step="visible", where="T % 16 ≠ S % 16 and causal or window", diagonal=lambda up, T, S:
            np.arange(T)[:, None] + TILE * (-(-S // TILE) - -(-T // TILE)))  # fmt: skip
 change("causal-only-when-square", "causal",
        "Causal is ignored unless there are as many queries as keys.", "mlx-node/mlx-node#24",
-       visible=lambda up, c:
+       step="visible", where="T ≠ S and causal", visible=lambda up, c:
            up(c._replace(causal=c.causal and c.q.shape[-2] == c.k.shape[-2])))  # fmt: skip
 change("causal-ignored-with-dropout", "causal", "Causal is ignored if there is a dropout mask.",
-       "keras-team/keras#23038",
+       "keras-team/keras#23038", step="visible", where="causal and dropout",
        visible=lambda up, c: up(c._replace(causal=c.causal and np.ndim(c.keep) == 0)))  # fmt: skip
 change("causal-ignored-with-weights", "causal", "Causal is ignored if the weights are requested.",
-       "keras-team/keras#23038",
+       "keras-team/keras#23038", step="visible", where="causal and weights",
        visible=lambda up, c: up(c._replace(causal=c.causal and not c.returns_weights)))  # fmt: skip
 
 
-@mistake("causal-ignored-with-wide-window", "causal", "tlc-pack/libflash_attn#11")
+@mistake(
+    "causal-ignored-with-wide-window",
+    "causal",
+    "tlc-pack/libflash_attn#11",
+    step="visible",
+    where="window",
+)
 class _CausalIgnoredWithWideWindow(Attention):
     """If the left side of the window is at least S, window and causal are both ignored."""
 
@@ -47,7 +55,13 @@ class _CausalIgnoredWithWideWindow(Attention):
         return (None, None) if wide else (left, right)
 
 
-@mistake("causal-added-as-number", "causal", "microsoft/onnxruntime#8549")
+@mistake(
+    "causal-added-as-number",
+    "causal",
+    "microsoft/onnxruntime#8549",
+    step="p",
+    where="rows that see no key and causal",
+)
 class _CausalAddedAsNumber(Attention):
     """Causal adds −1e4 to later keys, which get weight if the mask hides all others."""
 
@@ -59,7 +73,7 @@ class _CausalAddedAsNumber(Attention):
         return super().final(x, visible, c) + np.where(allowed, 0, -1e4)
 
 
-@mistake("causal-before-scale", "causal")
+@mistake("causal-before-scale", "causal", step="nan", where="causal and scale")
 class _CausalBeforeScale(Attention):
     """With causal, scores are set to −inf before the scale; a scale ≤ 0 makes them +inf or NaN."""
 
@@ -77,7 +91,7 @@ class _CausalBeforeScale(Attention):
         return super().dk(np.where(lost, np.nan, dx), c, seen)
 
 
-@mistake("causal-alone-before-scale", "causal")
+@mistake("causal-alone-before-scale", "causal", step="nan", where="D = E and causal and scale")
 class _CausalAloneBeforeScale(_CausalBeforeScale):
     """Causal alone, where E = D, sets −inf before the scale; a scale ≤ 0 makes it +inf or NaN."""
 
@@ -86,7 +100,13 @@ class _CausalAloneBeforeScale(_CausalBeforeScale):
         return super().final(x, visible, c._replace(causal=c.causal and alone))
 
 
-@mistake("causal-backward-top-left", "causal", "xlite-dev/ffpa-attn#300")
+@mistake(
+    "causal-backward-top-left",
+    "causal",
+    "xlite-dev/ffpa-attn#300",
+    step="visible",
+    where="backward: T ≠ S and causal",
+)
 class _CausalBackwardTopLeft(Attention):
     """Backward aligns causal top-left, while forward aligns it bottom-right."""
 
@@ -98,26 +118,30 @@ class _CausalBackwardTopLeft(Attention):
 
 
 change("causal-ignored-in-backward", "causal", "Backward ignores causal.",
-       "triton-lang/triton#4541", recompute=lambda up, c: c._replace(causal=False))  # fmt: skip
+       "triton-lang/triton#4541", step="visible", where="backward: causal",
+       recompute=lambda up, c: c._replace(causal=False))  # fmt: skip
 change("causal-always-in-backward", "causal", "Backward is always causal.",
-       "triton-lang/triton#4541", recompute=lambda up, c: c._replace(causal=True))  # fmt: skip
+       "triton-lang/triton#4541", step="visible", where="backward: s − t > S − T",
+       recompute=lambda up, c: c._replace(causal=True))  # fmt: skip
 
 
 # --- mask ---
 
 
 change("mask-inverted", "mask", "True in the mask hides a key instead of showing it.",
-       "lucidrains/x-transformers#160", mask=lambda up, mask, c: ~mask)  # fmt: skip
+       "lucidrains/x-transformers#160", step="visible", where="mask",
+       mask=lambda up, mask, c: ~mask)  # fmt: skip
 change("mask-without-effect", "mask", "The mask is ignored.", "lucidrains/flamingo-pytorch#10",
-       visible=lambda up, c: up(c._replace(mask=None)))  # fmt: skip
+       step="visible", where="mask", visible=lambda up, c: up(c._replace(mask=None)))  # fmt: skip
 change("mask-ignored-when-causal", "mask", "The mask is ignored if causal is given.",
-       "AI-Hypercomputer/maxtext#878",
+       "AI-Hypercomputer/maxtext#878", step="visible", where="mask and causal",
        visible=lambda up, c: up(c._replace(mask=None) if c.causal else c))  # fmt: skip
 change("mask-ignored-with-bias", "mask",
        "The mask is ignored if a bias is given, as when both share an argument.",
+       step="visible", where="mask and bias",
        visible=lambda up, c: up(c if np.ndim(c.bias) == 0 else c._replace(mask=None)))  # fmt: skip
 change("causal-ignored-with-mask", "mask", "Causal is ignored if a mask is given.",
-       "keras-team/keras#23040",
+       "keras-team/keras#23040", step="visible", where="causal and mask",
        visible=lambda up, c: up(c if c.mask is None else c._replace(causal=False)))  # fmt: skip
 
 
@@ -129,7 +153,7 @@ def visible_by_any(self: Attention, c: Inputs) -> Array:
     return np.logical_or(*(Attention.visible(self, part) for part in parts))
 
 
-@mistake("mask-or-causal", "mask")
+@mistake("mask-or-causal", "mask", step="visible", where="causal and mask")
 class _MaskOrCausal(Attention):
     """A key is visible if the mask or causal allows it, instead of both."""
 
@@ -137,7 +161,13 @@ class _MaskOrCausal(Attention):
         return visible_by_any(self, c)
 
 
-@mistake("mask-after-softmax", "mask", "huggingface/pytorch-image-models#2236")
+@mistake(
+    "mask-after-softmax",
+    "mask",
+    "huggingface/pytorch-image-models#2236",
+    step="p",
+    where="mask or causal or window",
+)
 class _MaskAfterSoftmax(Attention):
     """The mask sets weights to 0 after the softmax, without normalising the others again."""
 
@@ -151,13 +181,15 @@ class _MaskAfterSoftmax(Attention):
 
 change("mask-added-as-number", "mask",
        "The boolean mask is added to the scores as 1 and 0, instead of 0 and −inf.",
-       "HKUSTDial/flash-sparse-attention#146", hide=lambda up, s, visible: s + visible)  # fmt: skip
+       "HKUSTDial/flash-sparse-attention#146", step="visible", where="hidden keys",
+       hide=lambda up, s, visible: s + visible)  # fmt: skip
 change("mask-multiplies-scores", "mask",
        "The mask multiplies the scores: a hidden score becomes 0 and keeps its weight.",
+       step="visible", where="hidden keys",
        hide=lambda up, s, visible: np.where(visible, s, 0))  # fmt: skip
 
 
-@mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885")
+@mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885", step="visible", where="mask")
 class _MaskAsLength(Attention):
     """The mask is reduced to its number of True, taken as a number of leading keys."""
 
@@ -167,7 +199,7 @@ class _MaskAsLength(Attention):
         return np.asarray(np.arange(S) < each.sum(-1, keepdims=True))
 
 
-@mistake("mask-of-whole-tiles", "mask")
+@mistake("mask-of-whole-tiles", "mask", step="visible", where="mask")
 class _MaskOfWholeTiles(Attention):
     """A tile of keys is visible as a whole if the mask shows any of its keys."""
 
@@ -179,18 +211,23 @@ class _MaskOfWholeTiles(Attention):
 
 
 change("mask-of-first-sample", "mask", "The mask of the first batch entry is used for all.",
+       step="visible", where="b ≥ 1 and mask",
        mask=lambda up, mask, c: mask[..., :1, :, :, :] if mask.ndim > 3 else mask)  # fmt: skip
 change("mask-of-first-head", "mask", "The mask of the first head is used for all heads.",
+       step="visible", where="h ≥ 1 and mask",
        mask=lambda up, mask, c: mask[..., :1, :, :] if mask.ndim > 2 else mask)  # fmt: skip
 change("mask-of-last-query", "mask",
        "The mask of the last query is used for all queries, like a padding mask.",
+       step="visible", where="t < T − 1 and mask",
        mask=lambda up, mask, c: mask[..., -1:, :])  # fmt: skip
 change("mask-transposed", "mask", "A square mask is read with its query and key axes swapped.",
-       mask=lambda up, mask, c:
+       step="visible", where="T = S and mask", mask=lambda up, mask, c:
            mask.swapaxes(-1, -2) if mask.shape[-2] == mask.shape[-1] else mask)  # fmt: skip
 
 
-@mistake("mask-tiled-over-heads", "mask", "line/lighthouse#77")
+@mistake(
+    "mask-tiled-over-heads", "mask", "line/lighthouse#77", step="visible", where="B > 1 and mask"
+)
 class _MaskTiledOverHeads(Attention):
     """Masks of batch entries are tiled instead of repeated over the heads of (B · H, T, S)."""
 
@@ -202,7 +239,7 @@ class _MaskTiledOverHeads(Attention):
         return np.asarray(mask[..., sample, 0, :, :])
 
 
-@mistake("mask-samples-as-heads", "mask")
+@mistake("mask-samples-as-heads", "mask", step="visible", where="b ≠ h and B = H and mask")
 class _MaskSamplesAsHeads(Attention):
     """A mask (B, 1, T, S) is read as (1, B, T, S) if B = H."""
 
@@ -212,4 +249,5 @@ class _MaskSamplesAsHeads(Attention):
 
 
 change("mask-ignored-in-backward", "mask", "Backward rebuilds the weights without the mask.",
-       "Dao-AILab/flash-attention#1947", recompute=lambda up, c: c._replace(mask=None))  # fmt: skip
+       "Dao-AILab/flash-attention#1947", step="visible", where="backward: mask",
+       recompute=lambda up, c: c._replace(mask=None))  # fmt: skip

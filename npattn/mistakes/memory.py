@@ -13,10 +13,11 @@ from npattn.problem.arrays import Array
 
 change("out-widened", "dtype",
        "out has the wrong dtype: float64 for float32 inputs, float32 for all others.",
+       step="precision", where="everywhere",
        out_dtype=lambda up, dtype: np.float64 if dtype == np.float32 else np.float32)  # fmt: skip
 
 
-@mistake("input-changed", "memory")
+@mistake("input-changed", "memory", step="state", where="everywhere")
 class _InputChanged(Attention):
     """The caller's q is scaled in place."""
 
@@ -27,7 +28,7 @@ class _InputChanged(Attention):
         return c
 
 
-@mistake("views-misread", "memory", "pytorch/pytorch#181133")
+@mistake("views-misread", "memory", "pytorch/pytorch#181133", step="layout", where="everywhere")
 class _ViewsMisread(Attention):
     """Transposed or expanded arrays are read in memory order."""
 
@@ -37,7 +38,7 @@ class _ViewsMisread(Attention):
         return super().read(in_memory).reshape(x.shape)
 
 
-@mistake("state-kept", "memory", "flashinfer-ai/flashinfer#4270")
+@mistake("state-kept", "memory", "flashinfer-ai/flashinfer#4270", step="state", where="everywhere")
 class _StateKept(Attention):
     """A second call with the same shapes and options returns the result of the first."""
 
@@ -51,7 +52,9 @@ class _StateKept(Attention):
         return results
 
 
-@mistake("result-changes", "memory", "Dao-AILab/flash-attention#359")
+@mistake(
+    "result-changes", "memory", "Dao-AILab/flash-attention#359", step="state", where="everywhere"
+)
 class _ResultChanges(Attention):
     """Every third call is off by 2⁻⁷, like a race condition."""
 
@@ -63,7 +66,7 @@ class _ResultChanges(Attention):
         return (o if self.calls % 3 else o * (1 + 2.0**-7)), lse, p
 
 
-@mistake("gradients-widened", "dtype", dtypes=("float16",))
+@mistake("gradients-widened", "dtype", step="precision", where="everywhere", dtypes=("float16",))
 class _GradientsWidened(Attention):
     """The gradients are float32 whatever the input dtype."""
 
@@ -73,7 +76,7 @@ class _GradientsWidened(Attention):
         return {name: np.asarray(x, np.float32) for name, x in results.items()}
 
 
-@mistake("lse-narrowed", "dtype", equivalent=True)
+@mistake("lse-narrowed", "dtype", step="precision", where="everywhere", equivalent=True)
 class _LseNarrowed(Attention):
     """lse is returned in float16."""
 
@@ -86,15 +89,15 @@ class _LseNarrowed(Attention):
 
 
 change("dbias-not-summed", "dtype",
-       "dbias has the shape of the scores instead of that of the bias.",
+       "dbias has the shape of the scores instead of that of the bias.", step="dbias", where="bias",
        reduce_bias=lambda up, ds, shape: ds)  # fmt: skip
 change("value-has-scale-of-key", "dtype",
        "k and v are stored with a power of 2 as scale; v is restored with the scale of k.",
-       "sgl-project/sglang#34765",
+       "sgl-project/sglang#34765", step="o", where="everywhere",
        inputs=after(lambda c: c._replace(v=c.v * _power(c.k) / _power(c.v))))  # fmt: skip
 
 
-@mistake("mask-changed", "memory")
+@mistake("mask-changed", "memory", step="state", where="mask and causal or window")
 class _MaskChanged(Attention):
     """Causal and window are written into the caller's mask."""
 
@@ -106,7 +109,7 @@ class _MaskChanged(Attention):
         return c
 
 
-@mistake("dout-changed", "memory")
+@mistake("dout-changed", "memory", step="state", where="everywhere")
 class _DoutChanged(Attention):
     """The caller's dout is scaled in place."""
 
@@ -117,7 +120,7 @@ class _DoutChanged(Attention):
         return results
 
 
-@mistake("out-written-again", "memory")
+@mistake("out-written-again", "memory", step="state", where="everywhere")
 class _OutWrittenAgain(Attention):
     """The result lies in a buffer that the next call with the same shapes overwrites."""
 
@@ -137,7 +140,7 @@ class _OutWrittenAgain(Attention):
         return buffer
 
 
-@mistake("saved-of-last-forward", "memory")
+@mistake("saved-of-last-forward", "memory", step="state", where="everywhere")
 class _SavedOfLastForward(Attention):
     """Backward uses the state of the last forward call with these shapes."""
 
@@ -152,7 +155,13 @@ class _SavedOfLastForward(Attention):
         return self.saved.get((c.q.shape, c.k.shape, c.v.shape), c)
 
 
-@mistake("strides-of-first-call", "memory", "flashinfer-ai/flashinfer#4270")
+@mistake(
+    "strides-of-first-call",
+    "memory",
+    "flashinfer-ai/flashinfer#4270",
+    step="state",
+    where="everywhere",
+)
 class _StridesOfFirstCall(Attention):
     """A plan cached by shape and dtype keeps the strides of the first call."""
 
@@ -167,7 +176,13 @@ class _StridesOfFirstCall(Attention):
         return super().read(in_memory).reshape(x.shape)
 
 
-@mistake("plan-of-other-strides", "memory", "flashinfer-ai/flashinfer#4270")
+@mistake(
+    "plan-of-other-strides",
+    "memory",
+    "flashinfer-ai/flashinfer#4270",
+    step="state",
+    where="everywhere",
+)
 class _PlanOfOtherStrides(Attention):
     """Arrays are read in the axis order of the first call with the same shape and dtype."""
 
@@ -183,7 +198,13 @@ class _PlanOfOtherStrides(Attention):
         return np.asarray(memory.transpose(np.argsort(plan)))
 
 
-@mistake("precision-of-first-call", "memory", "flashinfer-ai/flashinfer#4270")
+@mistake(
+    "precision-of-first-call",
+    "memory",
+    "flashinfer-ai/flashinfer#4270",
+    step="state",
+    where="everywhere",
+)
 class _PrecisionOfFirstCall(Attention):
     """A work buffer cached by shape keeps the dtype of the first call."""
 
@@ -196,7 +217,7 @@ class _PrecisionOfFirstCall(Attention):
         return o.astype(dtype).astype(o.dtype), lse, p
 
 
-@mistake("dout-misread", "memory")
+@mistake("dout-misread", "memory", step="layout", where="everywhere")
 class _DoutMisread(Attention):
     """A transposed dout is read in memory order."""
 
@@ -208,7 +229,7 @@ class _DoutMisread(Attention):
         return super().backward(dout, *arrays, **options)
 
 
-@mistake("visible-of-first-call", "memory")
+@mistake("visible-of-first-call", "memory", step="state", where="causal or window")
 class _VisibleOfFirstCall(Attention):
     """The causal and window mask is cached by T and S alone."""
 
@@ -221,7 +242,7 @@ class _VisibleOfFirstCall(Attention):
         return self.known.setdefault((c.q.shape[-2], c.k.shape[-2]), super().visible(c))
 
 
-@mistake("scale-of-first-call", "memory")
+@mistake("scale-of-first-call", "memory", step="state", where="everywhere")
 class _ScaleOfFirstCall(Attention):
     """The default scale of the first call is kept when D changes."""
 
@@ -233,7 +254,7 @@ class _ScaleOfFirstCall(Attention):
         return self.first
 
 
-@mistake("update-lost", "memory", "Dao-AILab/flash-attention#359")
+@mistake("update-lost", "memory", "Dao-AILab/flash-attention#359", step="state", where="everywhere")
 class _UpdateLost(Attention):
     """In every third backward pass dk lacks the last query, like a race of two writers."""
 

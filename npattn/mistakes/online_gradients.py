@@ -10,7 +10,13 @@ from npattn.mistakes.register import change, mistake
 from npattn.problem.arrays import Array
 
 
-@mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557")
+@mistake(
+    "dk-copied-not-added",
+    "tiled backward",
+    "NVIDIA/TransformerEngine#1557",
+    step="dv",
+    where="T > 16",
+)
 class _DkCopiedNotAdded(Online):
     """dk and dv of a tile of keys are those of the last tile of queries instead of the sum."""
 
@@ -20,7 +26,7 @@ class _DkCopiedNotAdded(Online):
         super().collect(name, into, at, x)
 
 
-@mistake("dq-overwritten", "tiled backward")
+@mistake("dq-overwritten", "tiled backward", step="dq", where="S > 16")
 class _DqOverwritten(Online):
     """dq is that of the last tile of keys instead of the sum over tiles."""
 
@@ -30,7 +36,9 @@ class _DqOverwritten(Online):
         super().collect(name, into, at, x)
 
 
-@mistake("last-query-lost-in-backward", "tiled backward")
+@mistake(
+    "last-query-lost-in-backward", "tiled backward", step="visible", where="backward: t = T − 1"
+)
 class _LastQueryLostInBackward(Online):
     """Backward leaves out the last query."""
 
@@ -38,7 +46,7 @@ class _LastQueryLostInBackward(Online):
         return [slice(rows.start, min(rows.stop, T - 1)) for rows in self.query_tiles(T)]
 
 
-@mistake("first-query-lost-in-dv", "tiled backward")
+@mistake("first-query-lost-in-dv", "tiled backward", step="dv", where="t = 0")
 class _FirstQueryLostInDv(Online):
     """dv leaves out the first query."""
 
@@ -47,7 +55,7 @@ class _FirstQueryLostInDv(Online):
         return super().dv(w, np.where(first, 0, do), seen, rows)
 
 
-@mistake("delta-of-last-query-zero", "tiled backward")
+@mistake("delta-of-last-query-zero", "tiled backward", step="delta", where="t = T − 1")
 class _DeltaOfLastQueryZero(Online):
     """Σ do·out of the last query is taken as 0."""
 
@@ -58,11 +66,13 @@ class _DeltaOfLastQueryZero(Online):
 
 
 change("delta-of-query-before", "tiled backward",
-       "Each query uses Σ do·out of the query before it.", of=Online,
+       "Each query uses Σ do·out of the query before it.", step="delta", where="T > 1", of=Online,
        row_delta=lambda up, do, out, c: np.roll(up(do, out, c), 1, axis=-2))  # fmt: skip
 
 
-@mistake("padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461")
+@mistake(
+    "padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461", step="nan", where="T % 16 ≠ 0"
+)
 class _PaddingQueriesNaN(Online):
     """Padding queries of the last tile have a garbage maximum: 0 · NaN reaches dk and dv."""
 
@@ -75,7 +85,13 @@ class _PaddingQueriesNaN(Online):
         return super().tile_visible(c, slice(rows.start, rows.start + TILE), keys)
 
 
-@mistake("saved-state-of-other-layout", "tiled backward", "NVIDIA/cudnn-frontend#304")
+@mistake(
+    "saved-state-of-other-layout",
+    "tiled backward",
+    "NVIDIA/cudnn-frontend#304",
+    step="p",
+    where="backward: H > 1 and T > 1",
+)
 class _SavedStateOfOtherLayout(Online):
     """Backward reads the saved row statistics as if their layout were (B, T, H)."""
 
@@ -85,7 +101,13 @@ class _SavedStateOfOtherLayout(Online):
         return RunningSoftmax(m, total, state.acc)
 
 
-@mistake("padding-over-next-head", "tiled backward", "flagos-ai/FlagGems#898")
+@mistake(
+    "padding-over-next-head",
+    "tiled backward",
+    "flagos-ai/FlagGems#898",
+    step="dv",
+    where="h ≥ 1 and s < 16 − S % 16 and S % 16 ≠ 0",
+)
 class _PaddingOverNextHead(Online):
     """Padding of the last tile of keys overwrites dv of the next head."""
 

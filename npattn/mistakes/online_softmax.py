@@ -12,7 +12,13 @@ from npattn.mistakes.register import change, mistake
 from npattn.problem.arrays import Array
 
 
-@mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401")
+@mistake(
+    "maximum-starts-finite",
+    "online softmax",
+    "flashinfer-ai/flashinfer#4401",
+    step="p",
+    where="contents",
+)
 class _MaximumStartsFinite(Online):
     """The running maximum starts at −5e4; rows with lower scores are wrong."""
 
@@ -24,21 +30,23 @@ class _MaximumStartsFinite(Online):
 
 change("maximum-pinned-to-0", "online softmax",
        "If the first tile is hidden, the running maximum is stored as 0 and never falls below.",
-       "Dao-AILab/flash-attention#2082", of=Online,
+       "Dao-AILab/flash-attention#2082", step="p", where="contents", of=Online,
        maximum=lambda up, m, s: finite_pivot(up(m, s)))  # fmt: skip
 change("row-sum-not-rescaled", "online softmax",
-       "The row sum is not rescaled when the running maximum rises.", of=Online,
+       "The row sum is not rescaled when the running maximum rises.", step="p", where="S > 16",
+       of=Online,
        rescale=lambda up, state, shrink: state._replace(acc=state.acc * shrink))  # fmt: skip
 change("accumulator-not-rescaled", "online softmax",
-       "The accumulator is not rescaled when the running maximum rises.", of=Online,
+       "The accumulator is not rescaled when the running maximum rises.", step="p", where="S > 16",
+       of=Online,
        rescale=lambda up, state, shrink: state._replace(total=state.total * shrink))  # fmt: skip
 change("rescale-inverted", "online softmax",
        "The state is rescaled by exp(new maximum − old) instead of its inverse.",
-       "Dao-AILab/flash-attention#991", of=Online,
+       "Dao-AILab/flash-attention#991", step="p", where="S > 16", of=Online,
        shrink=lambda up, m, pivot: np.where(m == -np.inf, 0, np.exp(pivot - m)))  # fmt: skip
 
 
-@mistake("scale-compounded", "online softmax", "flagos-ai/FlagGems#424")
+@mistake("scale-compounded", "online softmax", "flagos-ai/FlagGems#424", step="s", where="S > 16")
 class _ScaleCompounded(Online):
     """The factor log₂ e is multiplied onto the scale again for each tile of keys."""
 
@@ -47,7 +55,7 @@ class _ScaleCompounded(Online):
         return super().cut_tile(c._replace(scale=c.scale / math.log(2) ** before), rows, keys)
 
 
-@mistake("lse-before-last-rescale", "online softmax", equivalent=True)
+@mistake("lse-before-last-rescale", "online softmax", step="lse", where="S > 16", equivalent=True)
 class _LseBeforeLastRescale(Online):
     """lse adds the maximum before the last tile to the row sum after it."""
 
@@ -61,7 +69,7 @@ class _AllButLastTile(Online):
         return super().key_tiles(c, rows)[:-1]
 
 
-@mistake("hidden-tile-counted", "online softmax")
+@mistake("hidden-tile-counted", "online softmax", step="p", where="mask or bias")
 class _HiddenTileCounted(Online):
     """A fully hidden tile of keys adds its number of keys to the row sum."""
 

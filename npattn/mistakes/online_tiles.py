@@ -24,15 +24,22 @@ from npattn.problem.arrays import Array
 
 change("tail-keys-skipped", "tiles",
        "The number of key tiles is rounded down: keys after the last whole tile are lost.",
-       of=Online,
+       step="visible", where="s // 16 = S // 16 and S > 16", of=Online,
        tile_range=one_result(1, lambda end, c, rows:
            min(end, max(c.k.shape[-2] // TILE, 1))))  # fmt: skip
 change("tail-padding-attended", "tiles",
-       "The zeros that pad the last tile of keys take part in the softmax.", of=Online,
+       "The zeros that pad the last tile of keys take part in the softmax.",
+       step="p", where="S % 16 ≠ 0", of=Online,
        real_keys=lambda up, s, c: np.ones(s.shape, bool))  # fmt: skip
 
 
-@mistake("softcap-revives-padding", "tiles", "ggml-org/llama.cpp#29034")
+@mistake(
+    "softcap-revives-padding",
+    "tiles",
+    "ggml-org/llama.cpp#29034",
+    step="p",
+    where="S % 16 ≠ 0 and softcap",
+)
 class _SoftcapRevivesPadding(Online):
     """Padding keys are hidden before the softcap, which makes their scores finite."""
 
@@ -46,16 +53,18 @@ class _SoftcapRevivesPadding(Online):
 
 
 change("tiles-overlap", "tiles",
-       "A tile starts at the last key of the one before, which is counted twice.", of=Online,
+       "A tile starts at the last key of the one before, which is counted twice.",
+       step="p", where="s % 15 = 0 and s > 0", of=Online,
        key_tiles=lambda up, c, rows:
            [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE - 1))])  # fmt: skip
 change("key-between-tiles-lost", "tiles",
-       "A tile starts one key too late: the key between two tiles is lost.", of=Online,
+       "A tile starts one key too late: the key between two tiles is lost.",
+       step="visible", where="s % 17 = 16", of=Online,
        key_tiles=lambda up, c, rows:
            [slice(n, n + TILE) for n in reversed(range(0, c.k.shape[-2], TILE + 1))])  # fmt: skip
 
 
-@mistake("tail-values-shifted", "tiles")
+@mistake("tail-values-shifted", "tiles", step="o", where="s // 16 = S // 16 and S > 16")
 class _TailValuesShifted(Online):
     """The values of the last, partial tile are read one row too early."""
 
@@ -66,12 +75,13 @@ class _TailValuesShifted(Online):
 
 
 change("causal-tile-taken-as-whole", "tiles",
-       "A diagonal tile is not masked if its last query sees all of it.", of=Online,
+       "A diagonal tile is not masked if its last query sees all of it.",
+       step="visible", where="S ≥ 16 and causal", of=Online,
        fully_visible=lambda up, c, rows, keys:
            up(c, slice(rows.stop - 1, rows.stop) if c.causal else rows, keys))  # fmt: skip
 
 
-@mistake("causal-tile-skipped", "tiles")
+@mistake("causal-tile-skipped", "tiles", step="visible", where="t % 16 > 0 and S > 16 and causal")
 class _CausalTileSkipped(Online):
     """With causal, a tile of queries stops at the last key tile visible to its first query."""
 
@@ -83,15 +93,17 @@ class _CausalTileSkipped(Online):
 
 change("window-tile-taken-as-whole", "tiles",
        "A tile at the left end of a window is not masked if its first query sees all of it.",
-       of=Online,
+       step="visible", where="t % 16 > 0 and S ≥ 16 and window", of=Online,
        fully_visible=lambda up, c, rows, keys:
            up(c, slice(rows.start, rows.start + 1) if c.window else rows, keys))  # fmt: skip
 change("window-tile-skipped", "tiles",
-       "A tile of queries starts at the first key tile in the window of its last query.", of=Online,
+       "A tile of queries starts at the first key tile in the window of its last query.",
+       step="visible", where="t % 16 < 15 and S > 16 and window", of=Online,
        tile_range=lambda up, c, rows:
            (up(c, slice(rows.stop - 1, rows.stop))[0], up(c, rows)[1]))  # fmt: skip
 change("dropout-of-first-tile", "tiles",
-       "The dropout mask of the first tile of keys is used for every tile.", of=Online,
+       "The dropout mask of the first tile of keys is used for every tile.",
+       step="p", where="s ≥ 16 and dropout", of=Online,
        cut_tile=lambda up, c, rows, keys:
            up(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE))))  # fmt: skip
 
@@ -99,7 +111,7 @@ change("dropout-of-first-tile", "tiles",
 # --- partial results
 
 
-@mistake("merge-of-mixed-bases", "split keys", "vllm-project/vllm#43919")
+@mistake("merge-of-mixed-bases", "split keys", "vllm-project/vllm#43919", step="p", where="S > 16")
 class _MergeOfMixedBases(Split):
     """Partial results have a base-2 lse but are merged as if it were natural."""
 
@@ -111,13 +123,21 @@ class _MergeOfMixedBases(Split):
 
 change("merge-of-nothing-nan", "split keys",
        "Merging two fully masked partial results gives NaN: −inf − (−inf).",
-       "vllm-project/vllm#39148", of=Split, merge_pivot=lambda up, m: m)  # fmt: skip
+       "vllm-project/vllm#39148", step="nan", where="rows that see no key",
+       of=Split, merge_pivot=lambda up, m: m)  # fmt: skip
 change("sink-in-every-split", "split keys",
-       "The sink is counted in every split of the keys that is merged.", of=Split,
+       "The sink is counted in every split of the keys that is merged.", step="p", where="sinks",
+       of=Split,
        second_half=lambda up, c: c)  # fmt: skip
 
 
-@mistake("out-of-each-split-in-backward", "split keys", "tenstorrent/tt-metal#53205")
+@mistake(
+    "out-of-each-split-in-backward",
+    "split keys",
+    "tenstorrent/tt-metal#53205",
+    step="delta",
+    where="S > 1",
+)
 class _OutOfEachSplitInBackward(Split):
     """Backward of each half of the keys uses the out and lse of that half; only dv is right."""
 

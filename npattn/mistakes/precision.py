@@ -46,7 +46,13 @@ class Fused(Online):
 
 
 @mistake(
-    "row-sum-in-float16", "precision", "sonos/tract#2586", dtypes=("float16",), rounding="fused"
+    "row-sum-in-float16",
+    "precision",
+    "sonos/tract#2586",
+    step="precision",
+    where="everywhere",
+    dtypes=("float16",),
+    rounding="fused",
 )
 class _RowSumInFloat16(Online):
     """Row sums accumulate in float16, where 2048 + 1 = 2048."""
@@ -56,7 +62,14 @@ class _RowSumInFloat16(Online):
         return np.add.accumulate(terms, axis=-1)[..., -1:].astype(total.dtype)
 
 
-@mistake("accumulator-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
+@mistake(
+    "accumulator-in-bfloat16",
+    "precision",
+    step="precision",
+    where="everywhere",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
 class _AccumulatorInBfloat16(Fused):
     """The accumulator of out is rounded to bfloat16 after every 16 keys."""
 
@@ -65,7 +78,14 @@ class _AccumulatorInBfloat16(Fused):
         return state._replace(acc=round_to(state.acc, tile.dtype))
 
 
-@mistake("dq-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
+@mistake(
+    "dq-in-bfloat16",
+    "precision",
+    step="precision",
+    where="everywhere",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
 class _DqInBfloat16(Fused):
     """dq is rounded to bfloat16 after every 16 keys."""
 
@@ -75,7 +95,14 @@ class _DqInBfloat16(Fused):
             into[..., at, :] = round_to(into[..., at, :], BFLOAT16)
 
 
-@mistake("group-summed-in-bfloat16", "precision", dtypes=("bfloat16",), rounding="fused")
+@mistake(
+    "group-summed-in-bfloat16",
+    "precision",
+    step="precision",
+    where="G > 1",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
 class _GroupSummedInBfloat16(Fused):
     """dk and dv are summed over shared query heads in bfloat16."""
 
@@ -96,6 +123,8 @@ class _GroupSummedInBfloat16(Fused):
     "product-in-float16",
     "precision",
     "NVIDIA/TensorRT-LLM#18044",
+    step="precision",
+    where="everywhere",
     dtypes=("float16",),
     rounding="fused",
 )
@@ -109,15 +138,22 @@ class _ProductInFloat16(Attention):
 
 change("scores-in-bfloat16", "precision",
        "The final scores are rounded to bfloat16 in a kernel declared as fused.",
-       dtypes=("bfloat16",), rounding="fused",
+       step="precision", where="everywhere", dtypes=("bfloat16",), rounding="fused",
        final=lambda up, x, visible, c: round_to(up(x, visible, c), c.dtype))  # fmt: skip
 change("scale-in-bfloat16", "precision", "The scale is rounded to the dtype of q.",
-       dtypes=("bfloat16",), rounding="fused",
+       step="precision", where="everywhere", dtypes=("bfloat16",), rounding="fused",
        product=lambda up, c:
            up(c._replace(scale=float(round_to(np.array(c.scale), c.dtype)))))  # fmt: skip
 
 
-@mistake("exp-of-second-order", "precision", dtypes=("bfloat16",), rounding="fused")
+@mistake(
+    "exp-of-second-order",
+    "precision",
+    step="precision",
+    where="everywhere",
+    dtypes=("bfloat16",),
+    rounding="fused",
+)
 class _ExpOfSecondOrder(Online):
     """exp is a second-order polynomial between powers of 2, off by up to 2⁻⁷."""
 
@@ -129,27 +165,35 @@ class _ExpOfSecondOrder(Online):
 
 change("weights-in-float8", "precision",
        "The weights are rounded to float8 for the product with v in a kernel declared as fused.",
-       of=Online, dtypes=("bfloat16",), rounding="fused",
+       step="precision", where="everywhere", of=Online, dtypes=("bfloat16",), rounding="fused",
        drop=lambda up, p, tile:
            round_to(p, np.dtype(ml_dtypes.float8_e4m3fn)) * tile.keep)  # fmt: skip
 change("weights-truncated", "precision",
-       "The weights are truncated to bfloat16 instead of rounded to nearest.", of=Online,
+       "The weights are truncated to bfloat16 instead of rounded to nearest.",
+       step="precision", where="everywhere", of=Online,
        dtypes=("bfloat16",), rounding="fused",
        drop=lambda up, p, tile: truncate(up(p, tile)))  # fmt: skip
 change("dscores-truncated", "precision",
        "The gradient of the scores is truncated to bfloat16 instead of rounded to nearest.",
-       dtypes=("bfloat16",), rounding="fused",
+       step="precision", where="everywhere", dtypes=("bfloat16",), rounding="fused",
        jacobian=lambda up, p, dp, delta, c: truncate(up(p, dp, delta, c)))  # fmt: skip
 change("out-truncated", "precision", "out is truncated to bfloat16 instead of rounded to nearest.",
-       dtypes=("bfloat16",), rounding="fused",
+       step="precision", where="everywhere", dtypes=("bfloat16",), rounding="fused",
        results=one_result(0, lambda o, c: truncate(o)))  # fmt: skip
 change("out-gained", "precision",
        "out is too large by a factor of 1 + 2⁻⁶, as with an approximate reciprocal.",
-       dtypes=("bfloat16",), rounding="fused",
+       step="o", where="everywhere", dtypes=("bfloat16",), rounding="fused",
        results=one_result(0, lambda o, c: o * (1 + 2.0**-6)))  # fmt: skip
 
 
-@mistake("softmax-in-float16", "precision", "pytorch/executorch#18407", dtypes=("float16",))
+@mistake(
+    "softmax-in-float16",
+    "precision",
+    "pytorch/executorch#18407",
+    step="nan",
+    where="contents",
+    dtypes=("float16",),
+)
 class _SoftmaxInFloat16(Attention):
     """exp is computed in float16 without subtracting the maximum and overflows at 11."""
 
@@ -167,6 +211,8 @@ class _SoftmaxInFloat16(Attention):
     "lse-saved-in-bfloat16",
     "precision",
     "tenstorrent/tt-metal#41683",
+    step="precision",
+    where="backward: everywhere",
     dtypes=("bfloat16",),
     rounding="fused",
 )
@@ -182,7 +228,14 @@ class _LseSavedInBfloat16(Online):
 # --- masks as numbers -----------------------------------------------------------------------------
 
 
-@mistake("mask-overflows-float16", "precision", "ahrefs/ocannl#548", dtypes=("float16",))
+@mistake(
+    "mask-overflows-float16",
+    "precision",
+    "ahrefs/ocannl#548",
+    step="nan",
+    where="rows that see no key",
+    dtypes=("float16",),
+)
 class _MaskOverflowsFloat16(Attention):
     """−1e9 is added to hidden scores, which is −inf in float16: fully masked rows are NaN."""
 
@@ -193,6 +246,6 @@ class _MaskOverflowsFloat16(Attention):
 
 change("mask-is-least-float16", "precision",
        "−65504 is added to hidden scores: a fully masked row weighs all keys about equally.",
-       "pytorch/pytorch#110213", dtypes=("float16",),
+       "pytorch/pytorch#110213", step="p", where="rows that see no key", dtypes=("float16",),
        hide=lambda up, s, visible:
            round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16)))  # fmt: skip

@@ -10,6 +10,13 @@ from npattn.mistakes.attention import Attention
 
 Implementation = TypeVar("Implementation", bound=type)
 
+STEPS = (
+    *("s", "visible", "p", "lse", "o", "dv", "dp", "delta", "ds"),
+    *("dq", "dk", "dbias", "dsinks", "dgate"),
+    *("layout", "precision", "state", "nan", "refusal"),
+)
+"""Quantities of the exact computation in their order, and what else can be wrong."""
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -22,6 +29,12 @@ class Mistake:
         What the implementation does wrong, for the user who made the same mistake.
     source : str
         Report of the bug, owner/repository#number, or "inferred".
+    step : str
+        First quantity of the exact computation that is wrong while all before it are right: one
+        of `STEPS`.
+    where : str
+        Predicate of the places of `step` that are wrong: ``"s ≥ 32"``, ``"everywhere"``. With
+        ``"backward: "`` before it, the backward's own recomputation of `step` is wrong.
     forward, backward : callable
         The implementation, and its gradients.
     dtypes : tuple of str
@@ -36,6 +49,8 @@ class Mistake:
     family: str
     sentence: str
     source: str
+    step: str
+    where: str
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     dtypes: tuple[str, ...] = ("float32",)
@@ -52,6 +67,8 @@ def mistake(
     family: str,
     source: str = "inferred",
     *,
+    step: str,
+    where: str,
     dtypes: tuple[str, ...] = ("float32",),
     rounding: str | None = None,
     equivalent: bool = False,
@@ -67,6 +84,8 @@ def mistake(
             family,
             sentence,
             source,
+            step,
+            where,
             instance.forward,
             instance.backward,
             dtypes,
@@ -84,6 +103,8 @@ def change(
     sentence: str,
     source: str = "inferred",
     *,
+    step: str,
+    where: str,
     of: type[Attention] = Attention,
     dtypes: tuple[str, ...] = ("float32",),
     rounding: str | None = None,
@@ -95,13 +116,14 @@ def change(
     A step is called with the one that it replaces, and the arguments of both.
     """
 
-    def override(step: str, f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, *args, **options: f(getattr(super(cls, self), step), *args, **options)
+    def override(method: str, f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, *args, **options: f(getattr(super(cls, self), method), *args, **options)
 
-    methods: dict[str, Any] = {step: override(step, f) for step, f in steps.items()}
+    methods: dict[str, Any] = {method: override(method, f) for method, f in steps.items()}
     methods |= {"__doc__": sentence, "__reduce__": lambda self: (_instance_of, (name,))}
     cls: Any = type(name, (of,), methods)
-    mistake(name, family, source, dtypes=dtypes, rounding=rounding, equivalent=equivalent)(cls)
+    known: dict[str, Any] = {"dtypes": dtypes, "rounding": rounding, "equivalent": equivalent}
+    mistake(name, family, source, step=step, where=where, **known)(cls)
 
 
 def after(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,17 +15,17 @@ from npattn.problem.arrays import Array, sum_to
 
 
 change("scale-of-all-heads", "scale", "The default scale is 1/√(H·D) instead of 1/√D.",
-       "karpathy/ng-video-lecture#6",
+       "karpathy/ng-video-lecture#6", step="s", where="H > 1",
        default_scale=lambda up, H, D: 1 / math.sqrt(H * D or 1))  # fmt: skip
 change("scale-of-number-of-heads", "scale", "The default scale is 1/√H instead of 1/√D.",
-       "tenstorrent/tt-metal#56789",
+       "tenstorrent/tt-metal#56789", step="s", where="D ≠ H",
        default_scale=lambda up, H, D: 1 / math.sqrt(H or 1))  # fmt: skip
 change("scale-of-padded-size", "scale", "The default scale uses D rounded up to a multiple of 8.",
-       "intel/ipex-llm#12619",
+       "intel/ipex-llm#12619", step="s", where="D % 8 ≠ 0",
        default_scale=lambda up, H, D: 1 / math.sqrt(-(-D // 8) * 8 or 1))  # fmt: skip
 
 
-@mistake("scale-of-values", "scale")
+@mistake("scale-of-values", "scale", step="s", where="D ≠ E")
 class _ScaleOfValues(Attention):
     """The default scale is 1/√E instead of 1/√D."""
 
@@ -35,14 +35,14 @@ class _ScaleOfValues(Attention):
         return super().inputs(q, k, v, *mask, **options)
 
 
-change("scale-one", "scale", "The default scale is 1 instead of 1/√D.",
+change("scale-one", "scale", "The default scale is 1 instead of 1/√D.", step="s", where="D > 1",
        default_scale=lambda up, H, D: 1.0)  # fmt: skip
 change("scale-twice", "scale", "The scale is applied twice: to q and to the scores.",
-       "huggingface/transformers#38290",
+       "huggingface/transformers#38290", step="s", where="everywhere",
        product=lambda up, c: np.asarray(c.scale * up(c)))  # fmt: skip
 
 
-@mistake("scale-ignored", "scale", "pytorch/pytorch#174049")
+@mistake("scale-ignored", "scale", "pytorch/pytorch#174049", step="s", where="scale")
 class _ScaleIgnored(Attention):
     """The scale argument is ignored: the default 1/√D is always used."""
 
@@ -51,7 +51,7 @@ class _ScaleIgnored(Attention):
         return c._replace(scale=self.default_scale(c.q.shape[-3], c.q.shape[-1]))
 
 
-@mistake("scale-zero-is-none", "scale")
+@mistake("scale-zero-is-none", "scale", step="s", where="scale")
 class _ScaleZeroIsNone(Attention):
     """A scale of 0 is treated as not given."""
 
@@ -60,7 +60,7 @@ class _ScaleZeroIsNone(Attention):
         return super().inputs(*arrays, **options)
 
 
-@mistake("scale-divides", "scale")
+@mistake("scale-divides", "scale", step="s", where="scale")
 class _ScaleDivides(Attention):
     """The scores are divided by the scale argument instead of multiplied."""
 
@@ -70,7 +70,7 @@ class _ScaleDivides(Attention):
         return super().inputs(*arrays, **options)
 
 
-@mistake("scale-ignored-with-softcap", "scale")
+@mistake("scale-ignored-with-softcap", "scale", step="s", where="scale and softcap")
 class _ScaleIgnoredWithSoftcap(Attention):
     """The scale argument is ignored if there is a softcap."""
 
@@ -79,7 +79,7 @@ class _ScaleIgnoredWithSoftcap(Attention):
         return super().product(c if c.softcap is None else c._replace(scale=default))
 
 
-@mistake("maximum-before-scale", "scale")
+@mistake("maximum-before-scale", "scale", step="nan", where="scale and contents")
 class _MaximumBeforeScale(Attention):
     """The row maximum is found before the scale, so that a negative scale makes it the minimum."""
 
@@ -92,7 +92,7 @@ class _MaximumBeforeScale(Attention):
         return np.where(lost & live, np.nan, p), p_sink, np.where(lost, np.inf, lse)
 
 
-@mistake("scale-ignored-in-backward", "scale")
+@mistake("scale-ignored-in-backward", "scale", step="s", where="backward: scale")
 class _ScaleIgnoredInBackward(Attention):
     """Backward ignores the scale argument and uses 1/√D."""
 
@@ -103,7 +103,13 @@ class _ScaleIgnoredInBackward(Attention):
 # --- softcap ---
 
 
-@mistake("softcap-after-mask", "softcap", "ggml-org/llama.cpp#29034")
+@mistake(
+    "softcap-after-mask",
+    "softcap",
+    "ggml-org/llama.cpp#29034",
+    step="visible",
+    where="hidden keys and softcap",
+)
 class _SoftcapAfterMask(Attention):
     """The softcap is applied after the mask: hidden scores become −c and keep weight."""
 
@@ -111,7 +117,9 @@ class _SoftcapAfterMask(Attention):
         return self.cap(self.hide(x + c.bias, visible), c)
 
 
-@mistake("softcap-over-bias", "softcap", "emmtrix/emx-onnx-cgen#731")
+@mistake(
+    "softcap-over-bias", "softcap", "emmtrix/emx-onnx-cgen#731", step="s", where="softcap and bias"
+)
 class _SoftcapOverBias(Attention):
     """The softcap is applied to score + bias instead of the score alone."""
 
@@ -120,17 +128,18 @@ class _SoftcapOverBias(Attention):
 
 
 change("softcap-before-scale", "softcap", "The softcap is applied to q kᵀ before the scale.",
+       step="s", where="softcap",
        product=lambda up, c: up(c if c.softcap is None else c._replace(scale=1.0)),
        cap=lambda up, x, c: x if c.softcap is None else c.scale * up(x, c))  # fmt: skip
 change("softcap-not-multiplied", "softcap",
-       "The softcap computes tanh(s/c) without multiplying by c.",
+       "The softcap computes tanh(s/c) without multiplying by c.", step="s", where="softcap",
        cap=lambda up, x, c: x if c.softcap is None else up(x, c) / c.softcap)  # fmt: skip
 change("softcap-clips", "softcap", "The softcap clips scores at ±c instead of c·tanh(s/c).",
-       cap=lambda up, x, c:
+       step="s", where="softcap", cap=lambda up, x, c:
            x if c.softcap is None else np.clip(x, -c.softcap, c.softcap))  # fmt: skip
 
 
-@mistake("sink-capped", "sinks")
+@mistake("sink-capped", "sinks", step="p", where="softcap and sinks")
 class _SinkCapped(Attention):
     """The softcap is also applied to the sinks."""
 
@@ -140,13 +149,13 @@ class _SinkCapped(Attention):
 
 
 change("softcap-ignored-in-backward", "softcap",
-       "Backward rebuilds the scores without the softcap.",
+       "Backward rebuilds the scores without the softcap.", step="s", where="backward: softcap",
        recompute=lambda up, c: c._replace(softcap=None))  # fmt: skip
 change("softcap-slope-forgotten", "softcap", "Backward ignores the derivative of the softcap.",
-       cap_slope=lambda up, c: 1.0)  # fmt: skip
+       step="ds", where="softcap", cap_slope=lambda up, c: 1.0)  # fmt: skip
 
 
-@mistake("softcap-slope-of-capped", "softcap")
+@mistake("softcap-slope-of-capped", "softcap", step="ds", where="softcap")
 class _SoftcapSlopeOfCapped(Attention):
     """The derivative of the softcap is evaluated at the capped score."""
 
@@ -155,7 +164,7 @@ class _SoftcapSlopeOfCapped(Attention):
         return 1.0 if c.softcap is None else 1 - np.tanh(capped / c.softcap) ** 2
 
 
-@mistake("softcap-slope-after-bias", "softcap")
+@mistake("softcap-slope-after-bias", "softcap", step="ds", where="softcap and bias")
 class _SoftcapSlopeAfterBias(Attention):
     """The derivative of the softcap is 1 − (s/c)² with the bias included in s."""
 
@@ -164,7 +173,13 @@ class _SoftcapSlopeAfterBias(Attention):
         return 1.0 if c.softcap is None else 1 - (s / c.softcap) ** 2
 
 
-@mistake("softcap-slope-of-hidden", "softcap", "openxla/tokamax#1121")
+@mistake(
+    "softcap-slope-of-hidden",
+    "softcap",
+    "openxla/tokamax#1121",
+    step="nan",
+    where="hidden keys and softcap",
+)
 class _SoftcapSlopeOfHidden(Attention):
     """The derivative of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
 
@@ -176,20 +191,27 @@ class _SoftcapSlopeOfHidden(Attention):
 # --- bias ---
 
 
-change("bias-scaled", "bias", "The bias is multiplied by the scale.",
+change("bias-scaled", "bias", "The bias is multiplied by the scale.", step="s", where="bias",
        bias=lambda up, c: c.scale * c.bias)  # fmt: skip
 change("bias-subtracted", "bias",
        "The finite bias has the wrong sign, as with distances in the wrong direction.",
-       "meta-pytorch/attention-gym#86",
+       "meta-pytorch/attention-gym#86", step="s", where="bias",
        bias=lambda up, c: np.where(c.bias == -np.inf, c.bias, -np.asarray(c.bias)))  # fmt: skip
 change("bias-ignored-when-causal", "bias", "The bias is ignored if causal is given.",
-       "keras-team/keras#22097", bias=lambda up, c: 0.0 if c.causal else c.bias)  # fmt: skip
+       "keras-team/keras#22097", step="s", where="bias and causal",
+       bias=lambda up, c: 0.0 if c.causal else c.bias)  # fmt: skip
 change("bias-minus-inf-lost", "bias", "Entries of −inf in the bias are taken as 0.",
-       "pytorch/pytorch#92554",
+       "pytorch/pytorch#92554", step="visible", where="bias and contents",
        bias=lambda up, c: np.where(c.bias == -np.inf, 0, c.bias))  # fmt: skip
 
 
-@mistake("bias-of-last-query", "bias", "Dao-AILab/flash-attention#540")
+@mistake(
+    "bias-of-last-query",
+    "bias",
+    "Dao-AILab/flash-attention#540",
+    step="s",
+    where="t < T − 1 and bias",
+)
 class _BiasOfLastQuery(Attention):
     """The bias of the last query is used for all queries."""
 
@@ -198,7 +220,7 @@ class _BiasOfLastQuery(Attention):
         return bias[..., -1:, :] if bias.ndim else c.bias
 
 
-@mistake("bias-samples-as-heads", "bias")
+@mistake("bias-samples-as-heads", "bias", step="s", where="b ≠ h and B = H and bias")
 class _BiasSamplesAsHeads(Attention):
     """A bias (B, 1, T, S) is read as (1, B, T, S) if B = H."""
 
@@ -209,12 +231,12 @@ class _BiasSamplesAsHeads(Attention):
 
 
 change("bias-ignored-in-backward", "bias", "Backward rebuilds the scores without the bias.",
-       recompute=lambda up, c: c._replace(bias=0.0))  # fmt: skip
-change("dbias-scaled", "bias", "dbias is multiplied by the scale.",
+       step="s", where="backward: bias", recompute=lambda up, c: c._replace(bias=0.0))  # fmt: skip
+change("dbias-scaled", "bias", "dbias is multiplied by the scale.", step="dbias", where="bias",
        gradients=one_result(3, lambda ds, c, do, dlse, dw: c.scale * ds))  # fmt: skip
 
 
-@mistake("dbias-behind-softcap", "bias")
+@mistake("dbias-behind-softcap", "bias", step="dbias", where="bias and softcap")
 class _DbiasBehindSoftcap(Attention):
     """dbias is multiplied by the derivative of the softcap."""
 
@@ -223,7 +245,7 @@ class _DbiasBehindSoftcap(Attention):
         return dq, dk, dv, ds * self.cap_slope(c), ds_sink
 
 
-@mistake("dbias-of-all-samples", "bias")
+@mistake("dbias-of-all-samples", "bias", step="dbias", where="B > 1 and bias")
 class _DbiasOfAllSamples(Attention):
     """dbias of each batch entry is the sum over the whole batch."""
 

@@ -10,16 +10,17 @@ from npattn.problem.arrays import Array
 from npattn.problem.options import Window
 
 change("window-one-wider", "window", "The window reaches one key too far to the left.",
-       "huggingface/transformers#39408",
+       "huggingface/transformers#39408", step="visible", where="window",
        sides=one_result(0, lambda left, c: None if left is None else left + 1))  # fmt: skip
 change("window-one-narrower", "window", "The window ends one key too early on the left.",
-       "NVIDIA/TransformerEngine#1212",
+       "NVIDIA/TransformerEngine#1212", step="visible", where="window",
        sides=one_result(0, lambda left, c: None if left is None else left - 1))  # fmt: skip
 change("window-right-ignored", "window", "The right side of the window is ignored.",
+       step="visible", where="window",
        sides=one_result(1, lambda x, c: 0 if c.causal else None))  # fmt: skip
 
 
-@mistake("window-symmetric", "window")
+@mistake("window-symmetric", "window", step="visible", where="window")
 class _WindowSymmetric(Attention):
     """The left side of the window is used for the right side too."""
 
@@ -28,7 +29,7 @@ class _WindowSymmetric(Attention):
         return left, right if c.causal or left is None else left
 
 
-@mistake("window-exchanged", "window")
+@mistake("window-exchanged", "window", step="visible", where="window")
 class _WindowExchanged(Attention):
     """The left and right sides of the window are swapped."""
 
@@ -37,7 +38,13 @@ class _WindowExchanged(Attention):
         return super().sides(c._replace(window=(right, left)))
 
 
-@mistake("window-ahead-without-causal", "window", "vllm-project/vllm#31406")
+@mistake(
+    "window-ahead-without-causal",
+    "window",
+    "vllm-project/vllm#31406",
+    step="visible",
+    where="window",
+)
 class _WindowAheadWithoutCausal(Attention):
     """Without causal, the left side of the window reaches to the right instead."""
 
@@ -46,7 +53,7 @@ class _WindowAheadWithoutCausal(Attention):
         return (left, right) if c.causal or left is None else (0, left)
 
 
-@mistake("window-zero-is-none", "window")
+@mistake("window-zero-is-none", "window", step="visible", where="window")
 class _WindowZeroIsNone(Attention):
     """A window side of 0 is treated as None (unlimited)."""
 
@@ -55,7 +62,7 @@ class _WindowZeroIsNone(Attention):
         return super().sides(c._replace(window=(left or None, right or None)))
 
 
-@mistake("window-start-negative", "window")
+@mistake("window-start-negative", "window", step="visible", where="window")
 class _WindowStartNegative(Attention):
     """A negative window start is an index from the end, as in Python slices."""
 
@@ -66,7 +73,7 @@ class _WindowStartNegative(Attention):
         return super().visible(c) & (np.arange(S) >= np.where(start < 0, start + S, start))
 
 
-@mistake("window-top-left", "window")
+@mistake("window-top-left", "window", step="visible", where="T ≠ S and window")
 class _WindowTopLeft(Attention):
     """The window is aligned top-left, while causal is aligned bottom-right."""
 
@@ -76,7 +83,7 @@ class _WindowTopLeft(Attention):
         return inside & super().visible(c._replace(window=None))
 
 
-@mistake("window-of-whole-tiles", "window")
+@mistake("window-of-whole-tiles", "window", step="visible", where="window")
 class _WindowOfWholeTiles(Attention):
     """The tile in which the window starts is visible as a whole."""
 
@@ -90,19 +97,24 @@ class _WindowOfWholeTiles(Attention):
 
 change("window-ignored-for-one-query", "window",
        "The window is ignored for a single query (decoding).", "karpathy/nanochat#452",
+       step="visible", where="T = 1 and window",
        visible=lambda up, c: up(c._replace(window=None) if c.q.shape[-2] == 1 else c))  # fmt: skip
 change("window-ignored-without-causal", "window", "The window is ignored without causal.",
+       step="visible", where="window",
        visible=lambda up, c: up(c if c.causal else c._replace(window=None)))  # fmt: skip
 change("window-ignored-with-mask", "window", "The window is ignored if a mask is given.",
+       step="visible", where="window and mask",
        visible=lambda up, c: up(c if c.mask is None else c._replace(window=None)))  # fmt: skip
 change("window-replaces-mask", "window", "The mask is ignored if a window is given.",
-       "huggingface/transformers#31670",
+       "huggingface/transformers#31670", step="visible", where="mask and window",
        visible=lambda up, c: up(c if c.window is None else c._replace(mask=None)))  # fmt: skip
 change("window-replaces-causal", "window", "Causal is ignored if a window is given.",
+       step="visible", where="causal and window",
        visible=lambda up, c: up(c if c.window is None else c._replace(causal=False)))  # fmt: skip
 change("window-ignored-in-backward", "window", "Backward rebuilds the weights without the window.",
-       "meta-pytorch/MSLK#263", recompute=lambda up, c: c._replace(window=None))  # fmt: skip
+       "meta-pytorch/MSLK#263", step="visible", where="backward: window",
+       recompute=lambda up, c: c._replace(window=None))  # fmt: skip
 change("window-mirrored-in-backward", "window",
        "Backward swaps the left and right sides of the window.",
-       recompute=lambda up, c:
+       step="visible", where="backward: window", recompute=lambda up, c:
            c if c.window is None else c._replace(window=c.window[::-1]))  # fmt: skip

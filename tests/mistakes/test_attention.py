@@ -7,6 +7,7 @@ bounds and rules are not used.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,14 @@ import npattn
 from benchmarks.zoo.mutants import MUTANTS, Mutant
 from npattn.mistakes import MISTAKES, Attention, base, base_backward
 from npattn.mistakes.online import Online
+from npattn.mistakes.register import STEPS
 from npattn.oracle.api import evaluate
 from npattn.testing.rules import PROPERTIES
 from tests.testing.targets.test_numpy import SIZES, Case, bound, cotangents, draw, oracle
 
 Array = np.ndarray[Any, Any]
 U = 2.0**-53
-BASE = Mutant("base", "", "", "", base, base_backward, killed_by=())
+BASE = Mutant("base", "", "", "", "", "", base, base_backward, killed_by=())
 
 REQUIRED = 120  # mutants
 
@@ -375,6 +377,38 @@ def test_mutant_is_wrong_by_far(name: str) -> None:
     mutant = MUTANTS[name]
     detected = any(DETECTS[rule](mutant) for rule in mutant.killed_by if rule in DETECTS)
     assert detected == (name not in NOT_HERE)
+
+
+SIZE = r"(\d+|[bhtsdeBHKTSDEG])"
+SIDE = rf"{SIZE}( ([+−·%]|//) {SIZE})*"
+OPTION = "(mask|causal|window|bias|softcap|scale|sinks|dropout|gate|d?lse|d?weights)"
+SPECIAL = "rows that see no key|hidden keys|contents"
+ATOM = rf"({SIDE} [≥≤<>=≠] {SIDE}|{OPTION}( or {OPTION})*|{SPECIAL})"
+PLACE = re.compile(rf"(backward: )?(everywhere|{ATOM}( and {ATOM})*)")
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("everywhere", True),
+        ("backward: t = T − 1", True),
+        ("h // K % K ≠ h // G and mask or bias", True),
+        ("rows that see no key and sinks", True),
+        ("", False),
+        ("s > 16 or mask", False),
+        ("s >= 16", False),
+        ("everywhere and mask", False),
+        ("backward:", False),
+        ("q ≥ 1", False),
+    ],
+)
+def test_places_are_read(text: str, read: bool) -> None:
+    assert bool(PLACE.fullmatch(text)) == read
+
+
+def test_every_mistake_has_step_and_place() -> None:
+    assert [m.name for m in MISTAKES.values() if m.step not in STEPS] == []
+    assert [(m.name, m.where) for m in MISTAKES.values() if not PLACE.fullmatch(m.where)] == []
 
 
 def test_register_is_well_formed() -> None:

@@ -15,7 +15,7 @@ from npattn.problem.arrays import Array
 # --- shapes and dtypes  [14, 15]
 
 
-@mistake("blind-batch-modulo", "shapes")
+@mistake("blind-batch-modulo", "shapes", step="s", where="B > 1")
 class BatchModulo(Attention):
     """Batch entry b of q uses entry b % n of k and v instead of broadcasting."""
 
@@ -32,7 +32,7 @@ class BatchModulo(Attention):
         return np.asarray(flat[np.arange(count) % len(flat)].reshape(*lead, *x.shape[-3:]))
 
 
-@mistake("blind-rank-2-weights", "shapes")
+@mistake("blind-rank-2-weights", "shapes", step="layout", where="weights")
 class Rank2Weights(Attention):
     """The weights of rank-2 inputs keep a head axis."""
 
@@ -43,13 +43,14 @@ class Rank2Weights(Attention):
 
 
 change("blind-float64-read-as-float32", "dtypes", "float64 inputs are rounded to float32.",
+       step="precision", where="everywhere",
        dtypes=("float64",), read=lambda up, x: as_float32(np.asarray(x)))  # fmt: skip
 
 
 # --- state, and arrays of the caller
 
 
-@mistake("blind-cache-without-causal", "state")
+@mistake("blind-cache-without-causal", "state", step="state", where="causal")
 class CacheWithoutCausal(Attention):
     """A cached mask is keyed by sizes and window, without causal."""
 
@@ -62,7 +63,7 @@ class CacheWithoutCausal(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mistake("blind-bias-masked-in-place", "state")
+@mistake("blind-bias-masked-in-place", "state", step="state", where="mask and bias")
 class BiasMaskedInPlace(Attention):
     """The mask is written into the caller's bias if the shapes allow it."""
 
@@ -78,7 +79,7 @@ class BiasMaskedInPlace(Attention):
         return super().forward(q, k, v, mask, **options)
 
 
-@mistake("blind-values-in-memory-order", "state")
+@mistake("blind-values-in-memory-order", "state", step="layout", where="everywhere")
 class ValuesInMemoryOrder(Attention):
     """v is read in memory order."""
 

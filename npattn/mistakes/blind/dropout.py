@@ -11,7 +11,7 @@ from npattn.mistakes.register import change, mistake
 from npattn.problem.arrays import Array
 
 
-@mistake("blind-dropout-in-lse", "dropout", equivalent=True)
+@mistake("blind-dropout-in-lse", "dropout", step="lse", where="dropout", equivalent=True)
 class DropoutInLse(Attention):
     """lse is the log of the sum of the weights that dropout keeps."""
 
@@ -26,13 +26,14 @@ class DropoutInLse(Attention):
 
 change("blind-dweights-dropped", "dropout",
        "Dropout is applied to dweights, though the returned weights are those before dropout.",
+       step="dp", where="dropout and dweights",
        gradients=lambda up, c, do, dlse, dw: up(c, do, dlse, dw * c.keep))  # fmt: skip
 change("blind-delta-dropped", "dropout",
-       "D is multiplied by the dropped weights w: ds = p dp − w D.",
+       "D is multiplied by the dropped weights w: ds = p dp − w D.", step="ds", where="dropout",
        jacobian=lambda up, p, dp, delta, c: np.asarray(p * dp - p * c.keep * delta))  # fmt: skip
 
 
-@mistake("blind-dropped-row-dlse", "dropout")
+@mistake("blind-dropped-row-dlse", "dropout", step="delta", where="dropout and dlse")
 class DroppedRowDlse(Attention):
     """A row whose weights are all dropped is skipped, and the gradient of its lse is lost."""
 
@@ -44,5 +45,5 @@ class DroppedRowDlse(Attention):
 
 
 change("blind-weights-path-without-dropout", "dropout",
-       "out has no dropout if the weights are requested.",
+       "out has no dropout if the weights are requested.", step="p", where="dropout and weights",
        results=lambda up, c: up(c._replace(keep=1.0) if c.returns_weights else c))  # fmt: skip

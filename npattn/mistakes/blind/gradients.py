@@ -11,7 +11,7 @@ from npattn.mistakes.register import mistake
 from npattn.problem.arrays import Array
 
 
-@mistake("blind-delta-without-dweights", "gradients")
+@mistake("blind-delta-without-dweights", "gradients", step="delta", where="dweights")
 class DeltaWithoutDweights(Attention):
     """D is Σ do·out, which lacks the share of dweights."""
 
@@ -22,7 +22,7 @@ class DeltaWithoutDweights(Attention):
         return super().gradients(c, do, dlse + missing, dw)
 
 
-@mistake("blind-broadcast-last-wins", "gradients")
+@mistake("blind-broadcast-last-wins", "gradients", step="dv", where="B > 1")
 class BroadcastLastWins(Attention):
     """If k or v broadcasts along the batch, its gradient is that of the last entry."""
 

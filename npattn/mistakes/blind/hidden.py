@@ -14,7 +14,7 @@ from npattn.problem.arrays import Array
 # --- hidden positions  [10]
 
 
-@mistake("blind-values-cleared-by-column", "hidden")
+@mistake("blind-values-cleared-by-column", "hidden", step="nan", where="hidden keys and contents")
 class ValuesClearedByColumn(Attention):
     """Values are cleared only at keys hidden from every query, not at those hidden from one."""
 
@@ -26,7 +26,7 @@ class ValuesClearedByColumn(Attention):
         return self.masked_matmul(w, self.share(c.v, c.q.shape[-3]), seen), lse, p
 
 
-@mistake("blind-hidden-inf", "hidden")
+@mistake("blind-hidden-inf", "hidden", step="nan", where="hidden keys and contents")
 class HiddenInf(Attention):
     """NaN is cleared behind the mask, but inf is not."""
 
@@ -36,7 +36,7 @@ class HiddenInf(Attention):
         return np.where(touched, np.nan, w @ np.where(unknown, 0, x))
 
 
-@mistake("blind-delta-of-hidden-values", "hidden")
+@mistake("blind-delta-of-hidden-values", "hidden", step="nan", where="hidden keys and contents")
 class DeltaOfHiddenValues(Attention):
     """D = Σ p dp includes hidden keys: 0 · NaN if a hidden value is NaN."""
 
@@ -45,7 +45,7 @@ class DeltaOfHiddenValues(Attention):
         return super().gradients(c, do, dlse - (0 * dp).sum(-1, keepdims=True), dw)
 
 
-@mistake("blind-dq-of-hidden-keys", "hidden")
+@mistake("blind-dq-of-hidden-keys", "hidden", step="nan", where="hidden keys and contents")
 class DqOfHiddenKeys(Attention):
     """dq = ds k includes hidden keys: 0 · NaN if a hidden key is NaN."""
 
@@ -56,10 +56,11 @@ class DqOfHiddenKeys(Attention):
 
 change("blind-dk-of-nan-query", "hidden",
        "dk = dsᵀ q includes hidden queries: a NaN query reaches keys that it does not see.",
+       step="nan", where="hidden keys and contents",
        dk=lambda up, dx, c, seen: np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q)))  # fmt: skip
 change("blind-nan-spreads-over-columns", "hidden",
        "A NaN in one column of a visible value makes every column of out NaN.",
-       results=one_result(0, lambda o, c:
+       step="nan", where="contents", results=one_result(0, lambda o, c:
            np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o)))  # fmt: skip
 
 
@@ -68,13 +69,15 @@ change("blind-nan-spreads-over-columns", "hidden",
 
 change("blind-no-size-scale", "sizes",
        "With D = 0 the default scale is 1/√0, and the scores are inf · 0.",
+       step="nan", where="D = 0",
        default_scale=lambda up, H, D: up(H, D) if D else math.inf)  # fmt: skip
-change("blind-no-keys-sink", "sizes", "With S = 0 lse is −inf even with a sink.", equivalent=True,
+change("blind-no-keys-sink", "sizes", "With S = 0 lse is −inf even with a sink.",
+       step="lse", where="S = 0 and sinks", equivalent=True,
        softmax=one_result(2, lambda lse, s, c, live:
            lse if s.shape[-1] else np.full_like(lse, -np.inf)))  # fmt: skip
 
 
-@mistake("blind-no-values-lse", "sizes")
+@mistake("blind-no-values-lse", "sizes", step="p", where="E = 0")
 class NoValuesLse(Attention):
     """With E = 0 lse and weights are 0, as if there were nothing to compute."""
 
@@ -83,7 +86,7 @@ class NoValuesLse(Attention):
         return (o, lse, p) if c.v.shape[-1] else (o, 0 * lse, 0 * p)
 
 
-@mistake("blind-no-values-gradient", "sizes")
+@mistake("blind-no-values-gradient", "sizes", step="delta", where="E = 0 and dlse")
 class NoValuesGradient(Attention):
     """With E = 0 every gradient is 0, though lse and weights have gradients."""
 
@@ -92,7 +95,7 @@ class NoValuesGradient(Attention):
         return results if c.v.shape[-1] else tuple(np.zeros_like(x) for x in results)
 
 
-@mistake("blind-no-queries-dk", "sizes")
+@mistake("blind-no-queries-dk", "sizes", step="nan", where="T = 0")
 class NoQueriesDk(Attention):
     """With T = 0 dk and dv are never written."""
 

@@ -10,7 +10,7 @@ from npattn.problem.arrays import Array
 from npattn.problem.options import Window
 
 
-@mistake("blind-mask-rank-3-as-batch", "mask")
+@mistake("blind-mask-rank-3-as-batch", "mask", step="visible", where="b ≠ h and B = H and mask")
 class MaskRank3AsBatch(Attention):
     """A mask (H, T, S) is read as (B, T, S) if B = H."""
 
@@ -19,7 +19,7 @@ class MaskRank3AsBatch(Attention):
         return mask[:, None] if mask.ndim == 3 and lead == mask.shape[:1] else mask
 
 
-@mistake("blind-mask-rank-2-as-padding", "mask")
+@mistake("blind-mask-rank-2-as-padding", "mask", step="visible", where="b ≠ t and B = T and mask")
 class MaskRank2AsPadding(Attention):
     """A mask (T, S) is read as a padding mask (B, S) if B = T."""
 
@@ -28,7 +28,7 @@ class MaskRank2AsPadding(Attention):
         return mask[:, None, None] if mask.ndim == 2 and lead == mask.shape[:1] else mask
 
 
-@mistake("blind-mask-of-group", "mask")
+@mistake("blind-mask-of-group", "mask", step="visible", where="h % G ≠ 0 and mask")
 class MaskOfGroup(Attention):
     """Query heads that share keys all use the mask of their first head."""
 
@@ -41,16 +41,18 @@ class MaskOfGroup(Attention):
 
 
 change("blind-window-ignored-with-mask", "window", "The window is not applied if there is a mask.",
+       step="visible", where="window and mask",
        sides=lambda up, c: up(c if c.mask is None else c._replace(window=None)))  # fmt: skip
 change("blind-causal-offset-clamped", "causal",
        "The causal offset S − T is clamped at 0: with T > S the first query sees a key.",
+       step="visible", where="T > S and causal or window",
        diagonal=lambda up, T, S: np.arange(T)[:, None] + max(S - T, 0))  # fmt: skip
 change("blind-window-half-open-ignored", "window", "A window with None on one side is ignored.",
-       sides=lambda up, c:
+       step="visible", where="window", sides=lambda up, c:
            up(c._replace(window=None) if None in (c.window or ()) else c))  # fmt: skip
 
 
-@mistake("blind-window-before-causal", "window")
+@mistake("blind-window-before-causal", "window", step="visible", where="causal and window")
 class WindowBeforeCausal(Attention):
     """With causal, the right side of the window is kept instead of limited to 0."""
 
@@ -60,10 +62,11 @@ class WindowBeforeCausal(Attention):
 
 
 change("blind-window-left-falsy", "window", "A left window side of 0 is treated as None.",
+       step="visible", where="window",
        sides=one_result(0, lambda left, c: left or None))  # fmt: skip
 
 
-@mistake("blind-window-top-left", "window")
+@mistake("blind-window-top-left", "window", step="visible", where="T ≠ S and window")
 class WindowTopLeft(Attention):
     """Without causal, the window is aligned top-left."""
 
@@ -75,7 +78,7 @@ class WindowTopLeft(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mistake("blind-window-in-int32", "window")
+@mistake("blind-window-in-int32", "window", step="visible", where="window")
 class WindowInInt32(Attention):
     """Window ends are 32-bit sums: a side near 2³¹ wraps around and hides every key."""
 
@@ -88,7 +91,12 @@ class WindowInInt32(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mistake("blind-tile-ends-at-first-query", "window")
+@mistake(
+    "blind-tile-ends-at-first-query",
+    "window",
+    step="visible",
+    where="t % 16 > 0 and S > 16 and causal or window",
+)
 class TileEndsAtFirstQuery(Attention):
     """A tile of queries stops at the last key tile that its first query sees."""
 

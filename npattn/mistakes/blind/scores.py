@@ -19,10 +19,11 @@ SMALLEST = float(np.finfo(np.float32).min)
 
 change("blind-scale-of-padded-size", "scale",
        "The default scale is computed after D is padded to a multiple of 8.",
+       step="s", where="D % 8 ≠ 0",
        default_scale=lambda up, H, D: 1 / math.sqrt(-(-D // 8) * 8 or 1))  # fmt: skip
 
 
-@mistake("blind-zero-scale-dq", "scale")
+@mistake("blind-zero-scale-dq", "scale", step="dq", where="scale")
 class ZeroScaleDq(Attention):
     """Backward replaces a scale of 0 by the default, in dq only."""
 
@@ -32,10 +33,11 @@ class ZeroScaleDq(Attention):
 
 change("blind-negative-scale-dk", "scale",
        "√|scale| multiplies both q and k, and dk lacks the sign of the scale.",
+       step="dk", where="scale",
        dk=lambda up, dx, c, seen: np.asarray(np.sign(c.scale) * up(dx, c, seen)))  # fmt: skip
 
 
-@mistake("blind-maximum-before-scale", "scale")
+@mistake("blind-maximum-before-scale", "scale", step="nan", where="scale and contents")
 class MaximumBeforeScale(PivotedFloat32):
     """The row maximum is that of the unscaled scores: the minimum if the scale is negative."""
 
@@ -46,7 +48,9 @@ class MaximumBeforeScale(PivotedFloat32):
         return np.maximum(np.where(low == np.inf, -np.inf, low), c.sinks)
 
 
-@mistake("blind-packed-decode", "heads")
+@mistake(
+    "blind-packed-decode", "heads", step="visible", where="T = 1 and G > 1 and causal or window"
+)
 class PackedDecode(Attention):
     """For one query, heads that share keys are packed as queries, each at its own position."""
 
@@ -63,7 +67,7 @@ class PackedDecode(Attention):
 # --- softcap  [2]
 
 
-@mistake("blind-cap-slope-with-bias", "softcap")
+@mistake("blind-cap-slope-with-bias", "softcap", step="ds", where="softcap and bias")
 class CapSlopeWithBias(Attention):
     """The derivative of the softcap is computed from the final scores, bias included."""
 
@@ -75,10 +79,10 @@ class CapSlopeWithBias(Attention):
 
 change("blind-cap-slope-without-scale", "softcap",
        "The derivative of the softcap is evaluated at q·k instead of scale · q·k.",
-       cap_slope=lambda up, c: up(c._replace(scale=1.0)))  # fmt: skip
+       step="ds", where="softcap", cap_slope=lambda up, c: up(c._replace(scale=1.0)))  # fmt: skip
 
 
-@mistake("blind-cap-slope-by-exp", "softcap")
+@mistake("blind-cap-slope-by-exp", "softcap", step="nan", where="softcap and contents")
 class CapSlopeByExp(Attention):
     """The derivative of the softcap is 4e / (e + 1)², e = exp(2s/c): NaN if e overflows."""
 
@@ -89,7 +93,7 @@ class CapSlopeByExp(Attention):
         return 4 * e / (e + 1) ** 2
 
 
-@mistake("blind-sink-capped", "softcap")
+@mistake("blind-sink-capped", "softcap", step="p", where="softcap and sinks")
 class SinkCapped(Attention):
     """The softcap caps the sinks too."""
 
@@ -104,7 +108,7 @@ class SinkCapped(Attention):
 # --- bias  [4]
 
 
-@mistake("blind-bias-far-below-hides", "bias")
+@mistake("blind-bias-far-below-hides", "bias", step="visible", where="contents")
 class BiasFarBelowHides(Attention):
     """A score below −1e30 is treated as hidden, though it is finite."""
 
@@ -116,10 +120,11 @@ class BiasFarBelowHides(Attention):
 
 change("blind-bias-minus-inf-clamped", "bias",
        "A bias of −inf is clamped to the least float: rows of only −inf give the mean, not 0.",
+       step="p", where="rows that see no key and bias",
        bias=lambda up, c: np.maximum(c.bias, SMALLEST))  # fmt: skip
 
 
-@mistake("blind-dbias-after-cap", "bias")
+@mistake("blind-dbias-after-cap", "bias", step="dbias", where="bias and softcap")
 class DbiasAfterCap(Attention):
     """dbias is taken after the derivative of the softcap, as dq and dk are."""
 
@@ -130,5 +135,5 @@ class DbiasAfterCap(Attention):
 
 change("blind-dbias-of-row-constant", "bias",
        "A bias that is constant along the keys gets no gradient, though lse depends on it.",
-       reduce_bias=lambda up, ds, shape:
+       step="dbias", where="bias", reduce_bias=lambda up, ds, shape:
            np.zeros(shape) if shape[-1] == 1 else up(ds, shape))  # fmt: skip

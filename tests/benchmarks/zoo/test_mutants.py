@@ -48,7 +48,7 @@ def test_base_keeps_the_rule(report_on_the_base, rule):
 
 def test_duplicate_name_is_an_error():
     with pytest.raises(KeyError, match="two mistakes are named scale-twice"):
-        mistake("scale-twice", "scores")(Attention)
+        mistake("scale-twice", "scores", step="s", where="everywhere")(Attention)
 
 
 @pytest.mark.thorough
