@@ -13,7 +13,7 @@ from npattn.testing.excerpt import Excerpt
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.maps import heat_maps
 from npattn.testing.report.markup import code_block, safe_text
-from npattn.testing.report.words import alternatives, convention_flag
+from npattn.testing.report.words import convention_flag
 
 LINES = 6
 """Lines of a message at most."""
@@ -84,10 +84,9 @@ def _cause(report: Content, outcome: Content) -> Iterator[str]:
     name = f"{outcome['rule']}[{outcome['dtype']}]"
     contents = [one for one in report["causes"] if name in one["rules"]]
     for content in contents:
-        keys = ("text", "kind", "name", "passes_when", "conventions")
-        also = tuple(content["also"])
-        cause = Cause(rules=(), also=also, **{key: content[key] for key in keys})
-        yield f"<h3>Cause</h3>{_paragraph(cause.text)}{_paragraph(alternatives(cause))}"
+        keys = ("text", "name", "passes_when", "conventions")
+        cause = Cause(rules=(), **{key: content[key] for key in keys})
+        yield f"<h3>Cause</h3>{_paragraph(cause.text)}"
         yield _paragraph(cause.passes_when)
         flag = convention_flag(cause)
         yield f"<p>It passes with <code>{safe_text(flag)}</code></p>" if flag else ""

@@ -1,8 +1,8 @@
-"""Names for people who add rules, targets or mistakes to the judge.
+"""Names for people who add rules or targets to the judge.
 
 A rule is a function of a `Trial` and a `Recipe`, decorated with `rule`; it raises `Violation`, or
 returns the largest error / tolerance (None if the recipe does not exercise it). A target is an
-entry of `TARGETS`. A mistake is a class decorated with `mistake`.
+entry of `TARGETS`.
 
 Examples
 --------
@@ -16,7 +16,6 @@ Examples
 ...     return 0.0
 """
 
-from npattn.mistakes import Mistake, mistake
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.recipe import Recipe
@@ -29,7 +28,6 @@ __all__ = [
     "TARGETS",
     "Evaluation",
     "ImplementationError",
-    "Mistake",
     "Problem",
     "Property",
     "Recipe",
@@ -38,6 +36,5 @@ __all__ = [
     "Target",
     "Trial",
     "Violation",
-    "mistake",
     "rule",
 ]

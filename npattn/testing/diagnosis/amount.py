@@ -239,19 +239,21 @@ def _lse(faults: Faults, points: Sequence[Point]) -> str:
         return "−∞"
     if np.isneginf(want).all():
         return "finite, must be −∞" if np.isfinite(got).all() else "must be −∞"
-    ratios = [
-        (float(x), p) for f, p in faults
-        for x in _ratio(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
-    ]  # fmt: skip
-    text = recognise(ratios)
-    if " to " not in text:
-        return f"× {text}"
-    shifts = [
+    gaps = [
         (float(x), p) for f, p in faults
         for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
     ]  # fmt: skip
-    text = recognise(shifts)
-    return f"off by {text}"
+    shift, factor = recognise(gaps), recognise(_ratios(faults))
+    return f"× {factor}" if " to " in shift and " to " not in factor else f"off by {shift}"
+
+
+def _ratios(faults: Faults) -> list[tuple[float, Problem]]:
+    """Return wrong results divided by exact ones."""
+    return [
+        (float(x), p)
+        for f, p in faults
+        for x in _ratio(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
+    ]
 
 
 def _ratio(got: Array, want: Array) -> Array:
@@ -324,11 +326,7 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
     got = np.concatenate([f.quantity.got[f.wrong] for f, _ in faults])
     if not np.any(got):
         return "0"
-    ratios = [
-        (float(x), p) for f, p in faults
-        for x in _ratio(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
-    ]  # fmt: skip
-    text = recognise(ratios)
+    text = recognise(_ratios(faults))
     if " to " not in text:
         return f"× {text}"
     origin = _origins(faults)
@@ -371,23 +369,19 @@ def _origins(faults: Faults) -> str:
     rows: list[tuple[Array, Array]] = []
     maps = []
     axes = ""
-    for fault, _ in faults:
+    whole = [f for f, _ in faults if f.wrong.shape == f.quantity.got.shape]
+    for fault in sorted(whole, key=lambda f: -int(f.wrong.sum()))[:6]:
         q = fault.quantity
         axes = q.axes
-        if fault.wrong.shape != q.got.shape:
-            return ""
         found = _origin(q.got, q.want, q.tolerance, fault.wrong)
         if len(found):
             maps.append({tuple(map(int, a)): tuple(map(int, b)) for a, b in found})
             rows.append((found[:, 0], found[:, 1]))
-        elif fault.wrong.sum() > 8:
-            return ""
     if not maps:
         return ""
     text = _moved(maps, axes)
     if "another" in text and len(axes) == 4:
-        here, there = (np.concatenate([r[i] for r in rows]) for i in (0, 1))
-        stride = _strides(here[:, 2:], there[:, 2:])
+        stride = next(filter(None, (_strides(a[:, 2:], b[:, 2:]) for a, b in rows)), None)
         if stride:
             return f"values of another place: rows of {stride[1]} are read as rows of {stride[0]}"
     return f"values {text}" if text else ""

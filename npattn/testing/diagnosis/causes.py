@@ -16,7 +16,7 @@ from npattn.testing.diagnosis.conduct import (
     ids,
     state_cause,
 )
-from npattn.testing.diagnosis.evidence import Evidence, collect
+from npattn.testing.diagnosis.evidence import Evidence, collect, observe
 from npattn.testing.diagnosis.explore import (
     Point,
     enlarge,
@@ -45,8 +45,12 @@ SECONDS = 20.0
 """Time after which no further cause is read."""
 DOUBTFUL = 0.2
 """Share of elements on which a place may be mistaken before it is not stated."""
+ATOM = 0.02
+"""Share of elements that a place must set right with each of its conditions."""
 CONFIRMED = 0.05
 """Share of elements of further problems on which a place may be mistaken more often."""
+SMALL = 2**15
+"""Scores of the largest failing problem whose elements a place is learned from."""
 FORWARD = ("nan", "s", "visible", "p", "o", "layout", "")
 """Steps whose fault every result may show."""
 
@@ -116,6 +120,15 @@ class _Diagnosis:
             yield from exception_causes(raised)
             yield state_cause(left, "unsteady")
             return
+        views = [e for e in self._smallest() if e.view != "contiguous" and _is_right_in_order(e)]
+        if views:
+            mine = [e.outcome for e in views if e.outcome]
+            left = [o for o in left if o not in mine]
+            for e in views:
+                self.evidence.pop(e.outcome.rule if e.outcome else "")
+            names = ", ".join(sorted({e.view for e in views}))
+            text = f"strides are misread: contiguous arrays are right, views are wrong ({names})"
+            yield Cause(text, ids(mine), "layout", EVERYWHERE, names, name="strides")
         found, rest = self._whole()
         for cause, claimed in found:
             rules = {e.outcome.rule for e in claimed if e.outcome}
@@ -145,10 +158,14 @@ class _Diagnosis:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
         evidence = self._smallest()
         f = self.trial.implementation
-        stored, rest = [], evidence
+        stored = []
+        found, rest = search(self.trial, evidence)
         if f.storage is not None or f.packing is not None:
-            stored, rest = find_sequence_causes(evidence)
-        found, rest = search(self.trial, rest)
+            # What reads a δ of another sequence depends on it too, and reads none of its keys.
+            forward = [e for e in rest if {"o", "lse"} & {*e.wrong}]
+            stored, _ = find_sequence_causes(forward)
+            claimed = [e for _, own in stored for e in own]
+            rest = [e for e in rest if e not in claimed]
         causes = []
         for candidate, claimed in stored + found:
             cause = Cause(
@@ -180,16 +197,14 @@ class _Diagnosis:
             if fault is None:
                 left.pop(0)
                 continue
+            claimed = [e for e in left if e is first or self._claims(fault, e)]
+            points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             place = self._place(points, fault)
-            cause = self._state(fault, like, place, len(points))
-            claimed = [e for e in left if e is first or self._claims(fault, e)]
+            cause = self._state(fault, like, place, points)
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
-            if fault.step in FORWARD:
-                # What is right alone in other shapes looks like state of an earlier call.
-                known = {o.rule for o in outcomes if o.rule in self.evidence}
-                mine += [o for o in outcomes if o.kind == "after" and o.rule not in known]
+            mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
             yield replace(cause, rules=ids(mine)), mine
@@ -213,20 +228,16 @@ class _Diagnosis:
     def _place(self, points: list[Point], fault: Fault) -> Place | None:
         """Return where it is wrong; None if no predicate says so."""
         samples = [s for s in (sample_of(p, fault) for p in points) if s is not None]
-        found = []
-        for axes in range(len(fault.axes), 0, -1):
-            coarse = [s.reduce(axes) for s in samples]
-            place = _confirmed(coarse)
-            if place is not None:
-                found.append(place)
-                if place.errors <= CONFIRMED:
-                    return place
-        found += [x for x in [learn_problems(samples)] if x is not None]
-        best = min(found, key=lambda place: place.errors, default=None)
+        levels = [[s.reduce(n) for s in samples] for n in range(len(fault.axes), 0, -1)]
+        found = [place for place in map(_confirmed, levels) if place is not None]
+        coarse = learn_problems(samples)
+        if coarse is not None and coarse.text != EVERYWHERE:
+            found.append(coarse)
+        best = min(found, key=lambda x: x.errors + ATOM * len(x.atoms), default=None)
         return best if best is not None and best.errors <= DOUBTFUL else None
 
     def _state(
-        self, fault: Fault, points: list[Point], place: Place | None, confirmed: int
+        self, fault: Fault, points: list[Point], place: Place | None, tried: list[Point]
     ) -> Cause:
         """Return the cause in words."""
         amount, form = describe(points)
@@ -240,9 +251,18 @@ class _Diagnosis:
             step,
             where,
             amount,
-            confirmed=confirmed,
+            passes_when=self._passes_when(tried, fault),
+            confirmed=len(tried),
             name=name,
         )
+
+    @staticmethod
+    def _passes_when(points: list[Point], fault: Fault) -> str:
+        """Return the condition of the problems that fail; "" if nothing tells."""
+        samples = (sample_of(p, fault) for p in points)
+        place = learn_problems([s for s in samples if s is not None])
+        known = place is not None and place.text != EVERYWHERE and place.errors <= CONFIRMED
+        return f"fails only where {place.text}" if known and place is not None else ""
 
     def _claims(self, fault: Fault, evidence: Evidence) -> bool:
         """Return True if a failing problem shows the same fault, changed or not."""
@@ -254,8 +274,19 @@ class _Diagnosis:
         outcome = evidence.outcome
         if outcome is None or outcome.sampled is None or not _is_downstream(fault.step, evidence):
             return False
-        plain = try_recipe(self.trial, outcome.sampled)
-        return plain is not None and plain.fault is not None and _same_step(plain.fault, fault)
+        recipes = {outcome.sampled, replace(outcome.sampled, distribution="normal")}
+        plain = (try_recipe(self.trial, recipe) for recipe in recipes)
+        return any(p is not None and p.fault is not None and _same_step(p.fault, fault) for p in plain)
+
+    def _is_so_alone(self, fault: Fault, outcome: Outcome) -> bool:
+        """Return True if the second of two calls shows the fault when it is made alone.
+
+        A mistake of some shapes is right in others, which looks like state of an earlier call.
+        """
+        if outcome.kind != "after" or outcome.rule in self.evidence:
+            return False
+        alone = self._collect(replace(outcome, kind="value"))
+        return alone is not None and bool(alone.wrong) and self._claims(fault, alone)
 
     # --- evidence ---
 
@@ -277,6 +308,22 @@ class _Diagnosis:
         if not results:
             return f"no step was found: {first_line(outcomes[0].message)}"
         return f"no step was found: {', '.join(results)} out of tolerance"
+
+
+def _point_of(evidence: Evidence) -> list[Point]:
+    """Return a failing problem as a point, if it is small and was not changed by its rule."""
+    outcome = evidence.outcome
+    if outcome is None or outcome.sampled is None or "then changed" in outcome.recipe:
+        return []
+    if evidence.size > SMALL:
+        return []
+    return [Point(outcome.sampled, evidence, locate(evidence))]
+
+
+def _is_right_in_order(evidence: Evidence) -> bool:
+    """Return True if the same arrays are right when they are contiguous."""
+    own = observe(evidence.trial, evidence.problem, evidence.cotangents)
+    return not own.wrong
 
 
 def _confirmed(samples: list[Sample]) -> Place | None:

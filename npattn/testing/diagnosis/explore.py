@@ -25,6 +25,8 @@ from npattn.testing.diagnosis.verdicts import is_within
 from npattn.testing.trial import Trial
 
 PLAIN = Recipe()
+NEVER = 2**30
+"""First visible key of a row that sees none."""
 LARGE = 2**17
 """Scores of the largest problem that is tried."""
 SECONDS = 8.0
@@ -145,6 +147,8 @@ def sample_of(point: Point, like: Fault) -> Sample | None:
     sizes["G"] = sizes["H"] // max(sizes["K"], 1)
     options = set(options_on(recipe)) | ({"contents"} if recipe.distribution != "normal" else set())
     empty = np.asarray(point.evidence.trial.empty(problem)).reshape(sizes["B"], sizes["H"], -1)
+    visible = point.evidence.trial.visible(problem).reshape(*empty.shape, -1)
+    first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
     left, right = recipe.window or (None, None)
     axes = like.axes
     if fault is None:
@@ -157,4 +161,4 @@ def sample_of(point: Point, like: Fault) -> Sample | None:
         wrong, known = fault.wrong, fault.known | fault.wrong
     else:
         return None
-    return Sample(sizes, frozenset(options), axes, wrong, known, empty, (left, right))
+    return Sample(sizes, frozenset(options), axes, wrong, known, empty, first, (left, right))

@@ -311,7 +311,7 @@ def _by_ratio(
     constant = spread <= 2 * row_slack
     known = np.ones(p.want.shape, bool)
     if constant[rows].all() and (rows & (ok.sum(-1) > 1)).any():
-        size = np.where(rows, np.nan_to_num(np.nanmedian(np.where(ok, log, np.nan), -1)), 0)
+        size = _row_medians(log, ok)
         off = rows & (abs(size) > row_slack)
         facts = {"factor": np.exp(size[off]), "rows": off, "log": size}
         return Fault("p", p, off, rows, backward, "rows", facts)
@@ -333,6 +333,13 @@ def _by_ratio(
         off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
     facts = {"log": relative, "off": off}
     return Fault("p" if few else "s", p, off, ok, backward, "factor" if few else "content", facts)
+
+
+def _row_medians(x: Array, ok: Array) -> Array:
+    """Return the median of each row where it is known, 0 where nothing is."""
+    rows = ok.any(-1)
+    known = np.where(rows[..., None], np.where(ok, x, np.nan), 0)
+    return np.asarray(np.nanmedian(known, -1))
 
 
 def _nan_range(log: Array) -> Array:
@@ -516,12 +523,13 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         ok = ds.known & (weights > 1e-3)
         off = np.where(ok, (ds.got - ds.want) / np.where(ok, weights, 1), np.nan)
         slack = np.where(ok, ds.tolerance / np.where(ok, weights, 1), np.inf)
+        slack = slack + evidence.rounding * np.where(ok, abs(off), 0)
         f = np.where(
             ds.known & (abs(ds.want) > CLEAR * ds.tolerance), ds.got / ds.want, np.nan
         )
     several = ok.sum(-1) > 1
     constant = _nan_range(off) <= 4 * np.where(ok, slack, 0).max(-1)
-    shift = np.nan_to_num(np.nanmedian(np.where(ok, off, np.nan), -1)) if ok.any() else ok.any(-1)
+    shift = _row_medians(off, ok)
     bad = several & wrong.any(-1)
     factors = f[np.isfinite(f)]
     if len(factors) > 2 and np.ptp(factors) <= 1e-2 * abs(np.median(factors)):

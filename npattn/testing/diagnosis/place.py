@@ -44,6 +44,8 @@ class Sample:
     wrong, known : array of bool
     empty : array of bool, (B, H, T)
         Rows that see no key.
+    first : array of int, (B, H, T)
+        The first key that a row sees; a large number if it sees none.
     window : (int or None, int or None)
     """
 
@@ -53,6 +55,7 @@ class Sample:
     wrong: Array
     known: Array
     empty: Array
+    first: Array
     window: tuple[int | None, int | None] = (None, None)
 
     def reduce(self, axes: int) -> Sample:
@@ -118,7 +121,8 @@ class Table:
             values |= dict(zip(s.axes, rows.T, strict=True))
             left, right = s.window
             values |= {"left": -1 if left is None else left, "right": -1 if right is None else right}
-            values["empty"] = _rows_of(s, values)
+            values["empty"] = _rows_of(s, s.empty, values)
+            values["first"] = _rows_of(s, s.first, values)
             for name in OPTIONS:
                 values[name] = name in s.options
             for name, x in values.items():
@@ -151,12 +155,12 @@ OPTIONS = (
 """Names that a sample may have on."""
 
 
-def _rows_of(sample: Sample, values: dict[str, Any]) -> Array:
-    """Return True for elements of rows that see no key."""
+def _rows_of(sample: Sample, x: Array, values: dict[str, Any]) -> Array:
+    """Return for each element the value of its row; 0 where it is of no row."""
     if not set("bht") <= set(sample.axes):
-        return np.zeros(1, bool)
-    empty = np.broadcast_to(sample.empty, tuple(sample.sizes[x] for x in "BHT"))
-    return np.asarray(empty[values["b"], values["h"], values["t"]])
+        return np.zeros(1, x.dtype)
+    whole = np.broadcast_to(x, tuple(sample.sizes[x] for x in "BHT"))
+    return np.asarray(whole[values["b"], values["h"], values["t"]])
 
 
 def learn(samples: Sequence[Sample]) -> Place | None:
@@ -237,6 +241,10 @@ def _atoms(table: Table) -> Iterator[Atom]:
     yield from _options(table)
     if table["empty"].any():
         yield Atom("rows that see no key", 1.0, lambda t: t["empty"])
+    for m in (8, 16, 32, 64):
+        if (table["first"] >= m).any():
+            text = f"rows whose first visible key is s ≥ {m}"
+            yield Atom(text, 1.6, lambda t, m=m: t["first"] >= m)
     yield from _sizes(table)
     for x in table.axes:
         yield from _along(table, x)

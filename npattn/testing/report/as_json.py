@@ -21,9 +21,9 @@ from npattn.testing.compare import Comparison
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.markup import HERE
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.report.record import Group, Record
+from npattn.testing.report.record import Record
 
-VERSION = 2
+VERSION = 3
 """Version of the format: schema.json has the same."""
 DIGITS = {"got": 9, "want": 9, "allowed": 3}
 """Digits of the numbers of an excerpt: nine tell any two of float32 apart."""
@@ -64,9 +64,6 @@ def as_dict(record: Record) -> dict[str, Any]:
                 cause,
                 "causes",
                 conventions=_plain(cause.conventions and vars(cause.conventions)),
-                passes_when=Group(
-                    cause, tuple(o for o in record.outcomes if o.id in cause.rules)
-                ).contrast,
             )
             for cause in record.causes
         ],

@@ -30,25 +30,20 @@ class Group:
 
     @property
     def is_explained(self) -> bool:
-        """True if the cause is more than a contrast."""
-        return self.cause is not None and self.cause.kind != "unexplained"
+        """True if a cause says which step is wrong."""
+        return self.cause is not None and self.cause.is_known
 
     @property
     def contrast(self) -> str:
-        """When its problems pass; "" if nothing tells, or if a problem of the group contradicts."""
-        if self.cause is None or not all(map(self.cause.holds, self.outcomes)):
+        """When its problems pass, where the cause does not say so itself; "" if nothing tells."""
+        if self.cause is None or self.cause.passes_when.endswith(f" {self.cause.where}"):
             return ""
         return self.cause.passes_when
 
     @property
     def smallest(self) -> Outcome:
-        """The failure to show: the smallest problem, of a plain agreement if one failed.
-
-        Where the cause says when it passes, that is said of its first rule.
-        """
-        told = self.cause.rules[:1] if self.cause is not None and self.contrast else ()
-        contrasted = [outcome for outcome in self.outcomes if outcome.id in told]
-        return min(contrasted or self.outcomes, key=_reading_order)
+        """The failure to show: the smallest problem, of a plain agreement if one failed."""
+        return min(self.outcomes, key=_reading_order)
 
 
 @dataclass(frozen=True, repr=False)

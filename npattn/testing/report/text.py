@@ -126,12 +126,12 @@ def _group(record: Record, group: Group, width: int, *, whole: bool, names: int)
 
 
 def _cause_lines(group: Group, width: int) -> Iterator[Line]:
-    """Yield the words of a cause, other mistakes that it may be, and when it passes."""
+    """Yield the words of a cause, and when it passes."""
     if group.cause is None:
         return
     yield from (Line(part, BOLD) for part in _wrap(group.cause.text, width))
-    for text in filter(None, (words.alternatives(group.cause), group.contrast)):
-        yield Line(f"  {text}")
+    if group.contrast:
+        yield Line(f"  {group.contrast}")
 
 
 def _head(record: Record) -> Iterator[Line]:

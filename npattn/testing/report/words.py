@@ -14,8 +14,6 @@ from npattn.testing.report.record import Group, Record
 
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
-ALTERNATIVES = 3
-"""Most names of known mistakes that are printed beside the one named."""
 MUST = "(--must NAMES or must= makes it fail)"
 """Way to make what is not tested count."""
 
@@ -30,16 +28,6 @@ def headline(groups: Sequence[Group]) -> str:
     share = sum(len(g.outcomes) for g in explained)
     verb = "explains" if len(explained) == 1 else "explain"
     return f"{_count(len(explained), 'cause')} {verb} {share} of the {rules}:"
-
-
-def alternatives(cause: Cause) -> str:
-    """Return the names of other known mistakes that nothing told from a named one."""
-    if cause.kind != "mistake" or not cause.also:
-        return ""
-    names = ", ".join(cause.also[:ALTERNATIVES])
-    more = len(cause.also) - ALTERNATIVES
-    names += f" and {more} more" if more > 0 else ""
-    return f"or: {names}, with the same results"
 
 
 def convention_flag(cause: Cause) -> str:
