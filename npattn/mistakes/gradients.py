@@ -93,14 +93,9 @@ class _DeltaWithoutSink(Attention):
         return super().delta(p, dp) / np.where(total == 0, 1, total)
 
 
-@mistake("dk-unscaled", "gradient", step="dk", where="everywhere")
-class _DkUnscaled(Attention):
-    """dk is not multiplied by the scale."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return self.masked_matmul(dx.swapaxes(-1, -2), c.q, seen)
-
-
+change("dk-unscaled", "gradient", "dk is not multiplied by the scale.", step="dk",
+       where="everywhere",
+       dk=lambda up, dx, c, seen: up(dx, c._replace(scale=1.0), seen))  # fmt: skip
 change("dk-of-scaled-query", "gradient",
        "dk is scaled twice: it uses the scaled query and multiplies by the scale again.",
        step="dk", where="everywhere",
@@ -143,3 +138,25 @@ class _DkAndDvExchanged(Attention):
 change("dbias-transposed", "gradient", "dbias is transposed if there are as many queries as keys.",
        step="dbias", where="T = S and bias", reduce_bias=lambda up, ds, shape:
            up(ds.swapaxes(-1, -2) if ds.shape[-1] == ds.shape[-2] else ds, shape))  # fmt: skip
+
+
+@mistake("delta-without-dweights", "gradient", step="delta", where="dweights")
+class _DeltaWithoutDweights(Attention):
+    """D is Σ do·out, which lacks the share of dweights."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        s, live = self.scores(c)
+        p, _, _ = self.softmax(s, c, live)
+        missing = (p * np.where(live, dw, 0)).sum(-1, keepdims=True)
+        return super().gradients(c, do, dlse + missing, dw)
+
+
+@mistake("broadcast-last-wins", "gradient", step="dv", where="B > 1")
+class _BroadcastLastWins(Attention):
+    """If k or v broadcasts along the batch, its gradient is that of the last entry."""
+
+    def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
+        if dx.size == 0:
+            return super().reduce(dx, shape)
+        full = (*(1,) * (dx.ndim - len(shape)), *shape)
+        return np.asarray(dx[tuple(slice(-n, None) for n in full)].reshape(shape))

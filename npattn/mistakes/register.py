@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from npattn.mistakes.attention import Attention
 
 Implementation = TypeVar("Implementation", bound=type)
@@ -140,6 +142,37 @@ def one_result(i: int, f: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(results)
 
     return step
+
+
+def option(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step in place of `inputs` that changes an option if it is given."""
+
+    def step(up: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+        if options.get(name) is not None:
+            options[name] = f(options[name])
+        return up(*arrays, **options)
+
+    return step
+
+
+def some_of_other_inputs(which: tuple[int, ...], f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step in place of `gradients` of which some results are those of changed inputs."""
+
+    def step(up: Callable[..., Any], c: Any, *cotangents: Any) -> Any:
+        pairs = zip(up(c, *cotangents), up(f(c), *cotangents), strict=True)
+        return tuple(pair[i in which] for i, pair in enumerate(pairs))
+
+    return step
+
+
+def one_for_all(axis: int, i: int = 0) -> Callable[..., Any]:
+    """Return a function that takes one entry of an array along an axis for all, if it has it."""
+
+    def take(x: Any) -> Any:
+        has_axis = np.ndim(x) >= -axis and x.shape[axis]
+        return np.take(x, [i], axis=axis) if has_axis else x
+
+    return take
 
 
 def _instance_of(name: str) -> Any:

@@ -14,6 +14,12 @@ KILLERS: dict[str, str] = {
     "nan-leaks-into-gradients": "nan-query hidden-nan-k",
     "nan-score-hidden": "nan-query",
     "nan-of-value-zeroed": "hidden-nan-v",
+    "values-cleared-by-column": "hidden-nan-v hidden-nan-kv",
+    "hidden-inf": "hidden-nan-v hidden-nan-k hidden-nan-kv",
+    "delta-of-hidden-values": "hidden-nan-v hidden-nan-kv agreement-dq",
+    "dq-of-hidden-keys": "hidden-nan-k hidden-nan-kv agreement-dq",
+    "dk-of-nan-query": "nan-query nan-query-alone agreement-dk",
+    "nan-spreads-over-columns": "nan-value agreement-o hidden-nan-v structure",
     # bias
     "bias-scaled": "agreement-o",
     "bias-subtracted": "agreement-o",
@@ -25,6 +31,9 @@ KILLERS: dict[str, str] = {
     "dbias-scaled": "agreement-dbias",
     "dbias-behind-softcap": "agreement-dbias",
     "dbias-of-all-samples": "agreement-dbias",
+    "bias-far-below-hides": "agreement-lse agreement-o empty-row offset-bias",
+    "bias-minus-inf-clamped": "empty-row agreement-o agreement-lse",
+    "dbias-of-row-constant": "agreement-dbias dbias-rows directional lse-gradient",
     # cache
     "causal-over-past": "agreement-o",
     "cache-evicts-early": "agreement-o",
@@ -61,12 +70,18 @@ KILLERS: dict[str, str] = {
     "dropout-of-other-seed-in-backward": "agreement-dq agreement-dk agreement-dv",
     "dv-of-undropped-weights": "agreement-dv",
     "delta-of-undropped-out": "agreement-dq agreement-dk",
+    "dropout-in-lse": "agreement-lse",
+    "dweights-dropped": "agreement-dq agreement-dk agreement-dbias",
+    "delta-dropped": "agreement-dq agreement-dk directional",
+    "dropped-row-dlse": "agreement-dq agreement-dk lse-gradient",
+    "weights-path-without-dropout": "agreement-o agreement-weights",
     # dtype
     "out-widened": "shape-dtype",
     "gradients-widened": "shape-dtype",
     "lse-narrowed": "shape-dtype",
     "dbias-not-summed": "shape-dtype agreement-dbias",
     "value-has-scale-of-key": "agreement-o",
+    "float64-read-as-float32": "agreement-o agreement-lse",
     # empty row
     "empty-row-nan": "empty-row",
     "empty-row-mean": "empty-row",
@@ -80,6 +95,7 @@ KILLERS: dict[str, str] = {
     "empty-row-lse-zero": "empty-row",
     "empty-row-lse-without-sink": "empty-row",
     "maximum-over-hidden": "hidden-finite hidden-nan-k",
+    "lse-epsilon": "empty-row agreement-lse structure",
     # gradient
     "jacobian-without-rank-1-term": "agreement-dq agreement-dk",
     "dlse-ignored": "agreement-dq agreement-dk",
@@ -102,6 +118,8 @@ KILLERS: dict[str, str] = {
     "dk-mean-over-samples": "agreement-dk agreement-dv structure",
     "dk-and-dv-exchanged": "agreement-dk agreement-dv",
     "dbias-transposed": "agreement-dbias",
+    "delta-without-dweights": "agreement-dq agreement-dk agreement-dbias",
+    "broadcast-last-wins": "agreement-dk agreement-dv value-euler structure",
     # heads
     "heads-tiled": "agreement-o structure",
     "heads-of-padded-group": "agreement-o structure",
@@ -113,12 +131,15 @@ KILLERS: dict[str, str] = {
     "dk-of-first-head": "agreement-dk agreement-dv structure",
     "dk-mean-over-group": "agreement-dk agreement-dv structure",
     "heads-tiled-in-backward": "agreement-dk agreement-dv structure",
+    "packed-decode": "agreement-o agreement-lse causal-as-mask window-as-mask",
     # layout
     "keys-and-values-exchanged": "agreement-o",
     "values-ignored": "agreement-o",
     "key-axes-exchanged": "agreement-o",
     "heads-split-by-reshape": "agreement-o",
     "heads-merged-by-reshape": "agreement-o",
+    "batch-modulo": "agreement-o agreement-lse permute-batch batch-alone",
+    "rank-2-weights": "shape-dtype agreement-weights structure",
     # limits
     "keys-beyond-128-ignored": "agreement-o",
     "channels-beyond-64-ignored": "agreement-o",
@@ -147,6 +168,9 @@ KILLERS: dict[str, str] = {
     "mask-tiled-over-heads": "agreement-o",
     "mask-samples-as-heads": "agreement-o hidden-finite",
     "mask-ignored-in-backward": "agreement-dq agreement-dk agreement-dv",
+    "mask-rank-3-as-batch": "look-alike-masks agreement-o",
+    "mask-rank-2-as-padding": "look-alike-masks agreement-o",
+    "mask-of-group": "agreement-o agreement-lse permute-heads shared-heads",
     # memory
     "negative-strides-misread": "views structure",
     "inner-stride-ignored": "views structure",
@@ -169,6 +193,9 @@ KILLERS: dict[str, str] = {
     "contents-of-first-call": "arrays-reused",
     "value-scaled-with-key": "aliased-inputs",
     "work-shared-by-threads": "two-threads",
+    "cache-without-causal": "agreement-o agreement-lse repeatable causal-prefix",
+    "bias-masked-in-place": "inputs-unchanged repeatable",
+    "values-in-memory-order": "views agreement-o agreement-dv structure",
     # online softmax
     "maximum-starts-finite": "agreement-o agreement-lse",
     "maximum-pinned-to-0": "agreement-o agreement-lse late-keys",
@@ -209,6 +236,8 @@ KILLERS: dict[str, str] = {
     "scale-ignored-with-softcap": "agreement-o",
     "maximum-before-scale": "agreement-o scale-of-query",
     "scale-ignored-in-backward": "agreement-dq agreement-dk agreement-dv",
+    "scale-zero-in-dq": "agreement-dq scale-of-query equal-scores",
+    "scale-sign-lost-in-dk": "agreement-dk query-key-euler directional",
     # gate
     "gate-ignored": "agreement-o",
     "gate-through-sigmoid": "agreement-o",
@@ -242,9 +271,17 @@ KILLERS: dict[str, str] = {
     "sink-has-a-value": "agreement-o sink-key",
     "sink-not-in-maximum": "agreement-lse agreement-dsinks",
     "dsinks-of-last-query": "agreement-dsinks",
+    "sinks-by-group": "agreement-o agreement-lse sink-key permute-heads",
+    "sink-minus-inf": "sink-minus-inf",
+    "weights-without-sink": "agreement-weights rows-sum-to-one sink-key",
+    "dsinks-of-first-tile": "agreement-dsinks directional",
     # sizes of 0
     "size-0-gives-0": "structure",
     "no-queries-no-gradient": "structure",
+    "no-size-scale": "structure agreement-o agreement-lse",
+    "no-keys-sink": "structure empty-row agreement-lse",
+    "no-values-lse": "structure agreement-lse agreement-weights",
+    "no-values-gradient": "structure agreement-dq agreement-dk lse-gradient",
     # softcap
     "softcap-after-mask": "agreement-o hidden-finite",
     "softcap-over-bias": "agreement-o",
@@ -256,6 +293,8 @@ KILLERS: dict[str, str] = {
     "softcap-slope-of-capped": "agreement-dq agreement-dk",
     "softcap-slope-after-bias": "agreement-dq agreement-dk",
     "softcap-slope-of-hidden": "agreement-dq agreement-dk",
+    "softcap-slope-without-scale": "agreement-dq agreement-dk directional",
+    "softcap-slope-by-exp": "saturated agreement-dq agreement-dk",
     # softmax
     "softmax-over-queries": "rows-sum-to-one agreement-o",
     "no-max-subtracted": "agreement-o",
@@ -263,6 +302,7 @@ KILLERS: dict[str, str] = {
     "maximum-of-all-queries": "agreement-o nan-query-alone",
     "scores-clipped": "agreement-o",
     "zero-key-in-every-row": "rows-sum-to-one",
+    "maximum-of-padding": "offset-bias agreement-o agreement-lse saturated",
     # split keys
     "merge-of-mixed-bases": "agreement-o",
     "merge-of-nothing-nan": "empty-row",
@@ -312,5 +352,11 @@ KILLERS: dict[str, str] = {
     "window-replaces-causal": "agreement-o",
     "window-ignored-in-backward": "agreement-dq agreement-dk agreement-dv",
     "window-mirrored-in-backward": "agreement-dq agreement-dk agreement-dv",
+    "window-half-open-ignored": "agreement-o agreement-lse window-as-mask",
+    "window-before-causal": "agreement-o agreement-lse causal-as-mask",
+    "window-left-falsy": "agreement-o agreement-lse window-as-mask",
+    "window-top-left-without-causal": "agreement-o agreement-lse window-as-mask",
+    "window-in-int32": "window-infinite agreement-o agreement-lse",
+    "tile-ends-at-first-query": "agreement-o agreement-lse causal-as-mask",
 }
 """Mutant → rule ids, separated by spaces."""
