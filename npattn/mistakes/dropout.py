@@ -26,6 +26,18 @@ change("dp-not-dropped", "dropout",
        "Dropout is not applied to the gradient of the weights; only dv is right.",
        "aws-neuron/nki-samples#81", step="dp", where="dropout",
        undrop=lambda up, dp, c: dp)  # fmt: skip
+change("dp-not-rescaled", "dropout",
+       "The gradient of the weights is dropped, but not divided by 1 − rate.", step="dp",
+       where="dropout", undrop=lambda up, dp, c: dp * np.sign(c.keep))  # fmt: skip
+change("dp-rescaled-twice", "dropout",
+       "The gradient of the weights is divided by 1 − rate twice.", step="dp",
+       where="dropout", undrop=lambda up, dp, c: up(up(dp, c), c))  # fmt: skip
+change("dv-not-rescaled", "dropout", "dv leaves out 1 / (1 − rate) of the dropout.", step="dv",
+       where="dropout",
+       gradients=some_of_other_inputs(
+           (2,), lambda c: c._replace(keep=np.sign(c.keep))))  # fmt: skip
+change("dropout-ignored", "dropout", "Dropout is ignored.", step="p", where="dropout",
+       inputs=after(lambda c: c._replace(keep=1.0)))  # fmt: skip
 change("weights-after-dropout", "dropout", "The returned weights are those after dropout.",
        "pytorch/pytorch#42929", step="p", where="dropout and weights",
        returned_weights=lambda up, p, c: p * c.keep)  # fmt: skip
@@ -129,8 +141,3 @@ class _DroppedRowDlse(Attention):
         kept = (live & (np.asarray(c.keep) != 0)).any(-1, keepdims=True)
         empty = ~live.any(-1, keepdims=True)
         return super().gradients(c, do, np.where(kept | empty, dlse, 0), dw)
-
-
-change("weights-path-without-dropout", "dropout",
-       "out has no dropout if the weights are requested.", step="p", where="dropout and weights",
-       results=lambda up, c: up(c._replace(keep=1.0) if c.returns_weights else c))  # fmt: skip

@@ -72,6 +72,9 @@ change("dlse-subtracted", "gradient", "The gradient of lse is applied with the w
 change("dlse-of-base-2", "gradient",
        "The gradient of the natural lse is treated as that of a base-2 lse.",
        step="delta", where="dlse", use_dlse=lambda up, dlse, live: dlse / math.log(2))  # fmt: skip
+change("dweights-ignored", "gradient", "The gradient of the returned weights is ignored.",
+       step="dp", where="dweights",
+       gradients=lambda up, c, do, dlse, dw: up(c, do, dlse, 0.0))  # fmt: skip
 change("delta-without-weight", "gradient", "dS = p dP − D instead of p (dP − D), where D = Σ p dP.",
        step="ds", where="everywhere",
        jacobian=lambda up, p, dp, delta, c: np.asarray(p * dp - delta))  # fmt: skip

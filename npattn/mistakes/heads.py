@@ -95,26 +95,32 @@ change("dk-of-first-head", "heads",
        "dk and dv take only the first query head of each group instead of their sum.",
        step="dv", where="G > 1", share_back=lambda up, dx, x:
            dx[..., :: dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])  # fmt: skip
+change("dk-of-last-head", "heads",
+       "dk and dv take only the last query head of each group instead of their sum.",
+       step="dv", where="G > 1",
+       share_back=lambda up, dx, x: dx[..., (dx.shape[-3] // max(x.shape[-3], 1) or 1) - 1 ::
+           dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])  # fmt: skip
 change("dk-mean-over-group", "heads",
        "dk and dv are averaged over the query heads of a group instead of summed.",
        step="dv", where="G > 1", share_back=lambda up, dx, x:
            np.asarray(up(dx, x) / max(dx.shape[-3] // max(x.shape[-3], 1), 1)))  # fmt: skip
 
 
-@mistake(
-    "heads-tiled-in-backward",
-    "heads",
-    "XunhaoLai/native-sparse-attention-triton#27",
-    step="dv",
-    where="K > 1 and G > 1",
-)
-class _HeadsTiledInBackward(Attention):
-    """Backward adds query head h to key/value head h % K, while forward uses h // G."""
+def add_tiled(dx: Array, x: Array) -> Array:
+    """(..., H, S, n) → (..., K, S, n): sum over the query heads h of one h % K."""
+    *lead, H, S, n = dx.shape
+    K = x.shape[-3]
+    return np.asarray(dx.reshape(*lead, H // max(K, 1), K, S, n).sum(-4))
 
-    def share_back(self, dx: Array, x: Array) -> Array:
-        *lead, H, S, n = dx.shape
-        K = x.shape[-3]
-        return np.asarray(dx.reshape(*lead, H // max(K, 1), K, S, n).sum(-4))
+
+change("heads-tiled-in-backward", "heads",
+       "Backward adds query head h to key/value head h % K, while forward uses h // G.",
+       "XunhaoLai/native-sparse-attention-triton#27", step="dv", where="K > 1 and G > 1",
+       share_back=lambda up, dx, x: add_tiled(dx, x))  # fmt: skip
+change("heads-interleaved", "heads",
+       "Query head h uses key/value head h % K in forward and backward.", step="s",
+       where="h % K ≠ h // G", share=lambda up, x, H: take_heads(x, np.arange(H)),
+       share_back=lambda up, dx, x: add_tiled(dx, x))  # fmt: skip
 
 
 # --- arrays and axes taken for others ---
@@ -123,6 +129,10 @@ class _HeadsTiledInBackward(Attention):
 change("keys-and-values-exchanged", "layout", "k and v are swapped if their shapes are equal.",
        "tenstorrent/tt-mlir#8958", step="s", where="D = E", inputs=after(lambda c:
            c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
+change("queries-and-keys-exchanged", "layout", "q and k are swapped if their shapes are equal.",
+       step="s", where="T = S and H = K",
+       inputs=after(lambda c:
+           c._replace(q=c.k, k=c.q) if c.k.shape == c.q.shape else c))  # fmt: skip
 change("values-ignored", "layout", "out is computed from k instead of v if their shapes are equal.",
        "ruvnet/agentic-flow#191", step="o", where="D = E",
        inputs=after(lambda c: c._replace(v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip

@@ -23,6 +23,21 @@ change("causal-offset-unsigned", "causal",
        "With more queries than keys, the causal offset S − T is taken as 0.",
        step="visible", where="T > S and causal or window",
        diagonal=lambda up, T, S: up(T, max(T, S)))  # fmt: skip
+change("causal-offset-never-positive", "causal",
+       "With more keys than queries, the causal offset S − T is taken as 0.", step="visible",
+       where="S > T and causal or window",
+       diagonal=lambda up, T, S: up(T, min(T, S)))  # fmt: skip
+change("diagonal-early", "causal", "The diagonal of causal and window is one key too early.",
+       step="visible", where="causal or window",
+       diagonal=lambda up, T, S: up(T, S) - 1)  # fmt: skip
+change("diagonal-late", "causal", "The diagonal of causal and window is one key too late.",
+       step="visible", where="causal or window",
+       diagonal=lambda up, T, S: up(T, S) + 1)  # fmt: skip
+change("causal-ignored", "causal", "Causal is ignored.", step="visible", where="causal",
+       visible=lambda up, c: up(c._replace(causal=False)))  # fmt: skip
+change("causal-always", "causal", "Keys behind the diagonal are hidden also without causal.",
+       step="visible", where="s − t > S − T",
+       visible=lambda up, c: up(c._replace(causal=True)))  # fmt: skip
 change("causal-of-padded-lengths", "causal",
        "The causal offset S − T uses T and S rounded up to whole tiles.",
        step="visible", where="T % 16 ≠ S % 16 and causal or window", diagonal=lambda up, T, S:
@@ -187,6 +202,14 @@ change("mask-multiplies-scores", "mask",
        "The mask multiplies the scores: a hidden score becomes 0 and keeps its weight.",
        step="visible", where="hidden keys",
        hide=lambda up, s, visible: np.where(visible, s, 0))  # fmt: skip
+change("hidden-score-lowered", "mask",
+       "1e4 is subtracted from hidden scores: a fully masked row sees every key.", step="p",
+       where="rows that see no key",
+       hide=lambda up, s, visible: s - np.where(visible, 0, 1e4))  # fmt: skip
+change("first-key-lost", "mask", "The first key is never read.", step="visible", where="s = 0",
+       visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) > 0))  # fmt: skip
+change("last-key-lost", "mask", "The last key is never read.", step="visible", where="s = S − 1",
+       visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) < c.k.shape[-2] - 1))  # fmt: skip
 
 
 @mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885", step="visible", where="mask")

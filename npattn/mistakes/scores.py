@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,29 +19,43 @@ SMALLEST = float(np.finfo(np.float32).min)
 # --- scale ---
 
 
+def default_scale(n: int) -> float:
+    """Return 1/√n."""
+    return 1 / math.sqrt(n or 1)
+
+
 change("scale-of-all-heads", "scale", "The default scale is 1/√(H·D) instead of 1/√D.",
        "karpathy/ng-video-lecture#6", step="s", where="H > 1",
-       default_scale=lambda up, H, D: 1 / math.sqrt(H * D or 1))  # fmt: skip
+       default_scale=lambda up, H, D: default_scale(H * D))  # fmt: skip
 change("scale-of-number-of-heads", "scale", "The default scale is 1/√H instead of 1/√D.",
        "tenstorrent/tt-metal#56789", step="s", where="D ≠ H",
-       default_scale=lambda up, H, D: 1 / math.sqrt(H or 1))  # fmt: skip
+       default_scale=lambda up, H, D: default_scale(H))  # fmt: skip
 change("scale-of-padded-size", "scale", "The default scale uses D rounded up to a multiple of 8.",
        "intel/ipex-llm#12619", step="s", where="D % 8 ≠ 0",
-       default_scale=lambda up, H, D: 1 / math.sqrt(-(-D // 8) * 8 or 1))  # fmt: skip
+       default_scale=lambda up, H, D: default_scale(-(-D // 8) * 8))  # fmt: skip
 
 
-@mistake("scale-of-values", "scale", step="s", where="D ≠ E")
-class _ScaleOfValues(Attention):
-    """The default scale is 1/√E instead of 1/√D."""
+def with_scale_of(size: Callable[[Array, Array], int]) -> Callable[..., Inputs]:
+    """Return a step in place of `inputs` whose default scale is 1/√n with the n of k and v."""
 
-    def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
+    def step(
+        up: Callable[..., Inputs], q: Array, k: Array, v: Array, *mask: Any, **options: Any
+    ) -> Inputs:
         if options.get("scale") is None:
-            options["scale"] = 1 / math.sqrt(v.shape[-1] or 1)
-        return super().inputs(q, k, v, *mask, **options)
+            options["scale"] = default_scale(size(k, v))
+        return up(q, k, v, *mask, **options)
+
+    return step
 
 
+change("scale-of-values", "scale", "The default scale is 1/√E instead of 1/√D.", step="s",
+       where="D ≠ E", inputs=with_scale_of(lambda k, v: v.shape[-1]))  # fmt: skip
+change("scale-of-number-of-keys", "scale", "The default scale is 1/√S instead of 1/√D.", step="s",
+       where="D ≠ S", inputs=with_scale_of(lambda k, v: k.shape[-2]))  # fmt: skip
 change("scale-one", "scale", "The default scale is 1 instead of 1/√D.", step="s", where="D > 1",
        default_scale=lambda up, H, D: 1.0)  # fmt: skip
+change("scale-without-root", "scale", "The default scale is 1/D instead of 1/√D.", step="s",
+       where="D > 1", default_scale=lambda up, H, D: 1 / (D or 1))  # fmt: skip
 change("scale-twice", "scale", "The scale is applied twice: to q and to the scores.",
        "huggingface/transformers#38290", step="s", where="everywhere",
        product=lambda up, c: np.asarray(c.scale * up(c)))  # fmt: skip
@@ -48,7 +63,7 @@ change("scale-twice", "scale", "The scale is applied twice: to q and to the scor
 
 def with_default_scale(c: Inputs) -> Inputs:
     """Return inputs with the default scale."""
-    return c._replace(scale=1 / math.sqrt(c.q.shape[-1] or 1))
+    return c._replace(scale=default_scale(c.q.shape[-1]))
 
 
 change("scale-ignored", "scale", "The scale argument is ignored: the default 1/√D is always used.",
@@ -66,6 +81,8 @@ change("scale-ignored-with-softcap", "scale",
 change("scale-ignored-in-backward", "scale",
        "Backward ignores the scale argument and uses 1/√D.", step="s", where="backward: scale",
        recompute=after(with_default_scale))  # fmt: skip
+change("scale-sign-lost", "scale", "A negative scale is taken as positive.", step="s",
+       where="scale", inputs=after(lambda c: c._replace(scale=abs(c.scale))))  # fmt: skip
 change("scale-zero-in-dq", "scale", "Backward replaces a scale of 0 by the default, in dq only.",
        step="dq", where="scale",
        dq_scale=lambda up, c: up(c if c.scale else with_default_scale(c)))  # fmt: skip
@@ -109,6 +126,8 @@ change("softcap-not-multiplied", "softcap",
 change("softcap-clips", "softcap", "The softcap clips scores at ±c instead of c·tanh(s/c).",
        step="s", where="softcap", cap=lambda up, x, c:
            x if c.softcap is None else np.clip(x, -c.softcap, c.softcap))  # fmt: skip
+change("softcap-ignored", "softcap", "The softcap is ignored.", step="s", where="softcap",
+       inputs=after(lambda c: c._replace(softcap=None)))  # fmt: skip
 change("sink-capped", "sinks", "The softcap is also applied to the sinks.", step="p",
        where="softcap and sinks",
        inputs=after(lambda c: c if c.softcap is None else c._replace(sinks=np.where(
@@ -187,6 +206,16 @@ change("bias-minus-inf-lost", "bias", "Entries of −inf in the bias are taken a
 change("bias-of-last-query", "bias", "The bias of the last query is used for all queries.",
        "Dao-AILab/flash-attention#540", step="s", where="t < T − 1 and bias",
        bias=after(one_for_all(-2, -1)))  # fmt: skip
+change("bias-of-first-head", "bias", "The bias of the first head is used for all heads.", step="s",
+       where="h ≥ 1 and bias", bias=after(one_for_all(-3)))  # fmt: skip
+change("bias-of-first-sample", "bias", "The bias of the first sample is used for all samples.",
+       step="s", where="b ≥ 1 and bias", bias=after(one_for_all(-4)))  # fmt: skip
+change("bias-transposed", "bias", "A square bias is read with its query and key axes swapped.",
+       step="s", where="T = S and bias",
+       bias=after(lambda x: x.swapaxes(-1, -2)
+           if np.ndim(x) and x.shape[-1] == x.shape[-2] else x))  # fmt: skip
+change("bias-ignored", "bias", "The bias is ignored.", step="s", where="bias",
+       bias=lambda up, c: 0.0)  # fmt: skip
 change("bias-samples-as-heads", "bias", "A bias (B, 1, T, S) is read as (1, B, T, S) if B = H.",
        step="s", where="b ≠ h and B = H and bias",
        bias=lambda up, c: samples_as_heads(np.asarray(c.bias), c))  # fmt: skip
@@ -194,6 +223,10 @@ change("bias-ignored-in-backward", "bias", "Backward rebuilds the scores without
        step="s", where="backward: bias", recompute=lambda up, c: c._replace(bias=0.0))  # fmt: skip
 change("dbias-scaled", "bias", "dbias is multiplied by the scale.", step="dbias", where="bias",
        gradients=one_result(3, lambda ds, c, do, dlse, dw: c.scale * ds))  # fmt: skip
+change("dbias-averaged", "bias", "dbias is averaged over the axes that broadcast, not summed.",
+       step="dbias", where="bias",
+       reduce_bias=lambda up, ds, shape:
+           up(ds, shape) * (math.prod(shape) / max(ds.size, 1)))  # fmt: skip
 
 
 @mistake("dbias-behind-softcap", "bias", step="dbias", where="bias and softcap")
@@ -230,3 +263,20 @@ change("dbias-of-row-constant", "bias",
        "A bias that is constant along the keys gets no gradient, though lse depends on it.",
        step="dbias", where="bias", reduce_bias=lambda up, ds, shape:
            np.zeros(shape) if shape[-1] == 1 else up(ds, shape))  # fmt: skip
+
+
+# --- options that the path with weights leaves out ---
+
+for _option, _step, _without in (
+    ("mask", "visible", {"mask": None}),
+    ("window", "visible", {"window": None}),
+    ("bias", "s", {"bias": 0.0}),
+    ("softcap", "s", {"softcap": None}),
+    ("sinks", "p", {"sinks": np.full((1, 1, 1), -np.inf)}),
+    ("dropout", "p", {"keep": 1.0}),
+):
+    change(f"{_option}-ignored-with-weights", _option,
+           f"The {_option} {'are' if _option == 'sinks' else 'is'} ignored if the weights are "
+           "requested.", step=_step, where=f"{_option} and weights",
+           results=lambda up, c, without=_without:
+               up(c._replace(**without) if c.returns_weights else c))  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn.mistakes.attention import TILE, Attention, Inputs
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import after, change, mistake
 from npattn.problem.arrays import Array
 
 LN_2 = math.log(2)
@@ -80,11 +80,24 @@ change("weights-base-2", "softmax",
        where="everywhere",
        softmax=lambda up, s, c, live:
            up(LN_2 * s, c._replace(sinks=LN_2 * c.sinks), live))  # fmt: skip
+change("exp-of-base-2-scores", "softmax",
+       "The factor log₂ e goes onto the scores of a natural exponential.", step="s",
+       where="everywhere",
+       softmax=lambda up, s, c, live:
+           up(s / LN_2, c._replace(sinks=c.sinks / LN_2), live))  # fmt: skip
+change("log2e-of-three-digits", "softmax", "log₂ e is taken as 1.44, so that scores are too small.",
+       step="s", where="everywhere",
+       softmax=lambda up, s, c, live:
+           up(1.44 * LN_2 * s, c._replace(sinks=1.44 * LN_2 * c.sinks), live))  # fmt: skip
 change("maximum-of-all-queries", "softmax",
        "One maximum is subtracted for all queries of a head; rows far below it get weights of 0.",
        step="p", where="contents", of=PivotedFloat32,
        pivot=lambda up, s, c, live:
            up(s, c, live).max(-2, keepdims=True, initial=-np.inf))  # fmt: skip
+change("maximum-from-zero", "softmax",
+       "The row maximum begins with 0, so that the weights of a row of low scores vanish.",
+       step="p", where="contents", of=PivotedFloat32,
+       pivot=lambda up, s, c, live: np.maximum(up(s, c, live), 0))  # fmt: skip
 change("scores-clipped", "softmax",
        "Scores are clipped to ±80 to avoid overflow instead of subtracting the maximum.",
        step="s", where="contents", cap=lambda up, x, c: np.clip(up(x, c), -80, 80))  # fmt: skip
@@ -120,6 +133,8 @@ class _LseOfWeights(Attention):
 change("sink-of-first-head", "sinks", "The sink of the first head is used for all heads.",
        step="p", where="h ≥ 1 and sinks",
        softmax=lambda up, s, c, live: up(s, c._replace(sinks=c.sinks[:1]), live))  # fmt: skip
+change("sinks-ignored", "sinks", "The sinks are ignored.", step="p", where="sinks",
+       inputs=after(lambda c: c._replace(sinks=np.full_like(c.sinks, -np.inf))))  # fmt: skip
 
 
 @mistake("sink-has-a-value", "sinks", step="p", where="s = 0 and sinks")

@@ -18,6 +18,16 @@ change("window-one-narrower", "window", "The window ends one key too early on th
 change("window-right-ignored", "window", "The right side of the window is ignored.",
        step="visible", where="window",
        sides=one_result(1, lambda x, c: 0 if c.causal else None))  # fmt: skip
+change("window-left-ignored", "window", "The left side of the window is ignored.", step="visible",
+       where="window", sides=one_result(0, lambda left, c: None))  # fmt: skip
+change("window-one-wider-on-the-right", "window",
+       "The window reaches one key too far to the right.", step="visible", where="window",
+       sides=one_result(1, lambda x, c: x if c.causal or x is None else x + 1))  # fmt: skip
+change("window-one-narrower-on-the-right", "window",
+       "The window ends one key too early on the right.", step="visible", where="window",
+       sides=one_result(1, lambda x, c: x if c.causal or x is None else x - 1))  # fmt: skip
+change("window-ignored", "window", "The window is ignored.", step="visible", where="window",
+       sides=lambda up, c: up(c._replace(window=None)))  # fmt: skip
 
 
 @mistake("window-symmetric", "window", step="visible", where="window")
@@ -131,7 +141,7 @@ change("window-left-falsy", "window", "A left window side of 0 is treated as Non
 
 
 @mistake("window-top-left-without-causal", "window", step="visible", where="T ≠ S and window")
-class _WindowTopLeft(Attention):
+class _WindowTopLeftWithoutCausal(Attention):
     """Without causal, the window is aligned top-left."""
 
     def visible(self, c: Inputs) -> Array:

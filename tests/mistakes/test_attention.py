@@ -346,6 +346,7 @@ NOT_HERE = {
     "batch-modulo": "leading axes that broadcast in two places",
     "bias-far-below-hides": "a bias below -1e30",
     "delta-without-dweights": "dweights",
+    "dweights-ignored": "dweights",
     "dsinks-of-first-tile": "sinks and more than a tile of queries",
     "dweights-dropped": "dweights",
     "mask-rank-2-as-padding": "as many samples as queries, and a mask of rank 2",

@@ -34,6 +34,12 @@ KILLERS: dict[str, str] = {
     "bias-far-below-hides": "agreement-lse agreement-o empty-row offset-bias",
     "bias-minus-inf-clamped": "empty-row agreement-o agreement-lse",
     "dbias-of-row-constant": "agreement-dbias dbias-rows directional lse-gradient",
+    "bias-of-first-head": "agreement-o agreement-lse",
+    "bias-of-first-sample": "agreement-o agreement-lse",
+    "bias-transposed": "agreement-o agreement-lse",
+    "bias-ignored": "agreement-o agreement-lse",
+    "dbias-averaged": "agreement-dbias",
+    "bias-ignored-with-weights": "agreement-o agreement-weights",
     # cache
     "causal-over-past": "agreement-o",
     "cache-evicts-early": "agreement-o",
@@ -54,6 +60,11 @@ KILLERS: dict[str, str] = {
     "causal-backward-top-left": "agreement-dq agreement-dk agreement-dv",
     "causal-ignored-in-backward": "agreement-dq agreement-dk agreement-dv",
     "causal-always-in-backward": "agreement-dq agreement-dk agreement-dv",
+    "causal-offset-never-positive": "agreement-o agreement-lse",
+    "diagonal-early": "agreement-o agreement-lse",
+    "diagonal-late": "agreement-o agreement-lse",
+    "causal-ignored": "agreement-o agreement-lse",
+    "causal-always": "agreement-o agreement-lse",
     # dropout
     "dropped-weights-in-jacobian": "agreement-dq agreement-dk",
     "dp-not-dropped": "agreement-dq agreement-dk",
@@ -74,7 +85,11 @@ KILLERS: dict[str, str] = {
     "dweights-dropped": "agreement-dq agreement-dk agreement-dbias",
     "delta-dropped": "agreement-dq agreement-dk directional",
     "dropped-row-dlse": "agreement-dq agreement-dk lse-gradient",
-    "weights-path-without-dropout": "agreement-o agreement-weights",
+    "dp-not-rescaled": "agreement-dq agreement-dk",
+    "dp-rescaled-twice": "agreement-dq agreement-dk",
+    "dv-not-rescaled": "agreement-dv",
+    "dropout-ignored": "agreement-o",
+    "dropout-ignored-with-weights": "agreement-o agreement-weights",
     # dtype
     "out-widened": "shape-dtype",
     "gradients-widened": "shape-dtype",
@@ -120,6 +135,7 @@ KILLERS: dict[str, str] = {
     "dbias-transposed": "agreement-dbias",
     "delta-without-dweights": "agreement-dq agreement-dk agreement-dbias",
     "broadcast-last-wins": "agreement-dk agreement-dv value-euler structure",
+    "dweights-ignored": "agreement-dq agreement-dk agreement-dbias",
     # heads
     "heads-tiled": "agreement-o structure",
     "heads-of-padded-group": "agreement-o structure",
@@ -132,6 +148,8 @@ KILLERS: dict[str, str] = {
     "dk-mean-over-group": "agreement-dk agreement-dv structure",
     "heads-tiled-in-backward": "agreement-dk agreement-dv structure",
     "packed-decode": "agreement-o agreement-lse causal-as-mask window-as-mask",
+    "dk-of-last-head": "agreement-dk agreement-dv",
+    "heads-interleaved": "agreement-o",
     # layout
     "keys-and-values-exchanged": "agreement-o",
     "values-ignored": "agreement-o",
@@ -140,6 +158,7 @@ KILLERS: dict[str, str] = {
     "heads-merged-by-reshape": "agreement-o",
     "batch-modulo": "agreement-o agreement-lse permute-batch batch-alone",
     "rank-2-weights": "shape-dtype agreement-weights structure",
+    "queries-and-keys-exchanged": "agreement-o agreement-lse look-alike-masks",
     # limits
     "keys-beyond-128-ignored": "agreement-o",
     "channels-beyond-64-ignored": "agreement-o",
@@ -171,6 +190,10 @@ KILLERS: dict[str, str] = {
     "mask-rank-3-as-batch": "look-alike-masks agreement-o",
     "mask-rank-2-as-padding": "look-alike-masks agreement-o",
     "mask-of-group": "agreement-o agreement-lse permute-heads shared-heads",
+    "hidden-score-lowered": "empty-row",
+    "first-key-lost": "agreement-o agreement-lse",
+    "last-key-lost": "agreement-o agreement-lse",
+    "mask-ignored-with-weights": "agreement-o agreement-weights",
     # memory
     "negative-strides-misread": "views structure",
     "inner-stride-ignored": "views structure",
@@ -223,6 +246,11 @@ KILLERS: dict[str, str] = {
     "lse-saved-in-bfloat16": "agreement-dq agreement-dk agreement-dv",
     "mask-overflows-float16": "empty-row",
     "mask-is-least-float16": "empty-row",
+    "inputs-in-tf32": "agreement-o",
+    "inputs-in-bfloat16": "agreement-o",
+    "scores-in-tf32": "agreement-o",
+    "weights-in-bfloat16": "agreement-o",
+    "lse-in-bfloat16": "agreement-lse",
     # scale
     "scale-of-all-heads": "agreement-o",
     "scale-of-number-of-heads": "agreement-o",
@@ -238,6 +266,9 @@ KILLERS: dict[str, str] = {
     "scale-ignored-in-backward": "agreement-dq agreement-dk agreement-dv",
     "scale-zero-in-dq": "agreement-dq scale-of-query equal-scores",
     "scale-sign-lost-in-dk": "agreement-dk query-key-euler directional",
+    "scale-of-number-of-keys": "agreement-o",
+    "scale-without-root": "agreement-o",
+    "scale-sign-lost": "agreement-o scale-of-query",
     # gate
     "gate-ignored": "agreement-o",
     "gate-through-sigmoid": "agreement-o",
@@ -275,6 +306,8 @@ KILLERS: dict[str, str] = {
     "sink-minus-inf": "sink-minus-inf",
     "weights-without-sink": "agreement-weights rows-sum-to-one sink-key",
     "dsinks-of-first-tile": "agreement-dsinks directional",
+    "sinks-ignored": "agreement-o agreement-lse",
+    "sinks-ignored-with-weights": "agreement-o agreement-weights",
     # sizes of 0
     "size-0-gives-0": "structure",
     "no-queries-no-gradient": "structure",
@@ -295,6 +328,8 @@ KILLERS: dict[str, str] = {
     "softcap-slope-of-hidden": "agreement-dq agreement-dk",
     "softcap-slope-without-scale": "agreement-dq agreement-dk directional",
     "softcap-slope-by-exp": "saturated agreement-dq agreement-dk",
+    "softcap-ignored": "agreement-o agreement-lse",
+    "softcap-ignored-with-weights": "agreement-o agreement-weights",
     # softmax
     "softmax-over-queries": "rows-sum-to-one agreement-o",
     "no-max-subtracted": "agreement-o",
@@ -303,6 +338,9 @@ KILLERS: dict[str, str] = {
     "scores-clipped": "agreement-o",
     "zero-key-in-every-row": "rows-sum-to-one",
     "maximum-of-padding": "offset-bias agreement-o agreement-lse saturated",
+    "exp-of-base-2-scores": "agreement-o agreement-lse",
+    "log2e-of-three-digits": "agreement-o agreement-lse",
+    "maximum-from-zero": "offset-bias agreement-o agreement-lse saturated",
     # split keys
     "merge-of-mixed-bases": "agreement-o",
     "merge-of-nothing-nan": "empty-row",
@@ -358,5 +396,10 @@ KILLERS: dict[str, str] = {
     "window-top-left-without-causal": "agreement-o agreement-lse window-as-mask",
     "window-in-int32": "window-infinite agreement-o agreement-lse",
     "tile-ends-at-first-query": "agreement-o agreement-lse causal-as-mask",
+    "window-left-ignored": "agreement-o agreement-lse",
+    "window-one-wider-on-the-right": "agreement-o agreement-lse",
+    "window-one-narrower-on-the-right": "agreement-o agreement-lse",
+    "window-ignored": "agreement-o agreement-lse",
+    "window-ignored-with-weights": "agreement-o agreement-weights",
 }
 """Mutant → rule ids, separated by spaces."""
