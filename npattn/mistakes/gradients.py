@@ -10,6 +10,7 @@ import numpy as np
 
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import change, mistake
+from npattn.mistakes.softmax import TINY
 from npattn.problem.arrays import Array
 
 change("jacobian-without-rank-1-term", "gradient",
@@ -85,17 +86,11 @@ change("jacobian-diagonal", "gradient",
        "The Jacobian of the softmax is only its diagonal p (1 − p), as for a sigmoid.",
        "ooples/AiDotNet.Tensors#49", step="ds", where="everywhere",
        jacobian=lambda up, p, dp, delta, c: np.asarray(p * (1 - p) * dp))  # fmt: skip
-
-
-@mistake("delta-without-sink", "gradient", step="delta", where="sinks")
-class _DeltaWithoutSink(Attention):
-    """D = Σ p dP uses weights normalised to sum to 1 without the sink."""
-
-    def delta(self, p: Array, dp: Array) -> Array:
-        total = p.sum(-1, keepdims=True)
-        return super().delta(p, dp) / np.where(total == 0, 1, total)
-
-
+change("delta-without-sink", "gradient",
+       "D = Σ p dP uses weights normalised to sum to 1 without the sink.", step="delta",
+       where="sinks",
+       delta=lambda up, p, dp:
+           up(p, dp) / np.maximum(p.sum(-1, keepdims=True), TINY))  # fmt: skip
 change("dk-unscaled", "gradient", "dk is not multiplied by the scale.", step="dk",
        where="everywhere",
        dk=lambda up, dx, c, seen: up(dx, c._replace(scale=1.0), seen))  # fmt: skip

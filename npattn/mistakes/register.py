@@ -1,4 +1,11 @@
-"""Record of a wrong implementation, and the register of all of them."""
+"""Record of a wrong implementation, and the register of all of them.
+
+`where` is "everywhere", or atoms joined by " and ": a comparison (≥ ≤ < > = ≠) of integers, indices
+b h t s d e (query head h, value column e) and sizes B H K T S D E G (G = H/K) under + − · % //;
+options, of which one is given ("causal or window"); "rows that see no key", "hidden keys"; or
+"contents": such as scores above 80, −1e9, NaN or inf. An option is named if without it all is
+right. Where a fully masked row gives numbers, the step is p, and nan where it gives NaN.
+"""
 
 from __future__ import annotations
 

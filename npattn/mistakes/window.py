@@ -28,37 +28,17 @@ change("window-one-narrower-on-the-right", "window",
        sides=one_result(1, lambda x, c: x if c.causal or x is None else x - 1))  # fmt: skip
 change("window-ignored", "window", "The window is ignored.", step="visible", where="window",
        sides=lambda up, c: up(c._replace(window=None)))  # fmt: skip
-
-
-@mistake("window-symmetric", "window", step="visible", where="window")
-class _WindowSymmetric(Attention):
-    """The left side of the window is used for the right side too."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return left, right if c.causal or left is None else left
-
-
+change("window-symmetric", "window",
+       "The left side of the window is used for the right side too.", step="visible",
+       where="window", sides=lambda up, c:
+           up(c) if c.causal or up(c)[0] is None else (up(c)[0], up(c)[0]))  # fmt: skip
 change("window-exchanged", "window", "The left and right sides of the window are swapped.",
        step="visible", where="window", sides=lambda up, c:
            up(c if c.window is None else c._replace(window=c.window[::-1])))  # fmt: skip
-
-
-@mistake(
-    "window-ahead-without-causal",
-    "window",
-    "vllm-project/vllm#31406",
-    step="visible",
-    where="window",
-)
-class _WindowAheadWithoutCausal(Attention):
-    """Without causal, the left side of the window reaches to the right instead."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return (left, right) if c.causal or left is None else (0, left)
-
-
+change("window-ahead-without-causal", "window",
+       "Without causal, the left side of the window reaches to the right instead.",
+       "vllm-project/vllm#31406", step="visible", where="window", sides=lambda up, c:
+           up(c) if c.causal or up(c)[0] is None else (0, up(c)[0]))  # fmt: skip
 change("window-zero-is-none", "window",
        "A window side of 0 is treated as None (unlimited).", step="visible", where="window",
        sides=lambda up, c:
@@ -169,7 +149,7 @@ class _WindowInInt32(Attention):
     "tile-ends-at-first-query",
     "window",
     step="visible",
-    where="t % 16 > 0 and S > 16 and causal or window",
+    where="t % 16 > 0 and causal or window",
 )
 class _TileEndsAtFirstQuery(Attention):
     """A tile of queries stops at the last key tile that its first query sees."""
