@@ -45,13 +45,11 @@ HIDDEN = "NaN hidden empty empty_row hidden_fill hidden_add mask empty_row_bias"
 GRADIENTS = "delta dlse dweights dout dk dq dv dbias dsinks broadcast gradient gradients tiled"
 PARTS = {
     "NaN": HIDDEN,
-    "hidden": HIDDEN,
     "mask": f"mask masks mask_true causal {HIDDEN}",
     "causal": f"causal diagonal masks mask window cache {HIDDEN}",
     "cache": "causal diagonal masks window keys cache state memory",
     "window": "window diagonal causal masks mask keys tiles",
     "empty row": f"{HIDDEN} lse_empty softmax sinks lse bias",
-    "empty": f"{HIDDEN} lse_empty softmax sinks lse",
     "bias": f"bias dbias softcap empty_row_bias {HIDDEN}",
     "scale": "scale dk dq o softmax",
     "softcap": "softcap bias dbias sinks scale",
@@ -66,16 +64,11 @@ PARTS = {
     "tiles": "keys sizes tiles sinks causal window dropout tails mask diagonal softcap",
     "tails": "keys sizes tiles tails",
     "limits": "keys sizes limits tails bias",
-    "sizes": "sizes scale dk dv",
     "sizes of 0": "sizes dk dv dq o",
     "tiled backward": f"{GRADIENTS} sizes keys heads",
     "gradient": f"{GRADIENTS} sinks heads scale bias weights",
-    "gradients": f"{GRADIENTS} weights",
-    "shapes": "shapes heads broadcast weights layout",
     "dtype": "dtype dtypes precision dbias lse broadcast shape",
-    "dtypes": "dtype dtypes precision",
     "memory": "memory layout state cache dtype after bits calls change moves unsteady",
-    "state": "memory state cache after bits calls change moves unsteady",
     "precision": f"precision dtype dtypes {HIDDEN} softmax scale",
 }
 """Family of a mutant → topics of causes that are about the same part of attention."""

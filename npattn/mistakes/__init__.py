@@ -5,7 +5,6 @@ sentence that explains it to a user. One of one expression is a row (`change`), 
 """
 
 from npattn.mistakes import (  # noqa: F401  each module registers its own
-    blind,
     buffers,
     cache,
     dropout,

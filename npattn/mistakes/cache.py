@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from npattn.mistakes.attention import TILE, Attention, Inputs
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import change, mistake, one_result
 from npattn.problem.arrays import Array
 
 # --- a cached past: S − T keys before those of the queries ---
@@ -76,33 +76,25 @@ class _CacheKept(Attention):
 # --- tails: sizes that are not a multiple of a tile or vector ---
 
 
-@mistake("tail-of-queries-unwritten", "tails", step="o", where="t // 16 = T // 16 and T > 16")
-class _TailOfQueriesUnwritten(Attention):
-    """Rows of out after the last whole tile of 16 queries are left 0."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        T = o.shape[-2]
-        return np.where(np.arange(T)[:, None] < (T // TILE * TILE or T), o, 0), lse, p
+def before_tail(n: int, tile: int) -> Array:
+    """Return True before the partial tile that ends an axis, and in an axis of less than a tile."""
+    return np.arange(n) < (n // tile * tile or n)
 
 
-@mistake("tail-of-columns-unwritten", "tails", step="o", where="e // 4 = E // 4 and E > 4")
-class _TailOfColumnsUnwritten(Attention):
-    """Columns of out after the last whole vector of 4 are left 0."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        E = o.shape[-1]
-        return np.where(np.arange(E) < (E // 4 * 4 or E), o, 0), lse, p
-
-
-@mistake("tail-of-channels-skipped", "tails", step="s", where="D % 4 ≠ 0 and D > 4")
-class _TailOfChannelsSkipped(Attention):
-    """q kᵀ leaves out the channels after the last whole vector of 4."""
-
-    def product(self, c: Inputs) -> Array:
-        D = c.q.shape[-1]
-        return super().product(c._replace(q=c.q * (np.arange(D) < (D // 4 * 4 or D))))
+change("tail-of-queries-unwritten", "tails",
+       "Rows of out after the last whole tile of 16 queries are left 0.", step="o",
+       where="t // 16 = T // 16 and T > 16",
+       results=one_result(0, lambda o, c:
+           np.where(before_tail(o.shape[-2], TILE)[:, None], o, 0)))  # fmt: skip
+change("tail-of-columns-unwritten", "tails",
+       "Columns of out after the last whole vector of 4 are left 0.", step="o",
+       where="e // 4 = E // 4 and E > 4",
+       results=one_result(0, lambda o, c: np.where(before_tail(o.shape[-1], 4), o, 0)))  # fmt: skip
+change("tail-of-channels-skipped", "tails",
+       "q kᵀ leaves out the channels after the last whole vector of 4.", step="s",
+       where="D % 4 ≠ 0 and D > 4",
+       product=lambda up, c:
+           up(c._replace(q=c.q * before_tail(c.q.shape[-1], 4))))  # fmt: skip
 
 
 # --- limits: sizes beyond those of the kernel ---

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import after, change, mistake, one_result
+from npattn.mistakes.softmax import PivotedFloat32
 from npattn.problem.arrays import Array
 
 
@@ -153,23 +155,13 @@ change("empty-row-lse-without-sink", "empty row",
 
 
 @mistake(
-    "maximum-over-hidden",
-    "empty row",
-    "torch-spyre/torch-spyre#4517",
-    step="p",
-    where="hidden keys and contents",
+    "maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517", step="p", where="contents"
 )
-class _MaximumOverHidden(Attention):
+class _MaximumOverHidden(PivotedFloat32):
     """The row maximum includes hidden scores; a large one makes all visible weights vanish."""
 
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        everything = self.cap(self.product(c), c) + self.bias(c)
-        m = np.maximum(everything.max(-1, keepdims=True, initial=-np.inf), c.sinks)
-        pivot = np.where(m == -np.inf, 0, m)
-        e, e_sink = np.exp(s - pivot), np.exp(c.sinks - pivot)
-        total = e.sum(-1, keepdims=True) + e_sink
-        safe = np.where(total == 0, 1, total)
-        return np.where(live, e / safe, 0), e_sink / safe, self.lse(pivot, total, e_sink)
+    def pivot(self, s: Array, c: Inputs, live: Array) -> Array:
+        return super().pivot(self.cap(self.product(c), c) + self.bias(c), c, live)
 
 
 @mistake("nan-score-hidden", "NaN", step="nan", where="contents")
@@ -206,3 +198,79 @@ class _NoQueriesNoGradient(Attention):
 def _empty(self: Attention, c: Inputs) -> Array:
     """Return True for fully masked rows, (..., H, T, 1)."""
     return np.asarray(~self.scores(c)[1].any(-1, keepdims=True))
+
+
+@mistake("values-cleared-by-column", "NaN", step="nan", where="hidden keys and contents")
+class _ValuesClearedByColumn(Attention):
+    """Values are cleared only at keys hidden from every query, not at those hidden from one."""
+
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
+        _, lse, p = super().results(c)
+        s, live = self.scores(c)
+        seen = np.broadcast_to(live.any(-2, keepdims=True), live.shape)
+        w = self.softmax(s, c, live)[0] * c.keep
+        return self.masked_matmul(w, self.share(c.v, c.q.shape[-3]), seen), lse, p
+
+
+@mistake("hidden-inf", "NaN", step="nan", where="hidden keys and contents")
+class _HiddenInf(Attention):
+    """NaN is cleared behind the mask, but inf is not."""
+
+    def masked_matmul(self, w: Array, x: Array, live: Array) -> Array:
+        unknown = np.isnan(x)
+        touched = live.astype(np.float64) @ unknown > 0
+        return np.where(touched, np.nan, w @ np.where(unknown, 0, x))
+
+
+@mistake("delta-of-hidden-values", "NaN", step="nan", where="hidden keys and contents")
+class _DeltaOfHiddenValues(Attention):
+    """D = Σ p dp includes hidden keys: 0 · NaN if a hidden value is NaN."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dp = do @ self.share(c.v, c.q.shape[-3]).swapaxes(-1, -2)
+        return super().gradients(c, do, dlse - (0 * dp).sum(-1, keepdims=True), dw)
+
+
+@mistake("dq-of-hidden-keys", "NaN", step="nan", where="hidden keys and contents")
+class _DqOfHiddenKeys(Attention):
+    """dq = ds k includes hidden keys: 0 · NaN if a hidden key is NaN."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        dq, *others = super().gradients(c, do, dlse, dw)
+        return dq + (0 * self.share(c.k, c.q.shape[-3])).sum(-2, keepdims=True), *others
+
+
+change("dk-of-nan-query", "NaN",
+       "dk = dsᵀ q includes hidden queries: a NaN query reaches keys that it does not see.",
+       step="nan", where="hidden keys and contents",
+       dk=lambda up, dx, c, seen: np.asarray(c.scale * (dx.swapaxes(-1, -2) @ c.q)))  # fmt: skip
+change("nan-spreads-over-columns", "NaN",
+       "A NaN in one column of a visible value makes every column of out NaN.",
+       step="nan", where="contents", results=one_result(0, lambda o, c:
+           np.where(np.isnan(o).any(-1, keepdims=True), np.nan, o)))  # fmt: skip
+change("no-size-scale", "sizes of 0",
+       "With D = 0 the default scale is 1/√0, and the scores are inf · 0.",
+       step="nan", where="D = 0",
+       default_scale=lambda up, H, D: up(H, D) if D else math.inf)  # fmt: skip
+change("no-keys-sink", "sizes of 0", "With S = 0 lse is −inf even with a sink.",
+       step="lse", where="S = 0 and sinks", equivalent=True,
+       softmax=one_result(2, lambda lse, s, c, live:
+           lse if s.shape[-1] else np.full_like(lse, -np.inf)))  # fmt: skip
+
+
+@mistake("no-values-lse", "sizes of 0", step="p", where="E = 0")
+class _NoValuesLse(Attention):
+    """With E = 0 lse and weights are 0, as if there were nothing to compute."""
+
+    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
+        o, lse, p = super().results(c)
+        return (o, lse, p) if c.v.shape[-1] else (o, 0 * lse, 0 * p)
+
+
+@mistake("no-values-gradient", "sizes of 0", step="delta", where="E = 0 and dlse")
+class _NoValuesGradient(Attention):
+    """With E = 0 every gradient is 0, though lse and weights have gradients."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        results = super().gradients(c, do, dlse, dw)
+        return results if c.v.shape[-1] else tuple(np.zeros_like(x) for x in results)

@@ -8,23 +8,11 @@ import numpy as np
 
 from npattn.mistakes.attention import Inputs
 from npattn.mistakes.gated import Gated
-from npattn.mistakes.register import after, change, mistake
+from npattn.mistakes.register import after, change, mistake, one_for_all, some_of_other_inputs
 from npattn.problem.arrays import Array, sum_to
 
-
-def _one_for_all(gate: Array | float, axis: int) -> Array | float:
-    """Return a gate of which the first entry along an axis is used for all."""
-    if not isinstance(gate, np.ndarray) or gate.ndim < -axis or not gate.shape[axis]:
-        return gate
-    return np.asarray(np.take(gate, [0], axis=axis))
-
-
-@mistake("gate-ignored", "gate", step="o", where="gate")
-class _GateIgnored(Gated):
-    """The gate is ignored."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        return super().inputs(*arrays, **options)._replace(gate=1.0)
+change("gate-ignored", "gate", "The gate is ignored.", step="o", where="gate", of=Gated,
+       inputs=after(lambda c: c._replace(gate=1.0)))  # fmt: skip
 
 
 @mistake("gate-through-sigmoid", "gate", step="o", where="gate")
@@ -63,14 +51,14 @@ class _GateOnScores(Gated):
 
 change("gate-of-first-query", "gate", "The gate of the first query is used for all queries.",
        step="o", where="t ≥ 1 and gate",
-       of=Gated, inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -2))))  # fmt: skip
+       of=Gated, inputs=after(lambda c: c._replace(gate=one_for_all(-2)(c.gate))))  # fmt: skip
 change("gate-of-first-sample", "gate", "The gate of the first sample is used for all samples.",
        step="o", where="b ≥ 1 and gate",
-       of=Gated, inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -4))))  # fmt: skip
+       of=Gated, inputs=after(lambda c: c._replace(gate=one_for_all(-4)(c.gate))))  # fmt: skip
 change("gate-of-first-column", "gate",
        "The gate of the first column is used for all columns of the output.",
        step="o", where="e ≥ 1 and gate", of=Gated,
-       inputs=after(lambda c: c._replace(gate=_one_for_all(c.gate, -1))))  # fmt: skip
+       inputs=after(lambda c: c._replace(gate=one_for_all(-1)(c.gate))))  # fmt: skip
 
 
 @mistake("head-mask-reversed", "gate", step="o", where="H > 1 and gate")
@@ -104,23 +92,12 @@ class _GateOnLse(Gated):
         return np.where(np.isfinite(lse), lse * np.asarray(c.gate)[..., 0], lse) if per_row else lse
 
 
-@mistake("gate-missing-in-dq-dk", "gate", step="dp", where="gate")
-class _GateMissingInDqDk(Gated):
-    """dq and dk are those of the output before the gate."""
-
-    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        _, __, dv, *rest = super().gradients(c, do, dlse, dw)
-        dq, dk, *_ = super().gradients(c._replace(gate=1.0), do, dlse, dw)
-        return dq, dk, dv, *rest
-
-
-@mistake("gate-missing-in-dv", "gate", step="dv", where="gate")
-class _GateMissingInDv(Gated):
-    """dv is that of the output before the gate."""
-
-    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        dq, dk, _, *rest = super().gradients(c, do, dlse, dw)
-        return dq, dk, super().gradients(c._replace(gate=1.0), do, dlse, dw)[2], *rest
+change("gate-missing-in-dq-dk", "gate", "dq and dk are those of the output before the gate.",
+       step="dp", where="gate", of=Gated,
+       gradients=some_of_other_inputs((0, 1), lambda c: c._replace(gate=1.0)))  # fmt: skip
+change("gate-missing-in-dv", "gate", "dv is that of the output before the gate.", step="dv",
+       where="gate", of=Gated,
+       gradients=some_of_other_inputs((2,), lambda c: c._replace(gate=1.0)))  # fmt: skip
 
 
 @mistake("delta-of-gated-out", "gate", step="delta", where="gate")

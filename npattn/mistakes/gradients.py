@@ -10,6 +10,7 @@ import numpy as np
 
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.register import change, mistake
+from npattn.mistakes.softmax import TINY
 from npattn.problem.arrays import Array
 
 change("jacobian-without-rank-1-term", "gradient",
@@ -72,6 +73,9 @@ change("dlse-subtracted", "gradient", "The gradient of lse is applied with the w
 change("dlse-of-base-2", "gradient",
        "The gradient of the natural lse is treated as that of a base-2 lse.",
        step="delta", where="dlse", use_dlse=lambda up, dlse, live: dlse / math.log(2))  # fmt: skip
+change("dweights-ignored", "gradient", "The gradient of the returned weights is ignored.",
+       step="dp", where="dweights",
+       gradients=lambda up, c, do, dlse, dw: up(c, do, dlse, 0.0))  # fmt: skip
 change("delta-without-weight", "gradient", "dS = p dP − D instead of p (dP − D), where D = Σ p dP.",
        step="ds", where="everywhere",
        jacobian=lambda up, p, dp, delta, c: np.asarray(p * dp - delta))  # fmt: skip
@@ -82,25 +86,14 @@ change("jacobian-diagonal", "gradient",
        "The Jacobian of the softmax is only its diagonal p (1 − p), as for a sigmoid.",
        "ooples/AiDotNet.Tensors#49", step="ds", where="everywhere",
        jacobian=lambda up, p, dp, delta, c: np.asarray(p * (1 - p) * dp))  # fmt: skip
-
-
-@mistake("delta-without-sink", "gradient", step="delta", where="sinks")
-class _DeltaWithoutSink(Attention):
-    """D = Σ p dP uses weights normalised to sum to 1 without the sink."""
-
-    def delta(self, p: Array, dp: Array) -> Array:
-        total = p.sum(-1, keepdims=True)
-        return super().delta(p, dp) / np.where(total == 0, 1, total)
-
-
-@mistake("dk-unscaled", "gradient", step="dk", where="everywhere")
-class _DkUnscaled(Attention):
-    """dk is not multiplied by the scale."""
-
-    def dk(self, dx: Array, c: Inputs, seen: Array) -> Array:
-        return self.masked_matmul(dx.swapaxes(-1, -2), c.q, seen)
-
-
+change("delta-without-sink", "gradient",
+       "D = Σ p dP uses weights normalised to sum to 1 without the sink.", step="delta",
+       where="sinks",
+       delta=lambda up, p, dp:
+           up(p, dp) / np.maximum(p.sum(-1, keepdims=True), TINY))  # fmt: skip
+change("dk-unscaled", "gradient", "dk is not multiplied by the scale.", step="dk",
+       where="everywhere",
+       dk=lambda up, dx, c, seen: up(dx, c._replace(scale=1.0), seen))  # fmt: skip
 change("dk-of-scaled-query", "gradient",
        "dk is scaled twice: it uses the scaled query and multiplies by the scale again.",
        step="dk", where="everywhere",
@@ -143,3 +136,25 @@ class _DkAndDvExchanged(Attention):
 change("dbias-transposed", "gradient", "dbias is transposed if there are as many queries as keys.",
        step="dbias", where="T = S and bias", reduce_bias=lambda up, ds, shape:
            up(ds.swapaxes(-1, -2) if ds.shape[-1] == ds.shape[-2] else ds, shape))  # fmt: skip
+
+
+@mistake("delta-without-dweights", "gradient", step="delta", where="dweights")
+class _DeltaWithoutDweights(Attention):
+    """D is Σ do·out, which lacks the share of dweights."""
+
+    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        s, live = self.scores(c)
+        p, _, _ = self.softmax(s, c, live)
+        missing = (p * np.where(live, dw, 0)).sum(-1, keepdims=True)
+        return super().gradients(c, do, dlse + missing, dw)
+
+
+@mistake("broadcast-last-wins", "gradient", step="dv", where="B > 1")
+class _BroadcastLastWins(Attention):
+    """If k or v broadcasts along the batch, its gradient is that of the last entry."""
+
+    def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
+        if dx.size == 0:
+            return super().reduce(dx, shape)
+        full = (*(1,) * (dx.ndim - len(shape)), *shape)
+        return np.asarray(dx[tuple(slice(-n, None) for n in full)].reshape(shape))

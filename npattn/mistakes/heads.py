@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from npattn.mistakes.attention import Attention, Inputs
+from npattn.mistakes.attention import Attention, Inputs, same_signature
 from npattn.mistakes.register import after, change, mistake
 from npattn.problem.arrays import Array
 
 # --- which key/value head a query head uses ---
 
 
+def take_heads(x: Array, heads: Array) -> Array:
+    """Return a head of x for each query head, by number modulo K."""
+    return np.asarray(np.take(x, heads % max(x.shape[-3], 1), axis=-3))
+
+
+def key_heads(c: Inputs) -> Array:
+    """Return h // G for each query head."""
+    H, K = c.q.shape[-3], c.k.shape[-3]
+    return np.arange(H) // (H // max(K, 1) or 1)
+
+
 change("heads-tiled", "heads", "Query head h uses key/value head h % K instead of h // G.",
-       "onnx/onnx#7274", step="s", where="h % K ≠ h // G", share=lambda up, x, H:
-           np.asarray(np.take(x, np.arange(H) % max(x.shape[-3], 1), axis=-3)))  # fmt: skip
+       "onnx/onnx#7274", step="s", where="h % K ≠ h // G",
+       share=lambda up, x, H: take_heads(x, np.arange(H)))  # fmt: skip
 
 
 @mistake(
@@ -35,21 +47,10 @@ class _HeadsOfPaddedGroup(Attention):
         return np.asarray(np.take(x, np.arange(H) // group, axis=-3))
 
 
-@mistake(
-    "heads-by-number-of-keys",
-    "heads",
-    "PSAL-POSTECH/ONNXim#34",
-    step="s",
-    where="h // K % K ≠ h // G",
-)
-class _HeadsByNumberOfKeys(Attention):
-    """Query head h uses key/value head (h // K) % K instead of h // G."""
-
-    def share(self, x: Array, H: int) -> Array:
-        K = max(x.shape[-3], 1)
-        return np.asarray(np.take(x, np.arange(H) // K % K, axis=-3))
-
-
+change("heads-by-number-of-keys", "heads",
+       "Query head h uses key/value head (h // K) % K instead of h // G.", "PSAL-POSTECH/ONNXim#34",
+       step="s", where="h // K % K ≠ h // G",
+       share=lambda up, x, H: take_heads(x, np.arange(H) // max(x.shape[-3], 1)))  # fmt: skip
 change("heads-all-of-first", "heads",
        "If heads are shared, all query heads use the first key/value head.",
        step="s", where="h ≥ G and G > 1",
@@ -57,7 +58,11 @@ change("heads-all-of-first", "heads",
 
 
 @mistake(
-    "heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681", step="s", where="G > 1"
+    "heads-repeated-along-keys",
+    "heads",
+    "PrimeIntellect-ai/prime-rl#2681",
+    step="layout",
+    where="G > 1",
 )
 class _HeadsRepeatedAlongKeys(Attention):
     """k and v are repeated along the key axis instead of the head axis."""
@@ -78,14 +83,9 @@ class _HeadsOffsetByQueries(Attention):
         return np.asarray(x.reshape(B * K, S, n)[head % max(B * K, 1)].reshape(*lead, H, S, n))
 
 
-@mistake("sink-of-key-head", "heads", step="p", where="h // G ≠ h and sinks")
-class _SinkOfKeyHead(Attention):
-    """Query head h uses the sink of head h // G."""
-
-    def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
-        H, K = c.q.shape[-3], c.k.shape[-3]
-        head = np.arange(H) // (H // max(K, 1) or 1)
-        return super().softmax(s, c._replace(sinks=c.sinks[head]), live)
+change("sink-of-key-head", "heads", "Query head h uses the sink of head h // G.", step="p",
+       where="h // G ≠ h and sinks",
+       inputs=after(lambda c: c._replace(sinks=c.sinks[key_heads(c)])))  # fmt: skip
 
 
 # --- gradients of shared heads ---
@@ -95,26 +95,32 @@ change("dk-of-first-head", "heads",
        "dk and dv take only the first query head of each group instead of their sum.",
        step="dv", where="G > 1", share_back=lambda up, dx, x:
            dx[..., :: dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])  # fmt: skip
+change("dk-of-last-head", "heads",
+       "dk and dv take only the last query head of each group instead of their sum.",
+       step="dv", where="G > 1",
+       share_back=lambda up, dx, x: dx[..., (dx.shape[-3] // max(x.shape[-3], 1) or 1) - 1 ::
+           dx.shape[-3] // max(x.shape[-3], 1) or 1, :, :])  # fmt: skip
 change("dk-mean-over-group", "heads",
        "dk and dv are averaged over the query heads of a group instead of summed.",
        step="dv", where="G > 1", share_back=lambda up, dx, x:
            np.asarray(up(dx, x) / max(dx.shape[-3] // max(x.shape[-3], 1), 1)))  # fmt: skip
 
 
-@mistake(
-    "heads-tiled-in-backward",
-    "heads",
-    "XunhaoLai/native-sparse-attention-triton#27",
-    step="dv",
-    where="K > 1 and G > 1",
-)
-class _HeadsTiledInBackward(Attention):
-    """Backward adds query head h to key/value head h % K, while forward uses h // G."""
+def add_tiled(dx: Array, x: Array) -> Array:
+    """(..., H, S, n) → (..., K, S, n): sum over the query heads h of one h % K."""
+    *lead, H, S, n = dx.shape
+    K = x.shape[-3]
+    return np.asarray(dx.reshape(*lead, H // max(K, 1), K, S, n).sum(-4))
 
-    def share_back(self, dx: Array, x: Array) -> Array:
-        *lead, H, S, n = dx.shape
-        K = x.shape[-3]
-        return np.asarray(dx.reshape(*lead, H // max(K, 1), K, S, n).sum(-4))
+
+change("heads-tiled-in-backward", "heads",
+       "Backward adds query head h to key/value head h % K, while forward uses h // G.",
+       "XunhaoLai/native-sparse-attention-triton#27", step="dv", where="K > 1 and G > 1",
+       share_back=lambda up, dx, x: add_tiled(dx, x))  # fmt: skip
+change("heads-interleaved", "heads",
+       "Query head h uses key/value head h % K in forward and backward.", step="s",
+       where="h % K ≠ h // G", share=lambda up, x, H: take_heads(x, np.arange(H)),
+       share_back=lambda up, dx, x: add_tiled(dx, x))  # fmt: skip
 
 
 # --- arrays and axes taken for others ---
@@ -123,20 +129,18 @@ class _HeadsTiledInBackward(Attention):
 change("keys-and-values-exchanged", "layout", "k and v are swapped if their shapes are equal.",
        "tenstorrent/tt-mlir#8958", step="s", where="D = E", inputs=after(lambda c:
            c._replace(k=c.v, v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
+change("queries-and-keys-exchanged", "layout", "q and k are swapped if their shapes are equal.",
+       step="s", where="T = S and H = K",
+       inputs=after(lambda c:
+           c._replace(q=c.k, k=c.q) if c.k.shape == c.q.shape else c))  # fmt: skip
 change("values-ignored", "layout", "out is computed from k instead of v if their shapes are equal.",
        "ruvnet/agentic-flow#191", step="o", where="D = E",
        inputs=after(lambda c: c._replace(v=c.k) if c.k.shape == c.v.shape else c))  # fmt: skip
-
-
-@mistake("key-axes-exchanged", "layout", "pytorch/pytorch#195320", step="layout", where="K = S")
-class _KeyAxesExchanged(Attention):
-    """k is read with its head and key axes swapped if they have equal length."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        return c._replace(k=c.k.swapaxes(-2, -3)) if c.k.shape[-2] == c.k.shape[-3] else c
-
-
+change("key-axes-exchanged", "layout",
+       "k is read with its head and key axes swapped if they have equal length.",
+       "pytorch/pytorch#195320", step="layout", where="K = S",
+       inputs=after(lambda c: c._replace(
+           k=c.k.swapaxes(-2, -3) if c.k.shape[-2] == c.k.shape[-3] else c.k)))  # fmt: skip
 change("heads-split-by-reshape", "layout",
        "q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis.",
        "reczoo/FuxiCTR#30", step="layout", where="H > 1",
@@ -157,3 +161,30 @@ class _HeadsMergedByReshape(Attention):
         o, lse, p = super().results(c)
         *lead, H, T, E = o.shape
         return o.reshape(*lead, T, H, E).swapaxes(-2, -3), lse, p
+
+
+@mistake("batch-modulo", "layout", step="s", where="B > 1")
+class _BatchModulo(Attention):
+    """Batch entry b of q uses entry b % n of k and v instead of broadcasting."""
+
+    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
+        c = super().inputs(*arrays, **options)
+        lead = c.q.shape[:-3]
+        return c._replace(k=self.tile_batch(c.k, lead), v=self.tile_batch(c.v, lead))
+
+    def tile_batch(self, x: Array, lead: tuple[int, ...]) -> Array:
+        count = math.prod(lead)
+        if x.size == 0 or count == 0:
+            return x
+        flat = x.reshape(-1, *x.shape[-3:])
+        return np.asarray(flat[np.arange(count) % len(flat)].reshape(*lead, *x.shape[-3:]))
+
+
+@mistake("rank-2-weights", "layout", step="layout", where="weights")
+class _Rank2Weights(Attention):
+    """The weights of rank-2 inputs keep a head axis."""
+
+    @same_signature(Attention.forward)
+    def forward(self, q: Array, *args: Any, return_weights: bool = False, **options: Any) -> Any:
+        results = super().forward(q, *args, return_weights=return_weights, **options)
+        return (*results[:-1], results[-1][None]) if return_weights and q.ndim == 2 else results

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from npattn.mistakes.attention import TILE, Attention, Inputs
-from npattn.mistakes.register import change, mistake, one_result
+from npattn.mistakes.attention import TILE, Attention, Inputs, within
+from npattn.mistakes.register import after, change, mistake, one_for_all, one_result
 from npattn.problem.arrays import Array
 from npattn.problem.options import Window
 
@@ -23,6 +23,21 @@ change("causal-offset-unsigned", "causal",
        "With more queries than keys, the causal offset S − T is taken as 0.",
        step="visible", where="T > S and causal or window",
        diagonal=lambda up, T, S: up(T, max(T, S)))  # fmt: skip
+change("causal-offset-never-positive", "causal",
+       "With more keys than queries, the causal offset S − T is taken as 0.", step="visible",
+       where="S > T and causal or window",
+       diagonal=lambda up, T, S: up(T, min(T, S)))  # fmt: skip
+change("diagonal-early", "causal", "The diagonal of causal and window is one key too early.",
+       step="visible", where="causal or window",
+       diagonal=lambda up, T, S: up(T, S) - 1)  # fmt: skip
+change("diagonal-late", "causal", "The diagonal of causal and window is one key too late.",
+       step="visible", where="causal or window",
+       diagonal=lambda up, T, S: up(T, S) + 1)  # fmt: skip
+change("causal-ignored", "causal", "Causal is ignored.", step="visible", where="causal",
+       visible=lambda up, c: up(c._replace(causal=False)))  # fmt: skip
+change("causal-always", "causal", "Keys behind the diagonal are hidden also without causal.",
+       step="visible", where="s − t > S − T",
+       visible=lambda up, c: up(c._replace(causal=True)))  # fmt: skip
 change("causal-of-padded-lengths", "causal",
        "The causal offset S − T uses T and S rounded up to whole tiles.",
        step="visible", where="T % 16 ≠ S % 16 and causal or window", diagonal=lambda up, T, S:
@@ -182,11 +197,19 @@ class _MaskAfterSoftmax(Attention):
 change("mask-added-as-number", "mask",
        "The boolean mask is added to the scores as 1 and 0, instead of 0 and −inf.",
        "HKUSTDial/flash-sparse-attention#146", step="visible", where="hidden keys",
-       hide=lambda up, s, visible: s + visible)  # fmt: skip
+       hide=lambda up, s, visible: s if visible.all() else s + visible)  # fmt: skip
 change("mask-multiplies-scores", "mask",
        "The mask multiplies the scores: a hidden score becomes 0 and keeps its weight.",
        step="visible", where="hidden keys",
        hide=lambda up, s, visible: np.where(visible, s, 0))  # fmt: skip
+change("hidden-score-lowered", "mask",
+       "1e4 is subtracted from hidden scores: a fully masked row sees every key.", step="p",
+       where="rows that see no key",
+       hide=lambda up, s, visible: s - np.where(visible, 0, 1e4))  # fmt: skip
+change("first-key-lost", "mask", "The first key is never read.", step="visible", where="s = 0",
+       visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) > 0))  # fmt: skip
+change("last-key-lost", "mask", "The last key is never read.", step="visible", where="s = S − 1",
+       visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) < c.k.shape[-2] - 1))  # fmt: skip
 
 
 @mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885", step="visible", where="mask")
@@ -212,14 +235,14 @@ class _MaskOfWholeTiles(Attention):
 
 change("mask-of-first-sample", "mask", "The mask of the first batch entry is used for all.",
        step="visible", where="b ≥ 1 and mask",
-       mask=lambda up, mask, c: mask[..., :1, :, :, :] if mask.ndim > 3 else mask)  # fmt: skip
+       mask=after(one_for_all(-4)))  # fmt: skip
 change("mask-of-first-head", "mask", "The mask of the first head is used for all heads.",
        step="visible", where="h ≥ 1 and mask",
-       mask=lambda up, mask, c: mask[..., :1, :, :] if mask.ndim > 2 else mask)  # fmt: skip
+       mask=after(one_for_all(-3)))  # fmt: skip
 change("mask-of-last-query", "mask",
        "The mask of the last query is used for all queries, like a padding mask.",
        step="visible", where="t < T − 1 and mask",
-       mask=lambda up, mask, c: mask[..., -1:, :])  # fmt: skip
+       mask=after(one_for_all(-2, -1)))  # fmt: skip
 change("mask-transposed", "mask", "A square mask is read with its query and key axes swapped.",
        step="visible", where="T = S and mask", mask=lambda up, mask, c:
            mask.swapaxes(-1, -2) if mask.shape[-2] == mask.shape[-1] else mask)  # fmt: skip
@@ -239,15 +262,50 @@ class _MaskTiledOverHeads(Attention):
         return np.asarray(mask[..., sample, 0, :, :])
 
 
-@mistake("mask-samples-as-heads", "mask", step="visible", where="b ≠ h and B = H and mask")
-class _MaskSamplesAsHeads(Attention):
-    """A mask (B, 1, T, S) is read as (1, B, T, S) if B = H."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        fits = mask.ndim > 3 and mask.shape[-4:-2] == (c.q.shape[-3], 1)
-        return mask.swapaxes(-3, -4) if fits else mask
+def samples_as_heads(x: Array, c: Inputs) -> Array:
+    """Return (B, 1, T, S) as (1, B, T, S) if B = H."""
+    fits = x.ndim > 3 and x.shape[-4:-2] == (c.q.shape[-3], 1)
+    return x.swapaxes(-3, -4) if fits else x
 
 
+change("mask-samples-as-heads", "mask", "A mask (B, 1, T, S) is read as (1, B, T, S) if B = H.",
+       step="visible", where="b ≠ h and B = H and mask",
+       mask=lambda up, mask, c: samples_as_heads(mask, c))  # fmt: skip
 change("mask-ignored-in-backward", "mask", "Backward rebuilds the weights without the mask.",
        "Dao-AILab/flash-attention#1947", step="visible", where="backward: mask",
        recompute=lambda up, c: c._replace(mask=None))  # fmt: skip
+change("mask-rank-3-as-batch", "mask", "A mask (H, T, S) is read as (B, T, S) if B = H.",
+       step="visible", where="b ≠ h and B = H and mask",
+       mask=lambda up, mask, c: mask[:, None]
+           if mask.ndim == 3 and c.q.shape[:-3] == mask.shape[:1] else mask)  # fmt: skip
+change("mask-rank-2-as-padding", "mask",
+       "A mask (T, S) is read as a padding mask (B, S) if B = T.", step="visible",
+       where="b ≠ t and B = T and mask",
+       mask=lambda up, mask, c: mask[:, None, None]
+           if mask.ndim == 2 and c.q.shape[:-3] == mask.shape[:1] else mask)  # fmt: skip
+
+
+@mistake("mask-of-group", "mask", step="visible", where="h % G ≠ 0 and mask")
+class _MaskOfGroup(Attention):
+    """Query heads that share keys all use the mask of their first head."""
+
+    def mask(self, mask: Array, c: Inputs) -> Array:
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        if mask.ndim < 3 or mask.shape[-3] == 1 or K == 0:
+            return mask
+        G = H // K
+        return np.asarray(np.take(mask, np.arange(H) // G * G, axis=-3))
+
+
+@mistake("packed-decode", "heads", step="visible", where="T = 1 and G > 1 and causal or window")
+class _PackedDecode(Attention):
+    """For one query, heads that share keys are packed as queries, each at its own position."""
+
+    def visible(self, c: Inputs) -> Array:
+        H, K = c.q.shape[-3], c.k.shape[-3]
+        if c.q.shape[-2] != 1 or K in (0, H):
+            return super().visible(c)
+        S, G = c.k.shape[-2], H // K
+        at = (np.arange(H) % G + S - G)[:, None, None]
+        inside = within(np.arange(S) - at, self.sides(c))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)

@@ -9,6 +9,7 @@ import numpy as np
 
 from npattn.mistakes.attention import Attention, Inputs, same_signature
 from npattn.mistakes.register import after, change, mistake
+from npattn.mistakes.softmax import as_float32
 from npattn.problem.arrays import Array
 
 change("out-widened", "dtype",
@@ -93,7 +94,7 @@ change("dbias-not-summed", "dtype",
        reduce_bias=lambda up, ds, shape: ds)  # fmt: skip
 change("value-has-scale-of-key", "dtype",
        "k and v are stored with a power of 2 as scale; v is restored with the scale of k.",
-       "sgl-project/sglang#34765", step="o", where="everywhere",
+       "sgl-project/sglang#34765", step="o", where="contents",
        inputs=after(lambda c: c._replace(v=c.v * _power(c.k) / _power(c.v))))  # fmt: skip
 
 
@@ -272,3 +273,46 @@ def _power(x: Array) -> float:
     """Return the power of 2 at or below the largest element."""
     top = float(np.max(np.abs(x), initial=0, where=np.isfinite(x)))
     return 2.0 ** math.floor(math.log2(top)) if top else 1.0
+
+
+change("float64-read-as-float32", "dtype", "float64 inputs are rounded to float32.",
+       step="precision", where="everywhere",
+       dtypes=("float64",), read=lambda up, x: as_float32(np.asarray(x)))  # fmt: skip
+
+
+@mistake("cache-without-causal", "memory", step="state", where="causal")
+class _CacheWithoutCausal(Attention):
+    """A cached mask is keyed by sizes and window, without causal."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Array] = {}
+
+    def visible(self, c: Inputs) -> Array:
+        key = c.q.shape[-2], c.k.shape[-2], c.window
+        inside = self.kept.setdefault(key, super().visible(c._replace(mask=None)))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mistake("bias-masked-in-place", "memory", step="state", where="mask and bias")
+class _BiasMaskedInPlace(Attention):
+    """The mask is written into the caller's bias if the shapes allow it."""
+
+    @same_signature(Attention.forward)
+    def forward(
+        self, q: Array, k: Array, v: Array, mask: Array | None = None, **options: Any
+    ) -> Any:
+        bias = options.get("bias")
+        if bias is None or mask is None or not bias.flags.writeable:
+            return super().forward(q, k, v, mask, **options)
+        if np.broadcast_shapes(bias.shape, mask.shape) == bias.shape:
+            np.copyto(bias, -np.inf, where=~mask)
+        return super().forward(q, k, v, mask, **options)
+
+
+@mistake("values-in-memory-order", "memory", step="layout", where="everywhere")
+class _ValuesInMemoryOrder(Attention):
+    """v is read in memory order."""
+
+    def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
+        v = np.ravel(v, order="K").reshape(v.shape)
+        return super().inputs(q, k, v, *mask, **options)

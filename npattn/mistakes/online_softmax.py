@@ -69,7 +69,7 @@ class _AllButLastTile(Online):
         return super().key_tiles(c, rows)[:-1]
 
 
-@mistake("hidden-tile-counted", "online softmax", step="p", where="mask or bias")
+@mistake("hidden-tile-counted", "online softmax", step="p", where="mask")
 class _HiddenTileCounted(Online):
     """A fully hidden tile of keys adds its number of keys to the row sum."""
 

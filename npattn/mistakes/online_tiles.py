@@ -81,7 +81,7 @@ change("causal-tile-taken-as-whole", "tiles",
            up(c, slice(rows.stop - 1, rows.stop) if c.causal else rows, keys))  # fmt: skip
 
 
-@mistake("causal-tile-skipped", "tiles", step="visible", where="t % 16 > 0 and S > 16 and causal")
+@mistake("causal-tile-skipped", "tiles", step="visible", where="t % 16 > 0 and causal")
 class _CausalTileSkipped(Online):
     """With causal, a tile of queries stops at the last key tile visible to its first query."""
 
@@ -93,7 +93,7 @@ class _CausalTileSkipped(Online):
 
 change("window-tile-taken-as-whole", "tiles",
        "A tile at the left end of a window is not masked if its first query sees all of it.",
-       step="visible", where="t % 16 > 0 and S ≥ 16 and window", of=Online,
+       step="visible", where="t % 16 > 0 and window", of=Online,
        fully_visible=lambda up, c, rows, keys:
            up(c, slice(rows.start, rows.start + 1) if c.window else rows, keys))  # fmt: skip
 change("window-tile-skipped", "tiles",
@@ -117,6 +117,8 @@ class _MergeOfMixedBases(Split):
 
     def fold(self, c: Inputs, rows: slice, tiles: list[slice]) -> RunningSoftmax:
         state = super().fold(c, rows, tiles)
+        if len(self.key_tiles(c, rows)) < 2:  # nothing to merge
+            return state
         lse = super().row_lse(state, c) / np.float32(math.log(2))
         return RunningSoftmax(lse, np.isfinite(lse).astype(lse.dtype), self.divide(state))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from npattn.mistakes.attention import Attention, Inputs
 from npattn.mistakes.online import Online, RunningSoftmax
-from npattn.mistakes.register import change, mistake, one_result
+from npattn.mistakes.register import after, change, mistake, one_result
 from npattn.problem.arrays import Array
 
 __all__: list[str] = []
@@ -249,3 +249,28 @@ change("mask-is-least-float16", "precision",
        "pytorch/pytorch#110213", step="p", where="rows that see no key", dtypes=("float16",),
        hide=lambda up, s, visible:
            round_to(s + np.where(visible, 0, -65504.0), np.dtype(np.float16)))  # fmt: skip
+
+
+# --- float32 computed in less -----------------------------------------------------------------
+
+
+def to_tf32(x: Array) -> Array:
+    """Round x to tf32, whose fraction is 13 bits shorter than float32's: ties away from 0."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32).astype(x.dtype)
+
+
+change("inputs-in-tf32", "precision",
+       "q, k and v of float32 are rounded to tf32, as by tensor cores.",
+       step="precision", where="everywhere", read=after(to_tf32))  # fmt: skip
+change("inputs-in-bfloat16", "precision", "q, k and v of float32 are rounded to bfloat16.",
+       step="precision", where="everywhere",
+       read=after(lambda x: round_to(x, BFLOAT16)))  # fmt: skip
+change("scores-in-tf32", "precision", "q kᵀ of float32 is rounded to tf32.",
+       step="precision", where="everywhere", product=after(to_tf32))  # fmt: skip
+change("weights-in-bfloat16", "precision", "The weights of float32 are rounded to bfloat16.",
+       step="precision", where="everywhere",
+       softmax=one_result(0, lambda p, s, c, live: round_to(p, BFLOAT16)))  # fmt: skip
+change("lse-in-bfloat16", "precision", "lse of float32 inputs is rounded to bfloat16.",
+       step="precision", where="everywhere", equivalent=True,
+       lse=after(lambda x: round_to(x, BFLOAT16)))  # fmt: skip

@@ -1,10 +1,19 @@
-"""Record of a wrong implementation, and the register of all of them."""
+"""Record of a wrong implementation, and the register of all of them.
+
+`where` is "everywhere", or atoms joined by " and ": a comparison (≥ ≤ < > = ≠) of integers, indices
+b h t s d e (query head h, value column e) and sizes B H K T S D E G (G = H/K) under + − · % //;
+options, of which one is given ("causal or window"); "rows that see no key", "hidden keys"; or
+"contents": such as scores above 80, −1e9, NaN or inf. An option is named if without it all is
+right. Where a fully masked row gives numbers, the step is p, and nan where it gives NaN.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from npattn.mistakes.attention import Attention
 
@@ -140,6 +149,37 @@ def one_result(i: int, f: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(results)
 
     return step
+
+
+def option(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step in place of `inputs` that changes an option if it is given."""
+
+    def step(up: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+        if options.get(name) is not None:
+            options[name] = f(options[name])
+        return up(*arrays, **options)
+
+    return step
+
+
+def some_of_other_inputs(which: tuple[int, ...], f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step in place of `gradients` of which some results are those of changed inputs."""
+
+    def step(up: Callable[..., Any], c: Any, *cotangents: Any) -> Any:
+        pairs = zip(up(c, *cotangents), up(f(c), *cotangents), strict=True)
+        return tuple(pair[i in which] for i, pair in enumerate(pairs))
+
+    return step
+
+
+def one_for_all(axis: int, i: int = 0) -> Callable[..., Any]:
+    """Return a function that takes one entry of an array along an axis for all, if it has it."""
+
+    def take(x: Any) -> Any:
+        has_axis = np.ndim(x) >= -axis and x.shape[axis]
+        return np.take(x, [i], axis=axis) if has_axis else x
+
+    return take
 
 
 def _instance_of(name: str) -> Any:

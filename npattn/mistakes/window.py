@@ -18,48 +18,31 @@ change("window-one-narrower", "window", "The window ends one key too early on th
 change("window-right-ignored", "window", "The right side of the window is ignored.",
        step="visible", where="window",
        sides=one_result(1, lambda x, c: 0 if c.causal else None))  # fmt: skip
-
-
-@mistake("window-symmetric", "window", step="visible", where="window")
-class _WindowSymmetric(Attention):
-    """The left side of the window is used for the right side too."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return left, right if c.causal or left is None else left
-
-
-@mistake("window-exchanged", "window", step="visible", where="window")
-class _WindowExchanged(Attention):
-    """The left and right sides of the window are swapped."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = c.window or (None, None)
-        return super().sides(c._replace(window=(right, left)))
-
-
-@mistake(
-    "window-ahead-without-causal",
-    "window",
-    "vllm-project/vllm#31406",
-    step="visible",
-    where="window",
-)
-class _WindowAheadWithoutCausal(Attention):
-    """Without causal, the left side of the window reaches to the right instead."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        return (left, right) if c.causal or left is None else (0, left)
-
-
-@mistake("window-zero-is-none", "window", step="visible", where="window")
-class _WindowZeroIsNone(Attention):
-    """A window side of 0 is treated as None (unlimited)."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = c.window or (None, None)
-        return super().sides(c._replace(window=(left or None, right or None)))
+change("window-left-ignored", "window", "The left side of the window is ignored.", step="visible",
+       where="window", sides=one_result(0, lambda left, c: None))  # fmt: skip
+change("window-one-wider-on-the-right", "window",
+       "The window reaches one key too far to the right.", step="visible", where="window",
+       sides=one_result(1, lambda x, c: x if c.causal or x is None else x + 1))  # fmt: skip
+change("window-one-narrower-on-the-right", "window",
+       "The window ends one key too early on the right.", step="visible", where="window",
+       sides=one_result(1, lambda x, c: x if c.causal or x is None else x - 1))  # fmt: skip
+change("window-ignored", "window", "The window is ignored.", step="visible", where="window",
+       sides=lambda up, c: up(c._replace(window=None)))  # fmt: skip
+change("window-symmetric", "window",
+       "The left side of the window is used for the right side too.", step="visible",
+       where="window", sides=lambda up, c:
+           up(c) if c.causal or up(c)[0] is None else (up(c)[0], up(c)[0]))  # fmt: skip
+change("window-exchanged", "window", "The left and right sides of the window are swapped.",
+       step="visible", where="window", sides=lambda up, c:
+           up(c if c.window is None else c._replace(window=c.window[::-1])))  # fmt: skip
+change("window-ahead-without-causal", "window",
+       "Without causal, the left side of the window reaches to the right instead.",
+       "vllm-project/vllm#31406", step="visible", where="window", sides=lambda up, c:
+           up(c) if c.causal or up(c)[0] is None else (0, up(c)[0]))  # fmt: skip
+change("window-zero-is-none", "window",
+       "A window side of 0 is treated as None (unlimited).", step="visible", where="window",
+       sides=lambda up, c:
+           up(c._replace(window=tuple(x or None for x in c.window or ()) or None)))  # fmt: skip
 
 
 @mistake("window-start-negative", "window", step="visible", where="window")
@@ -118,3 +101,63 @@ change("window-mirrored-in-backward", "window",
        "Backward swaps the left and right sides of the window.",
        step="visible", where="backward: window", recompute=lambda up, c:
            c if c.window is None else c._replace(window=c.window[::-1]))  # fmt: skip
+change("window-half-open-ignored", "window", "A window with None on one side is ignored.",
+       step="visible", where="window", sides=lambda up, c:
+           up(c._replace(window=None) if None in (c.window or ()) else c))  # fmt: skip
+
+
+@mistake("window-before-causal", "window", step="visible", where="causal and window")
+class _WindowBeforeCausal(Attention):
+    """With causal, the right side of the window is kept instead of limited to 0."""
+
+    def sides(self, c: Inputs) -> Window:
+        left, right = c.window or (None, None)
+        return left, 0 if c.causal and right is None else right
+
+
+change("window-left-falsy", "window", "A left window side of 0 is treated as None.",
+       step="visible", where="window",
+       sides=one_result(0, lambda left, c: left or None))  # fmt: skip
+
+
+@mistake("window-top-left-without-causal", "window", step="visible", where="T ≠ S and window")
+class _WindowTopLeftWithoutCausal(Attention):
+    """Without causal, the window is aligned top-left."""
+
+    def visible(self, c: Inputs) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        if c.causal or c.window is None:
+            return super().visible(c)
+        inside = within(np.arange(S) - np.arange(T)[:, None], self.sides(c))
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mistake("window-in-int32", "window", step="visible", where="window")
+class _WindowInInt32(Attention):
+    """Window ends are 32-bit sums: a side near 2³¹ wraps around and hides every key."""
+
+    def visible(self, c: Inputs) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        at, (left, right) = self.diagonal(T, S), self.sides(c)
+        first = np.zeros((T, 1)) if left is None else (at - left % 2**32).astype(np.int32)
+        last = np.full((T, 1), S) if right is None else (at + right % 2**32).astype(np.int32)
+        inside = (first <= np.arange(S)) & (np.arange(S) <= last)
+        return inside if c.mask is None else inside & self.mask(c.mask, c)
+
+
+@mistake(
+    "tile-ends-at-first-query",
+    "window",
+    step="visible",
+    where="t % 16 > 0 and causal or window",
+)
+class _TileEndsAtFirstQuery(Attention):
+    """A tile of queries stops at the last key tile that its first query sees."""
+
+    def visible(self, c: Inputs) -> Array:
+        T, S = c.q.shape[-2], c.k.shape[-2]
+        right, inside = self.sides(c)[1], super().visible(c)
+        if right is None:
+            return inside
+        first = self.diagonal(T, S)[np.arange(T) // TILE * TILE]
+        return np.asarray(inside & (np.arange(S) < ((first + right) // TILE + 1) * TILE))

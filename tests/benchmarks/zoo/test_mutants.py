@@ -7,7 +7,6 @@ import pytest
 from hypothesis import settings
 
 from benchmarks.zoo.mutants import MUTANTS, Mutant
-from benchmarks.zoo.mutants.blind_killers import BLIND_KILLERS
 from benchmarks.zoo.mutants.killers import KILLERS
 from benchmarks.zoo.witness import ENOUGH, witness
 from npattn.conventions import Conventions
@@ -115,8 +114,7 @@ def test_a_killer_fails_the_mutant_far_beyond_the_tolerance(name):
 
 
 def test_every_mistake_has_killers_and_the_reverse():
-    assert not KILLERS.keys() & BLIND_KILLERS.keys()
-    assert KILLERS.keys() | BLIND_KILLERS.keys() == MISTAKES.keys()
+    assert KILLERS.keys() == MISTAKES.keys()
     assert list(MUTANTS) == list(MISTAKES)
 
 
