@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -315,6 +314,8 @@ def _nan(faults: Faults, points: Sequence[Point]) -> str:
 def _result(faults: Faults, points: Sequence[Point]) -> str:
     """Describe a result that is wrong by itself: 0, a factor, values of another place."""
     fault, _ = faults[0]
+    if fault.form == "constant":
+        return "dout is not used"
     if fault.form == "kv head":
         return _heads(faults, "values")
     if fault.form == "values of other keys":

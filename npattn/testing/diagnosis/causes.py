@@ -51,6 +51,8 @@ CONFIRMED = 0.05
 """Share of elements of further problems on which a place may be mistaken more often."""
 SMALL = 2**15
 """Scores of the largest failing problem whose elements a place is learned from."""
+AGAIN = ("s", "visible", "p")
+"""Quantities of the forward that a backward may compute again."""
 FORWARD = ("nan", "s", "visible", "p", "o", "layout", "")
 """Steps whose fault every result may show."""
 
@@ -192,19 +194,20 @@ class _Diagnosis:
             if not left or (turn and time.monotonic() > self.end):
                 return
             first = left[0]
-            points = self._points(first)
+            points = _agree_on_ds(self._points(first))
             fault = _common_fault(points)
             if fault is None:
                 left.pop(0)
                 continue
-            claimed = [e for e in left if e is first or self._claims(fault, e)]
+            holds = self._condition(points, fault)
+            claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             place = self._place(points, fault)
             cause = self._state(fault, like, place, points)
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
-            mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o)]
+            mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, holds)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
             yield replace(cause, rules=ids(mine)), mine
@@ -219,6 +222,8 @@ class _Diagnosis:
         recipe, trial = replace(alone.recipe, view=evidence.view), self.trial
         if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
             trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
+        if trial.skips_empty_rows and trial.empty(evidence.problem).any():
+            trial = replace(trial, skips_empty_rows=False)
         for base in (enlarge(trial, recipe), recipe):
             point = try_recipe(trial, base)
             if point is not None and point.fault is not None:
@@ -241,9 +246,12 @@ class _Diagnosis:
     ) -> Cause:
         """Return the cause in words."""
         amount, form = describe(points)
+        condition = self._condition(tried, fault)
+        told = condition is not None and condition.text != EVERYWHERE
         where = fault.facts.get("where") or (place.text if place is not None else "")
-        where = BACKWARD + (where or EVERYWHERE) if fault.backward else where
         step = fault.step
+        if fault.backward and step in AGAIN:
+            where = BACKWARD + (where or EVERYWHERE)
         name, known = name_of(step, where, amount, form, points)
         return Cause(
             say(step, where, amount, known),
@@ -251,21 +259,24 @@ class _Diagnosis:
             step,
             where,
             amount,
-            passes_when=self._passes_when(tried, fault),
+            passes_when=f"fails only where {condition.text}" if told and condition else "",
             confirmed=len(tried),
             name=name,
         )
 
     @staticmethod
-    def _passes_when(points: list[Point], fault: Fault) -> str:
-        """Return the condition of the problems that fail; "" if nothing tells."""
+    def _condition(points: list[Point], fault: Fault) -> Place | None:
+        """Return the condition of the problems that fail; None if it is not known."""
         samples = (sample_of(p, fault) for p in points)
         place = learn_problems([s for s in samples if s is not None])
-        known = place is not None and place.text != EVERYWHERE and place.errors <= CONFIRMED
-        return f"fails only where {place.text}" if known and place is not None else ""
+        return place if place is not None and place.errors <= CONFIRMED else None
 
-    def _claims(self, fault: Fault, evidence: Evidence) -> bool:
-        """Return True if a failing problem shows the same fault, changed or not."""
+    def _claims(self, fault: Fault, evidence: Evidence, condition: Place | None) -> bool:
+        """Return True if a failing problem shows the same fault, changed or not.
+
+        A fault that comes of it may be the first that shows there: a saturated row hides a wrong
+        weight, and shows a wrong lse.
+        """
         if time.monotonic() > self.end:
             return _is_downstream(fault.step, evidence)
         own = locate(evidence)
@@ -274,11 +285,16 @@ class _Diagnosis:
         outcome = evidence.outcome
         if outcome is None or outcome.sampled is None or not _is_downstream(fault.step, evidence):
             return False
+        forward = not fault.backward and fault.step in FORWARD
+        if condition is not None and (not forward or {"o", "lse"} & {*evidence.wrong}):
+            sample = sample_of(Point(outcome.sampled, evidence, fault), fault, alone=True)
+            if sample is not None and condition.errors_on([sample]) <= DOUBTFUL:
+                return True
         recipes = {outcome.sampled, replace(outcome.sampled, distribution="normal")}
         plain = (try_recipe(self.trial, recipe) for recipe in recipes)
         return any(p is not None and p.fault is not None and _same_step(p.fault, fault) for p in plain)
 
-    def _is_so_alone(self, fault: Fault, outcome: Outcome) -> bool:
+    def _is_so_alone(self, fault: Fault, outcome: Outcome, condition: Place | None) -> bool:
         """Return True if the second of two calls shows the fault when it is made alone.
 
         A mistake of some shapes is right in others, which looks like state of an earlier call.
@@ -286,7 +302,7 @@ class _Diagnosis:
         if outcome.kind != "after" or outcome.rule in self.evidence:
             return False
         alone = self._collect(replace(outcome, kind="value"))
-        return alone is not None and bool(alone.wrong) and self._claims(fault, alone)
+        return alone is not None and bool(alone.wrong) and self._claims(fault, alone, condition)
 
     # --- evidence ---
 
@@ -341,6 +357,17 @@ def _same(one: Fault, other: Fault) -> bool:
 
 def _same_step(one: Fault, other: Fault) -> bool:
     return (one.step, one.backward) == (other.step, other.backward)
+
+
+def _agree_on_ds(points: list[Point]) -> list[Point]:
+    """Return points that call dS wrong where one of them tells so, and others cannot tell."""
+    faults = [p.fault for p in points if p.fault is not None]
+    if not any(f.form == "terms" for f in faults):
+        return points
+    return [
+        replace(p, fault=replace(p.fault, step="ds")) if p.fault and p.fault.step == "dp" else p
+        for p in points
+    ]
 
 
 def _common_fault(points: Sequence[Point]) -> Fault | None:

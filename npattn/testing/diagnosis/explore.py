@@ -139,24 +139,27 @@ def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]
     return points
 
 
-def sample_of(point: Point, like: Fault) -> Sample | None:
-    """Return the elements of a point for learning; None if it has another fault."""
+def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
+    """Return the elements of a point for learning; None if it has another fault.
+
+    With `alone`, all elements are taken for wrong.
+    """
     fault, problem = point.fault, point.evidence.problem
     recipe = point.recipe
     sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
     sizes["G"] = sizes["H"] // max(sizes["K"], 1)
     options = set(options_on(recipe)) | ({"contents"} if recipe.distribution != "normal" else set())
-    empty = np.asarray(point.evidence.trial.empty(problem)).reshape(sizes["B"], sizes["H"], -1)
-    visible = point.evidence.trial.visible(problem).reshape(*empty.shape, -1)
+    empty = np.asarray(point.evidence.trial.empty(problem)).reshape(sizes["B"], sizes["H"], sizes["T"])
+    visible = point.evidence.trial.visible(problem).reshape(*empty.shape, sizes["S"])
     first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
     left, right = recipe.window or (None, None)
     axes = like.axes
-    if fault is None:
+    if fault is None or alone:
         letters = {x: sizes[x.upper()] for x in axes}
         if axes[0:2] == "bh" and like.quantity.name in ("dk", "dv"):
             letters["h"] = sizes["K"]
         shape = tuple(letters[x] for x in axes)
-        wrong, known = np.zeros(shape, bool), np.ones(shape, bool)
+        wrong, known = np.full(shape, alone), np.ones(shape, bool)
     elif (fault.step, fault.backward, fault.axes) == (like.step, like.backward, like.axes):
         wrong, known = fault.wrong, fault.known | fault.wrong
     else:

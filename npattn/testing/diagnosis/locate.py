@@ -78,7 +78,7 @@ def locate(evidence: Evidence) -> Fault | None:
     if nan is not None:
         return nan
     if "o" in wrong and len(evidence.observed["o"]) > 1:
-        ratios = [evidence._ratio("o", x) for x in evidence.observed["o"]]  # noqa: SLF001
+        ratios = [evidence._ratio("o", x) for x in evidence.observed["o"]]
         way = int(np.argmax(ratios))
     try:
         reader = Reader(evidence.trial, evidence.problem, evidence.cotangents, evidence.view, way)
@@ -92,7 +92,7 @@ def locate(evidence: Evidence) -> Fault | None:
 def result(evidence: Evidence, name: str) -> Quantity:
     """Return a result beside the exact one, with leading axes flattened."""
     arrays = evidence.observed[name]
-    ratios = [evidence._ratio(name, x) for x in arrays]  # noqa: SLF001
+    ratios = [evidence._ratio(name, x) for x in arrays]
     got = np.asarray(arrays[int(np.argmax(ratios))])
     exact, tolerance = evidence.exact[name], evidence.tolerance[name]
     axes = {"o": "bhte", "lse": "bht", "weights": "bhts", "max_score": "bht", "dq": "bhtd",
@@ -218,7 +218,8 @@ def weights_fault(
     clear = want > CLEAR * tol
     if fake.any() and fake.sum() >= p.wrong.sum() * ALL:
         rows = empty[..., None] & np.ones(want.shape, bool)
-        return Fault("p", p, rows, known, backward, "empty rows")
+        facts = {"where": "rows that see no key"}
+        return Fault("p", p, rows, known, backward, "empty rows", facts)
     whole = (lost == clear).all(-1) & clear.any(-1)  # rows that are all zeros
     if (lost & ~whole[..., None]).any() or extra.any():
         dropped = visible & ~kept & extra
@@ -395,17 +396,8 @@ def _regress(
 ) -> tuple[str, Any, Array] | None:
     """Return the share of the products or of the bias that is too much; None if neither fits."""
     problem = evidence.problem
-    heads = () if problem.headless else (problem.H,)
-    q = np.broadcast_to(problem.q, (*problem.lead, *heads, problem.T, problem.D))
-    q = q.reshape(reader.B, problem.H, problem.T, -1).astype(np.float64)
-    k = np.asarray(problem.k, np.float64)
-    lead = () if problem.headless else k.shape[:-3]
-    k = k.reshape(*lead, problem.K, problem.S, -1)
-    k = np.broadcast_to(k, (*problem.lead, *k.shape[-3:])).reshape(reader.B, *k.shape[-3:])
-    k = k[:, reader.kv_head]
     scale = problem.scale if problem.scale is not None else 1 / max(problem.D, 1) ** 0.5
-    with np.errstate(all="ignore"):
-        raw = scale * np.einsum("bhtd,bhsd->bhts", q, k)
+    raw = scale * reader.products
     features = {"scale": raw}
     if problem.softcap is not None:
         features["softcap"] = raw - problem.softcap * np.tanh(raw / problem.softcap)
@@ -459,17 +451,18 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
     wrong = [name for name in GRADIENTS if name in evidence.wrong]
     has = evidence.observed.keys()
     core = [n for n in ("dv", "dq", "dk") if n in wrong]
-    if core and _is_right_without_dlse(evidence):
-        q = result(evidence, core[0])
-        return Fault("delta", q, q.wrong, q.known, form="dlse", facts={"where": "dlse"})
     if not core:
         name = next(n for n in ("dbias", "dsinks", "dgate") if n in wrong)
         return _whole(name, evidence, name)
     try:
         if "dv" in core:
             return _from_dv(evidence, reader, core)
-        if core == ["dq"]:
-            return _dq_alone(evidence, reader)
+        delta = _delta_by_dq(evidence, reader) if "dq" in core else None
+        if "dv" not in core and _is_right_without_dlse(evidence):
+            q = result(evidence, core[0])
+            return Fault("delta", q, q.wrong, q.known, form="dlse", facts={"where": "dlse"})
+        if delta is not None or core == ["dq"]:
+            return delta or _whole("dq", evidence, "dq")
         ds = reader.ds
     except Unreadable:
         name = "dv" if "dv" in core else ("ds" if len(core) > 1 else core[0])
@@ -491,7 +484,7 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
 def _is_right_without_dlse(evidence: Evidence) -> bool:
     """Return True if all gradients are right where nothing comes back to lse."""
     dlse = evidence.cotangents.dlse
-    if dlse is None or not np.any(dlse):
+    if dlse is None or not np.any(dlse) or {"dv", "o"} & {*evidence.wrong}:
         return False
     cotangents = replace(evidence.cotangents, dlse=np.zeros_like(dlse))
     return not observe(evidence.trial, evidence.problem, cotangents, evidence.view).wrong
@@ -499,9 +492,11 @@ def _is_right_without_dlse(evidence: Evidence) -> bool:
 
 def _from_dv(evidence: Evidence, reader: Reader, core: list[str]) -> Fault:
     """Return the fault of a wrong dv: the weights of the backward, or dv."""
+    dv = _whole("dv", evidence, "dv")
+    if reader.ignores_dout:
+        return replace(dv, form="constant")
     p, apart = reader.p_of_backward
     wrong = p.wrong
-    dv = _whole("dv", evidence, "dv")
     if not wrong.any() or (apart & wrong).sum() > APART * wrong.sum():
         return dv
     fault = weights_fault(evidence, reader, p, None, backward=True)
@@ -541,6 +536,9 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         rows = ds.known.any(-1)
         return Fault("delta", ds, bad, rows & several, form="delta", facts={"shift": shift, "bad": bad})
     step = "ds" if evidence.problem.softcap or evidence.problem.score_mod else "dp"
+    by_terms = _ds_by_terms(evidence, reader, ds)
+    if by_terms:
+        return Fault("ds", ds, wrong, ds.known, form="terms", facts={"f": f})
     outside = ds.known & (weights == 0) & (abs(ds.got) > ds.tolerance)
     zeros = wrong & (abs(ds.got) <= ds.tolerance)
     if outside.any():
@@ -550,13 +548,30 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
     return Fault(step, ds, wrong, ds.known, form="content", facts={"f": f})
 
 
-def _dq_alone(evidence: Evidence, reader: Reader) -> Fault:
-    """Return the fault of dq alone: an error along P k is one of δ."""
+def _ds_by_terms(evidence: Evidence, reader: Reader, ds: Quantity) -> str:
+    """Return "ds" if dS is a sum of other products of P, dP and δ than P dP − P δ; "" if not."""
+    exact = reader.exact_steps
+    p, dp, delta = exact["p"], exact["dp"], exact["delta"][..., None]
+    keep = exact["keep"]
+    terms = [p * keep * dp, p * delta, delta * (p > 0), dp * (p > 0), p * p * dp]
+    if evidence.problem.dropout_mask is not None:
+        terms += [p * keep * delta, p * keep * keep * dp]
+    ok = ds.known & (p > 0)
+    weight = 1 / (ds.tolerance[ok] + evidence.rounding * abs(ds.got[ok]))
+    a = np.stack([x[ok] * weight for x in np.broadcast_arrays(*terms)], -1)
+    if len(a) < 3 * len(terms):
+        return ""
+    share, *_ = np.linalg.lstsq(a, ds.got[ok] * weight, rcond=1e-9)
+    rest = abs(a @ share - ds.got[ok] * weight)
+    return "ds" if (rest <= 8).mean() > ALL and (abs(share[2:]) > 0.1).any() else ""
+
+
+def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
+    """Return the fault of δ if the error of dq is along P k in each row; None if it is not."""
     dq = result(evidence, "dq")
     problem = evidence.problem
-    fault = Fault("dq", dq, dq.wrong, dq.known)
-    if problem.D < 3 or problem.softcap is not None or problem.score_mod is not None:
-        return fault
+    if min(problem.D, problem.S) < 3 or problem.softcap is not None or problem.score_mod is not None:
+        return None
     weights = reader.exact_steps["p"]
     k = np.asarray(problem.k, np.float64)
     lead = () if problem.headless else k.shape[:-3]
@@ -565,15 +580,16 @@ def _dq_alone(evidence: Evidence, reader: Reader) -> Fault:
     ).reshape(reader.B, problem.K, problem.S, -1)[:, reader.kv_head]
     along = np.einsum("bhts,bhsd->bhtd", weights, k)
     if dq.got.shape != along.shape:
-        return fault
+        return None
     error = dq.got - dq.want
     rows = dq.wrong.any(-1)
     with np.errstate(all="ignore"):
         share = (error * along).sum(-1) / (along * along).sum(-1)
         rest = abs(error - share[..., None] * along)
-    if rows.any() and (rest <= 4 * dq.tolerance)[rows].mean() > ALL:
+        slack = 4 * (dq.tolerance + evidence.rounding * abs(error).max(-1, keepdims=True))
+    if rows.any() and (rest <= slack)[rows].mean() > ALL:
         scale = problem.scale if problem.scale is not None else 1 / problem.D**0.5
         shift = -np.nan_to_num(share) / (scale or 1)
         return Fault("delta", dq, rows, np.ones(rows.shape, bool), form="delta",
-                     facts={"shift": shift, "bad": rows, "dq": True})  # fmt: skip
-    return fault
+                     facts={"shift": shift, "bad": rows})  # fmt: skip
+    return None

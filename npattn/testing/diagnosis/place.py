@@ -258,7 +258,7 @@ def _options(table: Table) -> Iterator[Atom]:
     varied = [n for n in OPTIONS if table[n].any() and not table[n].all()]
     for name in varied:
         yield Atom(name, 1.0, lambda t, n=name: t[n])
-        yield Atom(f"no {name}", 1.3, lambda t, n=name: ~t[n])
+        yield Atom(f"no {name}", 3.0, lambda t, n=name: ~t[n])
     for one, other in combinations(varied, 2):
         yield Atom(f"{one} or {other}", 1.6, lambda t, a=one, b=other: t[a] | t[b])
     on = [n for n in varied if n not in ("contents", "scale")]

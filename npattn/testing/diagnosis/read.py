@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from npattn.oracle.api import backward, evaluate
+from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.trial import Trial
@@ -315,44 +315,50 @@ class Reader:
         problem, B, H = self.problem, self.B, self.problem.H
         T, S = problem.T, problem.S
         scale = problem.scale if problem.scale is not None else 1 / math.sqrt(problem.D or 1)
-        if not scale or not problem.D or self.trial.implementation.latent is not None:
+        if problem.score_mod is not None or not scale or not problem.D or self.trial.implementation.latent is not None:
             raise Unreadable("dk does not tell dS")
         sources = list(self._sources())
         rows = self._rows(T, max(1, MOST_CALLS // 4 // max(len(sources), 1)))
-        got, want, tolerance = (np.zeros((B, H, T, S)) for _ in range(3))
-        known = np.zeros((B, H, T, S), bool)
+        got, known = np.zeros((B, H, T, S)), np.zeros((B, H, T, S), bool)
         heads = () if problem.headless else (problem.H,)
         q = np.broadcast_to(problem.q, (*problem.lead, *heads, T, problem.D))
         q = q.reshape(B, H, T, -1).astype(np.float64)
         norm = (q * q).sum(-1)
+        # A row adds no more to the error of dk than all rows together.
+        allowed = self.by_query_head(self._tolerance_of_dk, 2)
+        with np.errstate(all="ignore"):
+            tolerance = np.einsum("bhsd,bhtd->bhts", allowed, abs(q)) / norm[..., None] / abs(scale)
         for bs, hs in sources:
+            where = np.ix_(bs, hs)
             for t in rows:
                 do = np.zeros((B, H, T, problem.E))
                 do[np.ix_(bs, hs, [t])] = self._dout[np.ix_(bs, hs, [t])]
                 do = do.reshape(self._o_shape(problem)).astype(problem.q.dtype)
-                cot = Cotangents(do, self._zero_dlse())
-                dk = self.gradients(problem, cot).get("dk")
+                dk = self.gradients(problem, Cotangents(do, self._zero_dlse())).get("dk")
                 if dk is None or dk.shape != problem.k.shape:
                     raise Unreadable("dk is not returned")
-                exact = self.trial.exact(problem, cot)
-                allowed = self.trial.tolerance(problem, cot, exact)
-                where = np.ix_(bs, hs)
-                for x, out, size in (
-                    (dk, got, False),
-                    (exact["dk"], want, False),
-                    (allowed["dk"], tolerance, True),
-                ):
-                    own = self.by_query_head(np.asarray(x, np.float64), 2)[where]
-                    row = q[where][:, :, t]
-                    over = norm[where][:, :, t][..., None]
-                    row = abs(row) if size else row
-                    with np.errstate(all="ignore"):
-                        value = np.einsum("bhsd,bhd->bhs", own, row) / over
-                        out[np.ix_(bs, hs, [t])] = (value / (abs(scale) if size else scale))[
-                            :, :, None
-                        ]
+                own = self.by_query_head(np.asarray(dk, np.float64), 2)[where]
+                with np.errstate(all="ignore"):
+                    value = np.einsum("bhsd,bhd->bhs", own, q[where][:, :, t])
+                    value = value / norm[where][:, :, t][..., None] / scale
+                got[np.ix_(bs, hs, [t])] = value[:, :, None]
                 known[np.ix_(bs, hs, [t])] = (norm[where][:, :, t] > 0)[..., None, None]
-        return Quantity("ds", "bhts", got, want, np.where(known, tolerance, np.inf), known)
+        exact = self.exact_steps
+        want = exact["p"] * (exact["keep"] * exact["dp"] - exact["delta"][..., None])
+        return Quantity(
+            "ds",
+            "bhts",
+            got,
+            want * exact["slope"],
+            np.where(known, tolerance, np.inf),
+            known,
+        )
+
+    @property
+    def _tolerance_of_dk(self) -> Array:
+        cotangents = Cotangents(self.cotangents.dout, self._zero_dlse())
+        exact = self.trial.exact(self.problem, cotangents)
+        return np.asarray(self.trial.tolerance(self.problem, cotangents, exact)["dk"])
 
     @cached_property
     def _dout(self) -> Array:
@@ -369,5 +375,45 @@ class Reader:
     def exact_steps(self) -> dict[str, Array]:
         """Exact quantities of the problem in the terms of dense.py, (B, H, T, S) but for δ."""
         fwd = evaluate(self.problem, self.trial.conventions)
-        grads = backward(fwd, np.asarray(self.cotangents.dout, float))
-        return {"p": self.flat(fwd.weights), "dq": self.flat(grads.q)}
+        p, keep = self.flat(fwd.weights), self.flat_scores(1.0)
+        if self.problem.dropout_mask is not None:
+            kept = self.flat_scores(np.asarray(self.problem.dropout_mask, float))
+            keep = kept / (1 - self.problem.dropout_rate)
+        do = self._dout
+        if self.problem.gate is not None:
+            gate = np.asarray(self.problem.gate, float)
+            do = do * np.broadcast_to(gate, self._o_shape(self.problem)).reshape(do.shape)
+        v = self.by_query_head(np.nan_to_num(np.asarray(self.problem.v, float)), 2)
+        dp = np.einsum("bhte,bhse->bhts", do, v)
+        slope: Array | float = 1.0
+        if self.problem.softcap is not None:
+            scale, cap = self.problem.scale, self.problem.softcap
+            slope = 1 - np.tanh(scale * self.products / cap) ** 2
+        delta = (p * keep * dp).sum(-1)
+        return {"p": p, "keep": keep, "dp": dp, "delta": delta, "slope": np.asarray(slope)}
+
+    @cached_property
+    def products(self) -> Array:
+        """q kᵀ, unscaled, (B, H, T, S)."""
+        p = self.problem
+        heads = () if p.headless else (p.H,)
+        q = np.broadcast_to(p.q, (*p.lead, *heads, p.T, p.D)).reshape(self.B, p.H, p.T, -1)
+        k = np.asarray(p.k, np.float64)
+        lead = () if p.headless else k.shape[:-3]
+        k = k.reshape(*lead, p.K, p.S, -1)
+        k = np.broadcast_to(k, (*p.lead, *k.shape[-3:])).reshape(self.B, *k.shape[-3:])
+        with np.errstate(all="ignore"):
+            return np.einsum("bhtd,bhsd->bhts", q.astype(np.float64), k[:, self.kv_head])
+
+    def flat_scores(self, x: Array | float) -> Array:
+        """Return an array that broadcasts against the scores as (B, H, T, S)."""
+        p = self.problem
+        whole = (*p.lead, *(() if p.headless else (p.H,)), p.T, p.S)
+        return np.broadcast_to(x, whole).reshape(self.B, p.H, p.T, p.S)
+
+    @cached_property
+    def ignores_dout(self) -> bool:
+        """True if a gradient comes back where nothing was passed back."""
+        zero = np.zeros(self._o_shape(self.problem), self.problem.q.dtype)
+        found = self.gradients(self.problem, Cotangents(zero, self._zero_dlse()))
+        return any(np.any(x) for name, x in found.items() if name == "dv")
