@@ -21,7 +21,7 @@ from npattn.testing.compare import Comparison
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.markup import HERE
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.report.record import Group, Record
+from npattn.testing.report.record import FailureGroup, Record
 
 VERSION = 2
 """Version of the format: schema.json has the same."""
@@ -64,7 +64,7 @@ def as_dict(record: Record) -> dict[str, Any]:
                 cause,
                 "causes",
                 conventions=_plain(cause.conventions and vars(cause.conventions)),
-                passes_when=Group(
+                passes_when=FailureGroup(
                     cause, tuple(o for o in record.outcomes if o.id in cause.rules)
                 ).contrast,
             )
