@@ -80,9 +80,11 @@ SHARES = {
 def test_rules_are_asked_their_share(processes):
     report = check(
         Implementation(naive, spec="npattn.testing.targets.numpy:naive"),
-        examples=83,
+        examples=83,  # of fewer, no rule is asked less than another
         seed=SEED,
         processes=processes,
+        diagnosis=False,
+        shrink=False,
     )
     asked = {outcome.rule: outcome.examples for outcome in report.outcomes}
     assert {name: asked[name] for name in SHARES} == SHARES
@@ -90,9 +92,9 @@ def test_rules_are_asked_their_share(processes):
 
 @pytest.mark.thorough
 def test_a_rule_that_is_named_is_asked_all():
-    report = check(naive, examples=29, seed=SEED, only=["value-linear", "shape-dtype"])
+    report = check(naive, examples=20, seed=SEED, only=["value-linear", "shape-dtype"])
     asked = {outcome.rule: outcome.examples for outcome in report.outcomes}
-    assert (asked["value-linear"], asked["shape-dtype"]) == (29, 29)
+    assert (asked["value-linear"], asked["shape-dtype"]) == (20, 20)
 
 
 def test_every_share_is_of_a_known_size():
@@ -193,7 +195,7 @@ def test_fail_fast_stops_at_the_first_failure(processes):
     implementation = Implementation(twice, spec=f"{__name__}:twice")
     report = check(
         implementation,
-        examples=30,
+        examples=20,
         fail_fast=True,
         shrink=False,
         processes=processes,
