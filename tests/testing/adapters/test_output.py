@@ -21,13 +21,15 @@ from tests.testing import output_kernels as kernels
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8")
 RULES = ("agreement-o", "model-sizes", "one-key")
 MORE = (*RULES, "permute-", "padded-keys", "hidden-finite", "views", "saturated")
+SMALL = {"T": (3, 5), "S": (5, 17), "D": (5, 7)}
+EXPLAINED = {"only": RULES, "sizes": SMALL}  # causes of small problems take half the time
 TOKENS = {f"{x}_scales": f"descale of tokens of {x}" for x in "kv"}
 PAGED = {**TOKENS, "lengths": "lengths of keys", "block_tables": "page table"}
 
 
 def judge(kernel, quantized=None, **arguments):
     quantized = quantized or np.dtype(kernel.dtype).name
-    given = {"framework": "numpy", "dtypes": ("bfloat16",), "examples": 10, "shrink": False}
+    given = {"framework": "numpy", "dtypes": ("bfloat16",), "examples": 10}
     return check(kernel, quantized=quantized, **{**given, **arguments})
 
 
@@ -56,7 +58,7 @@ def test_right_kernels_pass_every_rule(kernel):
 @pytest.mark.thorough
 @pytest.mark.parametrize("wrong", kernels.WRONG, ids=lambda wrong: wrong.__name__)
 def test_wrong_output_is_found_and_named(wrong):
-    report = judge(wrong(), only=RULES)
+    report = judge(wrong(), **EXPLAINED)
     assert not report.passed
     assert named(report) == [wrong.cause]
 
@@ -64,10 +66,10 @@ def test_wrong_output_is_found_and_named(wrong):
 @pytest.mark.thorough
 def test_scale_o_multiplies():
     assert judge(kernels.cudnn, "fp8", rename={"attn_scale": "scale"}, only=MORE, examples=5).passed
-    report = judge(kernels.cudnn_divides, "fp8", rename={"attn_scale": "scale"}, only=RULES)
+    report = judge(kernels.cudnn_divides, "fp8", rename={"attn_scale": "scale"}, **EXPLAINED)
     assert named(report) == ["o is divided by scale_o, must be multiplied"]
     told = {"attn_scale": "scale", "scale_o": "descale of all of o"}
-    assert judge(kernels.cudnn_divides, "fp8", rename=told, only=RULES).passed
+    assert judge(kernels.cudnn_divides, "fp8", rename=told, **EXPLAINED).passed
 
 
 @pytest.mark.thorough
@@ -95,7 +97,7 @@ def test_factors_of_parts_of_o(kernel, quantized, of, rows):
 )
 def test_factor_of_another_part_of_o_is_named(kernel, quantized, of, part):
     meant = {"o_factors": f"descale of {of} of o"}
-    report = judge(kernel, quantized, rename=meant, only=RULES)
+    report = judge(kernel, quantized, rename=meant, **EXPLAINED)
     assert named(report) == [f"o_factors of the first {part} is taken for all"]
 
 
@@ -124,7 +126,7 @@ def test_factors_of_inputs_that_do_not_fit_o_are_no_cause():
         o = kernels.Tokens()(q.astype(np.float32), k, v, scale, causal, k_scales, v_scales)
         return kernels.store(o, np.int8)
 
-    report = judge(forgets, "int8", rename=TOKENS, only=["agreement-o"])
+    report = judge(forgets, "int8", rename=TOKENS, only=["agreement-o"], sizes=SMALL)
     assert named(report) == ["o_scale is ignored: o is stored as it is computed"]
 
 
@@ -274,7 +276,7 @@ def test_factors_of_tokens():
 @pytest.mark.parametrize("wrong", kernels.WRONG_TOKENS, ids=lambda wrong: wrong.__name__)
 def test_wrong_factor_of_tokens_is_found_and_named(wrong):
     only = ("agreement-o", "model-sizes", "shared-heads")
-    asked = {"dtypes": ("bfloat16",), "examples": 10, "only": only, "shrink": False}
+    asked = {"dtypes": ("bfloat16",), "examples": 10, "only": only, "sizes": SMALL}
     report = check(tokens(wrong()), **asked)
     assert not report.passed
     assert named(report) == [wrong.cause]

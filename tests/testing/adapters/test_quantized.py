@@ -16,13 +16,15 @@ from tests.testing import quantized_kernels as kernels
 
 RULES = ("agreement-o", "model-sizes", "shared-heads")
 MORE = (*RULES, "permute-", "padded-keys", "hidden-finite", "views", "one-key")
+SMALL = {"T": (3, 5), "S": (5, 17), "D": (5, 7)}
+EXPLAINED = {"only": RULES, "sizes": SMALL}  # causes of small problems take half the time
 ROWS = {"q": 4, "k": 8}
 BLOCKS = {f"{x}_factors": f"descale of blocks of {x}" for x in "qk"}
 
 
 def fp8(kernel, **arguments):
     given = {"framework": "numpy", "quantized": "fp8", "dtypes": ("bfloat16",), "examples": 10}
-    return check(kernel, **{**given, "shrink": False, **arguments})
+    return check(kernel, **{**given, **arguments})
 
 
 def in_blocks(kernel, **arguments):
@@ -46,7 +48,7 @@ def test_a_right_kernel_passes_every_rule(rounding):
 @pytest.mark.thorough
 @pytest.mark.parametrize("wrong", kernels.WRONG, ids=lambda wrong: wrong.__name__)
 def test_a_wrong_factor_is_found_and_named(wrong):
-    report = fp8(wrong(), only=RULES)
+    report = fp8(wrong(), **EXPLAINED)
     assert not report.passed
     assert [cause.text for cause in report.causes] == [wrong.cause]
 
@@ -63,7 +65,7 @@ def test_weights_that_are_stored_lower_than_declared_are_found():
 @pytest.mark.thorough
 def test_a_wrong_factor_of_stored_weights_is_found():
     only = ["agreement-o"]
-    report = fp8(kernels.WeightsStayLarge(), only=only, rounding="fp8")
+    report = fp8(kernels.WeightsStayLarge(), only=only, rounding="fp8", sizes=SMALL)
     assert [cause.text for cause in report.causes] == [
         "P is multiplied by 2⁸ before it is stored, and o is not divided by it"
     ]
@@ -75,7 +77,7 @@ def test_a_wrong_factor_of_stored_weights_is_found():
 @pytest.mark.unmeasured
 def test_factors_of_whole_arrays_and_of_a_cache():
     assert fp8(kernels.int8_cache, quantized="int8", only=MORE, examples=5).passed
-    report = fp8(kernels.one_factor, quantized="int8", only=RULES)
+    report = fp8(kernels.one_factor, quantized="int8", **EXPLAINED)
     assert [cause.text for cause in report.causes] == [
         "v is multiplied by k_scale, must be by v_scale"
     ]
@@ -83,9 +85,9 @@ def test_factors_of_whole_arrays_and_of_a_cache():
 
 @pytest.mark.thorough
 def test_factors_of_blocks_of_rows():
-    asked = {"dtypes": ("float16",), "shrink": False}
-    assert check(in_blocks(kernels.blocks), **asked, only=MORE, examples=3).passed
-    report = check(in_blocks(kernels.first_block), **asked, only=RULES, examples=10)
+    asked = {"dtypes": ("float16",), "examples": 3}
+    assert check(in_blocks(kernels.blocks), **asked, only=MORE).passed
+    report = check(in_blocks(kernels.first_block), dtypes=("float16",), examples=10, **EXPLAINED)
     assert [c.text for c in report.causes] == ["k_factors of the first block is taken for all"]
 
 
@@ -102,7 +104,7 @@ def test_packed_sequences_with_factors_of_their_own():
 def test_a_worker_is_asked_the_same():
     pytest.importorskip("cloudpickle")
     assert fp8(kernels.Fp8(), only=["agreement-o"], isolate=True, examples=5).passed
-    report = fp8(kernels.IgnoresV(), only=["agreement-o"], isolate=True)
+    report = fp8(kernels.IgnoresV(), only=["agreement-o"], isolate=True, sizes=SMALL)
     assert [cause.text for cause in report.causes] == [kernels.IgnoresV.cause]
 
 
