@@ -100,7 +100,7 @@ def certify(
     >>> bool((abs(plain.out - exact.out) <= certify(plain).out + certify(exact).out).all())
     True
     """
-    bounds = _Bounds(fwd)
+    bounds = _ForwardBounds(fwd)
     if dout is None and dlse is None and dweights is None:
         return Certificate(*bounds.forward())
     return Certificate(
@@ -108,7 +108,7 @@ def certify(
     )
 
 
-class _Bounds:
+class _ForwardBounds:
     """Sizes and errors of the intermediates of one forward pass.
 
     Bounds are computed in float64: a factor of 1.01 at the end covers their own rounding.

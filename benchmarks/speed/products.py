@@ -15,7 +15,7 @@ from benchmarks.speed.cases import Task
 from benchmarks.speed.contestants import Calls
 from npattn.engines import threads as pool
 from npattn.engines import tiled
-from npattn.engines.tiled.operations import Call, Space
+from npattn.engines.tiled.operations import Call, WorkSpace
 from npattn.problem.arrays import Array
 
 
@@ -70,7 +70,7 @@ class _Buffers:
     """Memory that one thread computes in."""
 
     def __init__(self, call: Call) -> None:
-        self.space, self.D = Space(call), call.problem.D
+        self.space, self.D = WorkSpace(call), call.problem.D
 
     def scores(self, n: int, m: int) -> Array:
         return self.space("s", n, m)

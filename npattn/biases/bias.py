@@ -194,7 +194,7 @@ def dense(array: BiasLike | ArrayLike) -> Bias:
     values = read_bias(array)
     if not isinstance(values, np.ndarray):
         raise DtypeError(f"array is {describe_value(array)}, must be a float array")
-    return Dense(values)
+    return ArrayBias(values)
 
 
 def of(bias: BiasLike | ArrayLike) -> Bias:
@@ -217,7 +217,7 @@ def of(bias: BiasLike | ArrayLike) -> Bias:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dense(Bias):
+class ArrayBias(Bias):
     """A float array."""
 
     array: Array

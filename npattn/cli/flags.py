@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from npattn.errors import OptionError
-from npattn.testing.settings import CommandSettings, Option, describe_flag, options
+from npattn.testing.settings import CommandSettings, SettingOption, describe_flag, options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +47,7 @@ def add_flags(*names: str, **changes: dict[str, Any]) -> Callable[[F], F]:
     ----------
     *names : str
     **changes : dict
-        By name: what is different here, fields of `Option`, and `value` for another default.
+        By name: what is different here, fields of `SettingOption`, and `value` for another default.
     """
     known = options(CommandSettings)
     chosen = names or [name for name, (_, one) in known.items() if one.flags]
@@ -63,7 +63,7 @@ def add_flags(*names: str, **changes: dict[str, Any]) -> Callable[[F], F]:
     return decorate
 
 
-def _add_flag(command: F, name: str, own: Field[Any], one: Option, default: Any) -> F:
+def _add_flag(command: F, name: str, own: Field[Any], one: SettingOption, default: Any) -> F:
     """Add a flag; without a default None says that it is not given."""
     words = describe_flag(one, own.default if default is None else default)
     details: dict[str, Any] = {"help": words, "group": one.group}

@@ -24,7 +24,7 @@ from npattn.problem import Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
 
 
-class Residuals(NamedTuple):
+class ExtendedResiduals(NamedTuple):
     """Intermediates of the forward pass, and the residuals of `dense`."""
 
     q: Pair  # (..., H, T, D)
@@ -51,7 +51,7 @@ def find_obstacle(problem: Problem) -> str | None:
 
 
 @np.errstate(**QUIET)  # type: ignore[arg-type]
-def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
+def forward(problem: Problem) -> tuple[Array, Array, ExtendedResiduals]:
     """Compute out (..., H, T, E), lse (..., H, T) and the residuals for backward."""
     if obstacle := find_obstacle(problem):
         raise OptionError(f"precision is 'extended' beside {obstacle}")
@@ -90,7 +90,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
         keep = as_pair(kept).over(as_pair(1.0).minus(problem.dropout_rate))
     w = p if keep is None else p.times(keep)
     o = dot(w, v).nearest
-    residuals = Residuals(q, k, v, slope, live, p, p_sink, keep, largest.high, plain)
+    residuals = ExtendedResiduals(q, k, v, slope, live, p, p_sink, keep, largest.high, plain)
     if problem.headless:
         return _where_finite(plain_o, o[0]), _where_finite(plain_lse, lse[0]), residuals
     return _where_finite(plain_o, o), _where_finite(plain_lse, lse), residuals
@@ -99,7 +99,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def backward(
     problem: Problem,
-    residuals: Residuals,
+    residuals: ExtendedResiduals,
     do: Array,
     dlse: Array | None = None,
     dweights: Array | None = None,
@@ -144,12 +144,12 @@ def jvp(*_: object, **__: object) -> tuple[Array, Array]:
     raise OptionError("jvp has no precision='extended': call forward without it")
 
 
-def weights(_: Problem, residuals: Residuals) -> Array:
+def weights(_: Problem, residuals: ExtendedResiduals) -> Array:
     """Weights (..., H, T, S), with a head axis."""
     return _where_finite(residuals.dense.p, residuals.p.nearest)
 
 
-def max_score(_: Problem, residuals: Residuals) -> Array:
+def max_score(_: Problem, residuals: ExtendedResiduals) -> Array:
     """Largest score of each row, (..., H, T) with a head axis."""
     return _where_finite(residuals.dense.top, residuals.top)[..., 0]
 

@@ -129,7 +129,7 @@ def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array
     OptionError
         If an array is complex.
     """
-    task = _Task(problem, conventions or _Default())
+    task = _ScalarProblem(problem, conventions or _Default())
     out, lse, weights = (np.zeros((*task.rows, n)) for n in (problem.E, 1, problem.S))
     for b, at in task.queries():
         row = _row(task, b, at)
@@ -148,7 +148,7 @@ def max_score(problem: Problem, conventions: Meaning | None = None) -> Array:
 
     Parameters and errors are those of `forward`.
     """
-    task = _Task(problem, conventions or _Default())
+    task = _ScalarProblem(problem, conventions or _Default())
     top = np.full(task.rows, -np.inf)
     for b, at in task.queries():
         scores = [score.value for score in _scores(task, b, at)[0].values()]
@@ -183,7 +183,7 @@ def backward(
     OptionError
         If an array is complex.
     """
-    task = _Task(problem, conventions or _Default())
+    task = _ScalarProblem(problem, conventions or _Default())
     cotangents = (_real("dout", dout), _real("dlse", dlse), _real("dweights", dweights))
     sums = {
         name: _Sums(array.shape)
@@ -210,7 +210,7 @@ def backward(
 # --- one row, forward -----------------------------------------------------------------------------
 
 
-def _row(task: _Task, b: int, at: Index) -> _Row:
+def _row(task: _ScalarProblem, b: int, at: Index) -> _Row:
     """Compute the query at `at` = (..., h, t) with all keys."""
     scores, sees = _scores(task, b, at)
     sink = task.value("sinks", at[-2:-1], -math.inf)
@@ -224,7 +224,7 @@ def _row(task: _Task, b: int, at: Index) -> _Row:
     return _Row(scores, p, w, p_sink, lse, _out(task, at, w))
 
 
-def _scores(task: _Task, b: int, at: Index) -> tuple[dict[int, _Score], bool]:
+def _scores(task: _ScalarProblem, b: int, at: Index) -> tuple[dict[int, _Score], bool]:
     """Return the scores of the keys in the softmax, and True if any key is visible.
 
     A visible key whose score is −inf is not in the softmax. Every key counts as visible if hidden
@@ -241,7 +241,7 @@ def _scores(task: _Task, b: int, at: Index) -> tuple[dict[int, _Score], bool]:
     return scores, more is not None or any(seen.values())
 
 
-def _sees(task: _Task, at: Index, s: int) -> bool:
+def _sees(task: _ScalarProblem, at: Index, s: int) -> bool:
     """Return True if mask, causal and window all show key s to the query at `at` [5-7]."""
     problem, t = task.problem, at[-1]
     from_end = t + problem.S - problem.T  # the key beside t when the last query is beside the last
@@ -264,7 +264,7 @@ def _sees(task: _Task, at: Index, s: int) -> bool:
     return True
 
 
-def _hidden_score(task: _Task) -> float:
+def _hidden_score(task: _ScalarProblem) -> float:
     """Score of a hidden key; −inf leaves the softmax."""
     fill, cap = task.number(task.conventions.hidden_fill), task.problem.softcap
     score = -math.inf if fill is None else fill
@@ -273,7 +273,7 @@ def _hidden_score(task: _Task) -> float:
     return score
 
 
-def _score(task: _Task, b: int, at: Index, s: int, more: float) -> _Score:
+def _score(task: _ScalarProblem, b: int, at: Index, s: int, more: float) -> _Score:
     """Compute scale · q·k, with cap, score_mod and bias in the order of the conventions [1-4].
 
     `more` is the number that is added to a hidden score.
@@ -291,7 +291,7 @@ def _score(task: _Task, b: int, at: Index, s: int, more: float) -> _Score:
     return score._replace(value=score.value + more)
 
 
-def _cap(task: _Task, score: _Score) -> _Score:
+def _cap(task: _ScalarProblem, score: _Score) -> _Score:
     """Cap a score: c · tanh(score / c) [2]."""
     c = task.problem.softcap
     if c is None:
@@ -301,7 +301,7 @@ def _cap(task: _Task, score: _Score) -> _Score:
     return _Score(value, rate * score.slope, rate * score.bias_slope)
 
 
-def _modify(task: _Task, b: int, at: Index, score: _Score) -> _Score:
+def _modify(task: _ScalarProblem, b: int, at: Index, score: _Score) -> _Score:
     """Apply score_mod to the score at (..., h, t, s) [3]."""
     mod = task.problem.score_mod
     if mod is None:
@@ -313,7 +313,7 @@ def _modify(task: _Task, b: int, at: Index, score: _Score) -> _Score:
     return _Score(float(value), score.slope * (complex(step).imag / STEP))
 
 
-def _add_bias(task: _Task, at: Index, score: _Score) -> _Score:
+def _add_bias(task: _ScalarProblem, at: Index, score: _Score) -> _Score:
     """Add the bias to a score; some conventions multiply it by scale [4]."""
     factor = task.scale if task.conventions.bias == "before_scale" else 1.0
     bias = task.value("bias", at, 0.0)
@@ -330,7 +330,7 @@ def _softmax(scores: dict[int, float], sink: float) -> tuple[dict[int, float], f
     return {s: x / total for s, x in e.items()}, e_sink / total, top + math.log(total)
 
 
-def _empty_row(task: _Task, at: Index, by_bias: bool) -> _Row:
+def _empty_row(task: _ScalarProblem, at: Index, by_bias: bool) -> _Row:
     """Result of a query without a score, by convention [8]; `by_bias` if it sees keys of −inf."""
     S, E, lse = task.problem.S, task.problem.E, task.conventions.lse_empty
     result = task.conventions.empty_row
@@ -345,18 +345,18 @@ def _empty_row(task: _Task, at: Index, by_bias: bool) -> _Row:
     return _Row(dict.fromkeys(p, _Score(0.0, free=False)), p, p, 0.0, lse, _out(task, at, p))
 
 
-def _out(task: _Task, at: Index, w: dict[int, float]) -> list[float]:
+def _out(task: _ScalarProblem, at: Index, w: dict[int, float]) -> list[float]:
     """o = w v over the keys of one row: (E,) [10]."""
     values = {s: task.vector("v", task.key(at, s)) for s in w}
     return [_sum(_times(w[s], values[s][e]) for s in w) for e in range(task.problem.E)]
 
 
-def _gate(task: _Task, at: Index) -> float:
+def _gate(task: _ScalarProblem, at: Index) -> float:
     """Factor of the element of o at (..., h, t, e) [16]."""
     return task.value("gate", at, 1.0)
 
 
-def _keep(task: _Task, at: Index, s: int) -> float:
+def _keep(task: _ScalarProblem, at: Index, s: int) -> float:
     """Factor of a weight by dropout [9]."""
     if task.conventions.dropout_at_rate_0 == "ignore" and task.problem.dropout_rate == 0:
         return 1.0
@@ -368,7 +368,7 @@ def _keep(task: _Task, at: Index, s: int) -> float:
 
 
 def _add_row(
-    task: _Task,
+    task: _ScalarProblem,
     sums: dict[str, _Sums],
     at: Index,
     row: _Row,
@@ -406,7 +406,7 @@ def _add_row(
 
 
 def _cotangents(
-    task: _Task, at: Index, dout: Array | None, dlse: Array | None, dweights: Array | None
+    task: _ScalarProblem, at: Index, dout: Array | None, dlse: Array | None, dweights: Array | None
 ) -> tuple[list[float], float, list[float]]:
     """dout (E,), dlse and dweights (S,) of one row."""
     do, dl, dw = [0.0] * task.problem.E, 0.0, [0.0] * task.problem.S
@@ -423,7 +423,7 @@ def _cotangents(
 # --- the parts ------------------------------------------------------------------------------------
 
 
-class _Task:
+class _ScalarProblem:
     """A problem under conventions, with its numbers as Python floats on request."""
 
     def __init__(self, problem: Problem, conventions: Meaning) -> None:

@@ -94,12 +94,12 @@ def of(mask: MaskLike | ArrayLike) -> Mask:
         return mask
     array = read_mask(mask)
     if isinstance(array, np.ndarray):
-        return Dense(array)
+        return ArrayMask(array)
     raise DtypeError(f"mask is {describe_value(mask)}, must be bool or one of npattn.masks")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dense(Mask):
+class ArrayMask(Mask):
     """A boolean array."""
 
     array: Array
@@ -127,7 +127,7 @@ class Dense(Mask):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pair(Mask):
+class Composition(Mask):
     """Base of the compositions of two masks."""
 
     one: Mask
@@ -164,7 +164,7 @@ class Pair(Mask):
         return one if isinstance(other, bool) else simplify(self.combine(one, other))
 
 
-class And(Pair):
+class And(Composition):
     symbol, combine, decides = "&", staticmethod(operator.and_), False
 
     def hull(self, tile: Tile) -> tuple[int, int]:
@@ -173,7 +173,7 @@ class And(Pair):
         return lo, max(lo, min(one[1], other[1]))
 
 
-class Or(Pair):
+class Or(Composition):
     symbol, combine, decides = "|", staticmethod(operator.or_), True
 
     def hull(self, tile: Tile) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -168,12 +168,14 @@ class MultiHeadParameters:
             If a size is no integer ≥ 1, seed no integer ≥ 0, num_heads does not divide in_size
             and head_size is None, or another option has an illegal value.
         """
-        parameters = _random_parameters(
-            in_size, num_heads, seed=seed, head_size=head_size, value_size=value_size,
+        rng = np.random.default_rng(check_integer("seed", seed, least=0))
+        sizes = _read_sizes(
+            in_size, num_heads, head_size=head_size, value_size=value_size,
             num_kv_heads=num_kv_heads, key_size=key_size, value_in=value_in, out_size=out_size,
-            bias=bias, add_bias_kv=add_bias_kv, gate=gate, dtype=dtype,
         )  # fmt: skip
-        return cls(**parameters, **options)
+        parts = {"bias": bias, "add_bias_kv": add_bias_kv, "gate": gate}
+        parameters = _random_parameters(rng, sizes, **parts, dtype=dtype)
+        return cls(**parameters, num_heads=sizes.H, num_kv_heads=sizes.K, **options)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other parameters or options, checked again."""
@@ -380,24 +382,31 @@ def _split_packed(
     return parameters
 
 
-def _random_parameters(
+class _ModuleSizes(NamedTuple):
+    """Head counts, sizes of a head, and sizes of what comes in and goes out."""
+
+    H: int
+    K: int
+    D: int
+    E: int
+    in_q: int
+    in_k: int
+    in_v: int
+    out: int
+
+
+def _read_sizes(
     in_size: int,
     num_heads: int,
     *,
-    seed: int,
     head_size: int | None,
     value_size: int | None,
     num_kv_heads: int | None,
     key_size: int | None,
     value_in: int | None,
     out_size: int | None,
-    bias: bool,
-    add_bias_kv: bool,
-    gate: bool,
-    dtype: DTypeLike,
-) -> dict[str, Any]:
-    """Sample the parameters that `MultiHeadAttention.init` describes, with the head counts."""
-    rng = np.random.default_rng(check_integer("seed", seed, least=0))
+) -> _ModuleSizes:
+    """Check the sizes that `MultiHeadAttention.init` is given, and fill in the others."""
     H, in_size = check_integer("num_heads", num_heads), check_integer("in_size", in_size)
     K = check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
     if head_size is None and in_size % H:
@@ -407,6 +416,20 @@ def _random_parameters(
     in_k = check_integer("key_size", in_size if key_size is None else key_size)
     in_v = check_integer("value_in", in_k if value_in is None else value_in)
     out = check_integer("out_size", in_size if out_size is None else out_size)
+    return _ModuleSizes(H, K, D, E, in_size, in_k, in_v, out)
+
+
+def _random_parameters(
+    rng: np.random.Generator,
+    sizes: _ModuleSizes,
+    *,
+    bias: bool,
+    add_bias_kv: bool,
+    gate: bool,
+    dtype: DTypeLike,
+) -> dict[str, Any]:
+    """Sample the parameters that `MultiHeadAttention.init` describes."""
+    H, K, D, E, in_q, in_k, in_v, out = sizes
     for name, flag in (("bias", bias), ("add_bias_kv", add_bias_kv), ("gate", gate)):
         if not isinstance(flag, (bool, np.bool_)):
             raise OptionError(f"{name} is {flag!r}, must be True or False")
@@ -414,7 +437,7 @@ def _random_parameters(
         dtype = np.dtype(dtype)
     except TypeError as err:
         raise DtypeError(f"dtype is {dtype!r}, must be floating, as float32") from err
-    shapes = {"wq": (in_size, H * D), "wk": (in_k, K * D), "wv": (in_v, K * E)}
+    shapes = {"wq": (in_q, H * D), "wk": (in_k, K * D), "wv": (in_v, K * E)}
     all_columns = sum(columns for _, columns in shapes.values())
 
     def uniform(limit: float, *shape: int) -> Array:
@@ -422,7 +445,7 @@ def _random_parameters(
 
     parameters: dict[str, Any] = {}
     for name, (rows, columns) in shapes.items():
-        fan_out = all_columns if in_size == in_k == in_v else columns
+        fan_out = all_columns if in_q == in_k == in_v else columns
         parameters[name] = uniform(math.sqrt(6 / (rows + fan_out)), rows, columns)
     parameters["wo"] = uniform(1 / math.sqrt(H * E), H * E, out)
     if bias:
@@ -431,9 +454,9 @@ def _random_parameters(
         for name, n in (("bias_k", K * D), ("bias_v", K * E)):
             parameters[name] = (math.sqrt(2 / (n + 1)) * rng.standard_normal(n)).astype(dtype)
     if gate:
-        parameters["wg"] = uniform(math.sqrt(6 / (in_size + H * E)), in_size, H * E)
+        parameters["wg"] = uniform(math.sqrt(6 / (in_q + H * E)), in_q, H * E)
         parameters["bg"] = np.zeros(H * E, dtype) if bias else None
-    return {**parameters, "num_heads": H, "num_kv_heads": K}
+    return parameters
 
 
 # --- selected heads -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ NEGLIGIBLE = 1e-6
 
 
 @dataclass(frozen=True)
-class Step:
+class SummaryStep:
     """One step of a module: what it computes, the shape of that, and its parameters."""
 
     name: str
@@ -77,7 +77,7 @@ class Description:
     num_parameters : int
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[SummaryStep, ...]
     heads: tuple[Head, ...]
     num_parameters: int
 
@@ -116,7 +116,7 @@ def describe(module: Any, fwd: Any = None, dout: Array | None = None) -> Descrip
     return Description(tuple(_steps(module, fwd)), heads, module.num_parameters)
 
 
-def _steps(module: Any, fwd: Any) -> list[Step]:
+def _steps(module: Any, fwd: Any) -> list[SummaryStep]:
     H, K, D, E = module.num_heads, module.num_kv_heads, module.head_size, module.value_size
     p = {name: array.size for name, array in module.parameters.items()}
     lead, T, S = "...", "T", "S"
@@ -132,31 +132,31 @@ def _steps(module: Any, fwd: Any) -> list[Step]:
         return sum(p.get(name, 0) for name in names)
 
     steps = [
-        Step("q = query Wq + bq", shape(H, T, D), count("wq", "bq")),
-        Step("k = key Wk + bk", shape(K, S, D), count("wk", "bk")),
-        Step("v = value Wv + bv", shape(K, S, E), count("wv", "bv")),
+        SummaryStep("q = query Wq + bq", shape(H, T, D), count("wq", "bq")),
+        SummaryStep("k = key Wk + bk", shape(K, S, D), count("wk", "bk")),
+        SummaryStep("v = value Wv + bv", shape(K, S, E), count("wv", "bv")),
     ]
     if module.qk_norm is not None:
         norms = count("norm_q", "norm_k", "norm_q_bias", "norm_k_bias")
-        steps.append(Step(f"{module.qk_norm} norm of q and k", shape(H, T, D), norms))
+        steps.append(SummaryStep(f"{module.qk_norm} norm of q and k", shape(H, T, D), norms))
     if fwd is not None and fwd.inputs.rope is not None:
-        steps.append(Step("rotary positions of q and k", shape(H, T, D), 0))
+        steps.append(SummaryStep("rotary positions of q and k", shape(H, T, D), 0))
     keys = S
     if appended:
         keys = f"{S} + {appended}" if fwd is None else str(int(S) + appended)
-        steps.append(Step("appended keys", shape(K, appended, D), count("bias_k", "bias_v")))
+        steps.append(SummaryStep("appended keys", shape(K, appended, D), count("bias_k", "bias_v")))
     gates = []
     if module.wg is not None:
-        gates.append(Step("o · sigmoid(query Wg + bg)", shape(H, T, E), count("wg", "bg")))
+        gates.append(SummaryStep("o · sigmoid(query Wg + bg)", shape(H, T, E), count("wg", "bg")))
     steps += [
-        Step("weights = softmax(scale q kᵀ)", shape(H, T, keys), 0),
-        Step("o = weights v", shape(H, T, E), 0),
+        SummaryStep("weights = softmax(scale q kᵀ)", shape(H, T, keys), 0),
+        SummaryStep("o = weights v", shape(H, T, E), 0),
         *gates,
-        Step(f"merge by {module.merge}", shape(T, H * E), 0),
+        SummaryStep(f"merge by {module.merge}", shape(T, H * E), 0),
     ]
     if module.wo is not None:
         out = shape(T, module.wo.shape[1])
-        steps.append(Step("out = o Wo + bo", out, count("wo", "bo")))
+        steps.append(SummaryStep("out = o Wo + bo", out, count("wo", "bo")))
     return steps
 
 

@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -137,15 +137,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     if s.conventions is not None:
         implementation.conventions = s.conventions
     sizes = implementation.restrict({**implementation.sizes, **(s.sizes or {})})
-    refused, unasked, together = read_refusals(implementation)
-    alone = {name for classes in together if len(classes) == 1 for name in classes}
-    space = Space(
-        features=implementation.features - alone,
-        structure=frozenset(STRUCTURE) - unasked,
-        sizes=sizes,
-        few_shapes=implementation.framework.compiles,
-        refused=together,
-    )
+    space, refused = _read_space(implementation, sizes)
     required = (*check_levels(s.require), *(rule.rule for rule in rules if s.only is not None))
     bar = ProgressBar(s.progress is None or s.progress is True)
     judges: list[Judge] = []
@@ -176,6 +168,22 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
         implementation.note_error_state(np.geterr() != ERRORS)
     chosen = rules, sweeps, required, refused
     return _Plan(s, implementation, rounding, *chosen, judges, journal, bar)
+
+
+def _read_space(
+    implementation: Implementation, sizes: Mapping[str, Sequence[int]]
+) -> tuple[Space, list[str]]:
+    """Return the problems that are sampled, and the structure that its profile refuses."""
+    refused, unasked, together = read_refusals(implementation)
+    alone = {name for classes in together if len(classes) == 1 for name in classes}
+    space = Space(
+        features=implementation.features - alone,
+        structure=frozenset(STRUCTURE) - unasked,
+        sizes=sizes,
+        few_shapes=implementation.framework.compiles,
+        refused=together,
+    )
+    return space, refused
 
 
 def _open(settings: Settings) -> Journal | None:

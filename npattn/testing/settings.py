@@ -1,6 +1,6 @@
 """Settings of a check: each option once, for Python, the command line, journals and reports.
 
-A field of `Settings` has a default and an `Option`: its group, flag, metavar, parser and words.
+A field of `Settings` has a default and a `SettingOption`: group, flag, metavar, parser and words.
 The signature and docstring of `npattn.testing.check`, ``npattn check --help``, the entry of a
 journal, the settings in a report and the table in docs/checking.md are made from them.
 """
@@ -70,7 +70,7 @@ JUDGED, AMOUNT, PASSES, WHERE, WRITTEN = GROUPS = (
 
 
 @dataclass(frozen=True)
-class Option:
+class SettingOption:
     """Words, flag and parser of an option, wherever it is given.
 
     Attributes
@@ -123,11 +123,11 @@ class Option:
 def option(
     value: Any, group: str, flags: str, kind: str, help: str, more: str = "", **details: Any
 ) -> Any:
-    """Return a field of `Settings` with a default and an `Option`; "-x --flag NAME" are flags."""
+    """Return a field of `Settings` with its `SettingOption`; `flags` are as "-x --flag NAME"."""
     words = flags.split()
     names = tuple(word for word in words if word.startswith("-"))
     metavar = words[-1] if len(words) > len(names) else None
-    one = Option(group, names, metavar, kind, help, more, **details)
+    one = SettingOption(group, names, metavar, kind, help, more, **details)
     return field(default=value, metadata={"option": one})
 
 
@@ -331,7 +331,7 @@ class CommandSettings(Settings):
 
 
 # fmt: on
-def options(settings: type[Settings]) -> dict[str, tuple[Field[Any], Option]]:
+def options(settings: type[Settings]) -> dict[str, tuple[Field[Any], SettingOption]]:
     """Return the field and the option of each setting, by name, in the order of the groups."""
     known = {f.name: (f, f.metadata["option"]) for f in fields(settings)}
     return dict(sorted(known.items(), key=lambda item: GROUPS.index(item[1][1].group)))
@@ -394,7 +394,7 @@ def _describe_in_python() -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_flag(one: Option, value: Any) -> str:
+def describe_flag(one: SettingOption, value: Any) -> str:
     """Return the help of a flag with its default; options in backticks become their flags."""
     flags = {n: x.flags[-1] for n, (_, x) in options(CommandSettings).items() if x.flags}
     default = one.default or ("" if value in (None, ()) or value is False else str(value))

@@ -26,7 +26,7 @@ from npattn.problem.options import Alignment, Precision, Window
 from npattn.torch import kernels
 from npattn.torch.autograd import AttentionCall, attend, pull_back, push_forward, weigh
 from npattn.torch.biases import TensorBias
-from npattn.torch.engine.operations import Saved
+from npattn.torch.engine.operations import SavedTensors
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
 from npattn.torch.tensors import refuse_batched, short_name, stand_in, to_tensor
@@ -196,7 +196,7 @@ def evaluate(
     call = AttentionCall(problem.without_gate, conventions, engine == "dense")  # type: ignore[arg-type]
     o, lse, saved = attend(call)
     if saved.out.requires_grad:
-        saved = Saved(*(None if x is None else x.detach() for x in saved))  # type: ignore
+        saved = SavedTensors(*(None if x is None else x.detach() for x in saved))  # type: ignore
 
     out, undefined = o, None
     if problem.gate is not None:

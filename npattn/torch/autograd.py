@@ -17,7 +17,7 @@ from npattn.errors import OptionError
 from npattn.problem import Gradients
 from npattn.torch import engine
 from npattn.torch.bias_terms import bias_gradient
-from npattn.torch.engine.operations import Saved, transforms_active
+from npattn.torch.engine.operations import SavedTensors, transforms_active
 from npattn.torch.engine.outputs import weights as engine_weights
 from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
@@ -45,7 +45,7 @@ class AttentionCall(NamedTuple):
             return self.problem
         return self.conventions.canonical(self.problem)  # type: ignore[return-value]
 
-    def undefined_rows(self, saved: Saved) -> Tensor | None:
+    def undefined_rows(self, saved: SavedTensors) -> Tensor | None:
         """Return which rows are NaN by the conventions, (..., H, T); None if no row is."""
         lse: Any = saved.lse[0] if self.problem.headless else saved.lse
         rows: Any = None
@@ -60,7 +60,7 @@ class AttentionCall(NamedTuple):
             top = engine.max_score(self.canonical(), self.whole)
         return top[0] if problem.headless else top
 
-    def forward(self) -> tuple[Saved, tuple[Tensor, ...]]:
+    def forward(self) -> tuple[SavedTensors, tuple[Tensor, ...]]:
         """Compute the canonical problem; with conventions also return their out and lse."""
         problem = self.problem
         with exact(problem.dtype, problem.device):
@@ -77,7 +77,7 @@ class AttentionCall(NamedTuple):
             return saved, (out, lse.clone() if lse is raw_lse else lse)
 
 
-def attend(call: AttentionCall) -> tuple[Tensor, Tensor, Saved]:
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor, SavedTensors]:
     """Return out, lse and the results that gradients need, differentiable where an input is."""
     problem = call.problem
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
@@ -85,7 +85,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor, Saved]:
     if _needs_autograd(inputs):
         apply: Any = _Attention.apply if transforms_active() else _UntransformedAttention.apply
         results = apply(call, *inputs)
-        saved, translated = Saved(*results[:3]), results[3:]
+        saved, translated = SavedTensors(*results[:3]), results[3:]
     else:
         saved, translated = call.forward()
     if translated:
@@ -111,7 +111,7 @@ def _needs_autograd(inputs: tuple[Tensor | None, ...]) -> bool:
 
 def pull_back(
     call: AttentionCall,
-    saved: Saved,
+    saved: SavedTensors,
     dout: Tensor | None,
     dlse: Tensor | None,
     dweights: Tensor | None = None,
@@ -142,7 +142,7 @@ def pull_back(
 
 
 def push_forward(
-    call: AttentionCall, saved: Saved, along: dict[str, Any]
+    call: AttentionCall, saved: SavedTensors, along: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Changes of out and lse along a direction of q, k, v, bias, sinks: canonical, and translated.
 
@@ -164,7 +164,7 @@ def push_forward(
     return raw, dlog, do, dlse
 
 
-def weigh(call: AttentionCall, saved: Saved) -> Tensor:
+def weigh(call: AttentionCall, saved: SavedTensors) -> Tensor:
     """Return the weights, differentiable where an input is."""
     problem = call.problem
     bias = problem.bias if isinstance(problem.bias, Tensor) else None
@@ -176,7 +176,7 @@ def weigh(call: AttentionCall, saved: Saved) -> Tensor:
     return _weights(call, saved)
 
 
-def _weights(call: AttentionCall, saved: Saved) -> Tensor:
+def _weights(call: AttentionCall, saved: SavedTensors) -> Tensor:
     problem, conventions = call.problem, call.conventions
     with torch.no_grad(), exact(problem.dtype, problem.device):
         p = engine_weights(call.canonical(), saved, call.whole)
@@ -193,7 +193,7 @@ class _Weights(torch.autograd.Function):
     """The weights of results that are known, which are not differentiated again."""
 
     @staticmethod
-    def forward(call: AttentionCall, saved: Saved, *tensors: Any) -> Tensor:
+    def forward(call: AttentionCall, saved: SavedTensors, *tensors: Any) -> Tensor:
         return _weights(call.with_tensors(*tensors), saved)
 
     @staticmethod
@@ -242,7 +242,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         refuse_batched(*cotangents)
         *tensors, out, log, shift = ctx.saved_tensors
-        call, saved = ctx.call.with_tensors(*tensors), Saved(out, log, shift)
+        call, saved = ctx.call.with_tensors(*tensors), SavedTensors(out, log, shift)
         draw, dlog, _, dout, dlse = (*cotangents, None, None)[:5]
         grads: Any = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
         dbias = None if tensors[3] is None else grads.bias
@@ -263,7 +263,7 @@ class _Attention(torch.autograd.Function):
             name: None if x is None else problem.to_compute_dtype(x)
             for name, x in zip(names, directions, strict=True)
         }
-        raw, dlog, do, dlse = push_forward(call, Saved(out, log, shift), along)
+        raw, dlog, do, dlse = push_forward(call, SavedTensors(out, log, shift), along)
         return (raw, dlog, None) if call.conventions is None else (raw, dlog, None, do, dlse)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from npattn.biases.bias import Dense
+from npattn.biases.bias import ArrayBias
 from npattn.biases.distances import Alibi, Relative
 from npattn.problem.arrays import Tile, diagonal, sum_to
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
-from npattn.torch.tiles import Group, Rows, Strip, flatten, tile_of
+from npattn.torch.tiles import Group, QueryRows, Strip, flatten, tile_of
 
 __all__ = ["BiasTerm", "bias_gradient", "bias_terms"]
 
@@ -28,11 +28,11 @@ Tensor = torch.Tensor
 class BiasTerm:
     """One term of a bias."""
 
-    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+    def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
         """Bias of a tile in the dtype computed in; it broadcasts against the tile."""
         raise NotImplementedError
 
-    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
+    def add(self, rows: QueryRows, strip: Strip, ds: Tensor) -> None:
         """Add the gradient of the scores of a tile, (b1 − b0, h1 − h0, t1 − t0, s1 − s0)."""
         raise NotImplementedError
 
@@ -51,7 +51,7 @@ def bias_terms(problem: Problem, bias: Any) -> list[BiasTerm]:
 
 
 def _term(problem: Problem, bias: Any) -> BiasTerm:
-    if isinstance(bias, Dense):
+    if isinstance(bias, ArrayBias):
         return _TensorTerm(problem, to_tensor(_real(bias.array), problem.device))
     if isinstance(bias, Alibi):
         return _AlibiTerm(problem, bias)
@@ -68,10 +68,10 @@ class _TensorTerm(BiasTerm):
         self.flat = flatten(bias, problem.lead)
         self.total: Tensor | None = None
 
-    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+    def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
         return self.problem.to_compute_dtype(tile_of(self.flat, rows, strip))  # type: ignore[no-any-return]
 
-    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
+    def add(self, rows: QueryRows, strip: Strip, ds: Tensor) -> None:
         if self.total is None:
             self.total = torch.zeros(self.flat.shape, dtype=ds.dtype, device=ds.device)
         here = tile_of(self.total, rows, strip)
@@ -95,11 +95,11 @@ class _AlibiTerm(BiasTerm):
         self.slopes = _wide(problem, bias.slopes)  # (H,)
         self.total = torch.zeros(self.shape, dtype=problem.dtype, device=problem.device)
 
-    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+    def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
         distance = self._distance(rows, strip).to(self.slopes.dtype)
         return (-self.slopes[_heads(rows, self.shape[0]), None, None] * distance).to(self.dtype)
 
-    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
+    def add(self, rows: QueryRows, strip: Strip, ds: Tensor) -> None:
         each = (ds * self._distance(rows, strip)).sum((0, 2, 3))
         here = self.total[_heads(rows, self.shape[0])]
         here -= _sum_to(each, here.shape)
@@ -107,7 +107,7 @@ class _AlibiTerm(BiasTerm):
     def gradient(self) -> Tensor:
         return self.total
 
-    def _distance(self, rows: Rows, strip: Strip) -> Tensor:
+    def _distance(self, rows: QueryRows, strip: Strip) -> Tensor:
         device = self.slopes.device
         t = torch.arange(rows.t0, rows.t1, device=device)[:, None]
         return (t + self.offset - torch.arange(strip.s0, strip.s1, device=device)).abs()
@@ -124,12 +124,12 @@ class _RelativeTerm(BiasTerm):
         self.buckets = torch.as_tensor(bias.diagonals(whole), device=problem.device)
         self.total = torch.zeros(self.table.shape, dtype=problem.dtype, device=problem.device)
 
-    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+    def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
         of_head = self.table[:, _heads(rows, self.table.shape[1])].to(self.dtype)
         along = of_head[self._buckets(rows, strip)].T  # (H, m + n − 1)
         return along.unfold(-1, strip.s1 - strip.s0, 1).flip(-2)
 
-    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
+    def add(self, rows: QueryRows, strip: Strip, ds: Tensor) -> None:
         ds = ds.sum(0)
         heads, m, n = ds.shape
         # Reading with rows one shorter than they are moves each row one further to the right.
@@ -147,7 +147,7 @@ class _RelativeTerm(BiasTerm):
     def gradient(self) -> Tensor:
         return self.total
 
-    def _buckets(self, rows: Rows, strip: Strip) -> Tensor:
+    def _buckets(self, rows: QueryRows, strip: Strip) -> Tensor:
         first = self.T - rows.t1 + strip.s0
         return self.buckets[first : first + rows.t1 - rows.t0 + strip.s1 - strip.s0 - 1]
 
@@ -160,7 +160,7 @@ class _HostTerm(BiasTerm):
         self.sizes = (problem.lead, problem.H, problem.T, problem.S)
         self.total = bias.zeros(*self.sizes)
 
-    def tile(self, rows: Rows, strip: Strip) -> Tensor:
+    def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
         group, whole = rows.group, (rows.t1 - rows.t0, strip.s1 - strip.s0)
         values = np.stack([
             np.stack([
@@ -170,7 +170,7 @@ class _HostTerm(BiasTerm):
         ])  # fmt: skip
         return self.problem.to_compute_dtype(to_tensor(_real(values), self.problem.device))  # type: ignore
 
-    def add(self, rows: Rows, strip: Strip, ds: Tensor) -> None:
+    def add(self, rows: QueryRows, strip: Strip, ds: Tensor) -> None:
         host, group = ds.detach().cpu().numpy(), rows.group
         for b in range(group.b0, group.b1):
             for h in range(group.h0, group.h1):
@@ -180,7 +180,7 @@ class _HostTerm(BiasTerm):
     def gradient(self) -> Tensor:
         return self.problem.to_compute_dtype(to_tensor(self.total, self.problem.device))  # type: ignore
 
-    def _tile(self, b: int, h: int, rows: Rows, strip: Strip) -> Tile:
+    def _tile(self, b: int, h: int, rows: QueryRows, strip: Strip) -> Tile:
         lead = self.sizes[0]
         sample = np.unravel_index(b, lead) if lead else ()
         plane = (*map(int, sample), h)
@@ -191,7 +191,7 @@ def bias_gradient(problem: Problem, ds: Tensor) -> Any:
     """Sum the gradient of all scores (..., H, T, S) to that of the bias [13]."""
     if isinstance(problem.bias, Tensor):
         return _sum_to(ds, problem.bias.shape)
-    whole = Rows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])
+    whole = QueryRows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])
     strip = Strip(0, problem.S, False)
     terms = bias_terms(problem, problem.bias)
     sizes = (*problem.lead, problem.H, problem.T, problem.S)
@@ -209,7 +209,7 @@ def bias_gradient(problem: Problem, ds: Tensor) -> Any:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _heads(rows: Rows, count: int) -> slice:
+def _heads(rows: QueryRows, count: int) -> slice:
     """Heads of a group in a parameter with one entry per head, or one for all."""
     return slice(rows.group.h0, rows.group.h1) if count > 1 else slice(None)
 

@@ -16,7 +16,7 @@ from npattn.torch.twins import Tensors
 
 __all__ = [
     "Appended",
-    "Results",
+    "CacheResults",
     "append",
     "merge",
     "paged",
@@ -29,7 +29,7 @@ __all__ = [
 Tensor = torch.Tensor
 
 
-class Results(NamedTuple):
+class CacheResults(NamedTuple):
     """Output and lse."""
 
     out: Tensor
@@ -46,8 +46,8 @@ class Appended(NamedTuple):
 
 _on_tensors = Tensors(__name__).bind
 varlen = _on_tensors(cache.varlen, Tensor)
-varlen_forward = _on_tensors(cache.varlen_forward, Results)
+varlen_forward = _on_tensors(cache.varlen_forward, CacheResults)
 paged = _on_tensors(cache.paged, Tensor)
-paged_forward = _on_tensors(cache.paged_forward, Results)
+paged_forward = _on_tensors(cache.paged_forward, CacheResults)
 append = _on_tensors(cache.append, Appended)
-merge = _on_tensors(cache.merge, Results)
+merge = _on_tensors(cache.merge, CacheResults)

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from npattn.masks.bands import Band
-from npattn.masks.mask import And, Dense
+from npattn.masks.mask import And, ArrayMask
 from npattn.problem.arrays import Array, Tile, band, diagonal
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
 
-__all__ = ["Group", "Plan", "Rows", "Strip", "flatten", "plan_of", "tile_of"]
+__all__ = ["Group", "QueryRows", "Strip", "TilePlan", "flatten", "plan_of", "tile_of"]
 
 Tensor = torch.Tensor
 
@@ -61,7 +61,7 @@ class Strip(NamedTuple):
     partial: bool
 
 
-class Rows(NamedTuple):
+class QueryRows(NamedTuple):
     """A block of queries of a group, and the strips that are visible to it."""
 
     group: Group
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
         return (*self.group.planes, slice(self.t0, self.t1))
 
 
-class Plan:
+class TilePlan:
     """Tiles of a problem.
 
     Parameters
@@ -104,7 +104,7 @@ class Plan:
             self.light = not (self.tensors or self.others or (self.bands and not small))
 
     @cached_property
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[QueryRows]:
         """Blocks of queries with their strips; what computes all at once needs none."""
         if self.one_tile:
             return _one_tile(self.samples, self.H, self.T, self.S, self.masked)
@@ -114,7 +114,7 @@ class Plan:
         self.n = max(CELL, self.tile // (planes * self.m) // CELL * CELL)
         cells = [] if groups[0].mixed else self._read_mask_tensors()
         return [
-            Rows(group, t0, t1, self._strips(group, t0, t1, cells))
+            QueryRows(group, t0, t1, self._strips(group, t0, t1, cells))
             for group in groups
             for t0, t1 in self._blocks(group)
         ]
@@ -220,7 +220,7 @@ class Plan:
 
     # --- visible scores of a partial tile ---------------------------------------------------------
 
-    def visible(self, rows: Rows, strip: Strip) -> Tensor:
+    def visible(self, rows: QueryRows, strip: Strip) -> Tensor:
         """Return a bool tensor that broadcasts to the tile."""
         # A plan kept for other problems holds no tensor: it might be one of inference mode.
         if self.light or len(self.rows) > 1 or strip.s1 - strip.s0 < self.S:
@@ -229,7 +229,7 @@ class Plan:
             self._whole = self._visible(rows, strip)
         return self._whole
 
-    def _visible(self, rows: Rows, strip: Strip) -> Tensor:
+    def _visible(self, rows: QueryRows, strip: Strip) -> Tensor:
         group, t0, t1, s0, s1 = *rows[:3], strip.s0, strip.s1
         visible: Tensor | None = None
         for mask in self.bands:
@@ -270,13 +270,13 @@ class Plan:
         return to_tensor(visible, self.device)
 
 
-def plan_of(problem: Problem, whole: bool) -> Plan:
+def plan_of(problem: Problem, whole: bool) -> TilePlan:
     """Return the plan of a problem, made once; without tensors, once for all of its kind."""
     own = problem.__dict__
     key = (whole, TILE.get(problem.device.type, ELSEWHERE), QUERIES, CELL)
-    plan: Plan | None = own["_shared"].get(key) or own["_plans"].get(key)
+    plan: TilePlan | None = own["_shared"].get(key) or own["_plans"].get(key)
     if plan is None:
-        plan = Plan(problem, whole)
+        plan = TilePlan(problem, whole)
         own["_shared" if plan.light else "_plans"][key] = plan
     return plan
 
@@ -292,7 +292,7 @@ def flatten(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
 
 
-def tile_of(x: Tensor, rows: Rows, strip: Strip) -> Tensor:
+def tile_of(x: Tensor, rows: QueryRows, strip: Strip) -> Tensor:
     """Take a tile of a tensor with four axes; its axes of 1 stay."""
     if rows.every and x.shape[3] in (1, strip.s1 - strip.s0):
         return x
@@ -310,9 +310,9 @@ def _small_band(first: int, m: int, n: int, left: int | None, right: int | None)
 
 
 @lru_cache
-def _one_tile(samples: int, H: int, T: int, S: int, masked: bool) -> list[Rows]:
+def _one_tile(samples: int, H: int, T: int, S: int, masked: bool) -> list[QueryRows]:
     strips = [Strip(0, S, masked)] if S else []
-    rows = Rows(Group(0, samples, 0, H, True), 0, T, strips, every=True)
+    rows = QueryRows(Group(0, samples, 0, H, True), 0, T, strips, every=True)
     return [rows] if samples * H * T else []
 
 
@@ -335,7 +335,7 @@ def _split_masks(problem: Problem) -> tuple[list[Band], list[Tensor], list[Any]]
             pending += [mask.one, mask.other]
         elif isinstance(mask, Band):
             bands.append(mask)
-        elif isinstance(mask, Dense):
+        elif isinstance(mask, ArrayMask):
             tensors.append(to_tensor(mask.array, problem.device))
         else:
             others.append(mask)

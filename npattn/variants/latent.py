@@ -35,7 +35,7 @@ __all__ = [
     "Form",
     "LatentForward",
     "LatentGradients",
-    "Sizes",
+    "LatentSizes",
     "attention",
     "backward",
     "check_form",
@@ -254,7 +254,7 @@ def _defined_rows(attention: Forward) -> Array:
     return np.ones((), bool) if undefined is None else ~undefined[..., None]
 
 
-class Sizes(NamedTuple):
+class LatentSizes(NamedTuple):
     """Sizes of latent attention, and its default scale."""
 
     H: int
@@ -263,7 +263,7 @@ class Sizes(NamedTuple):
     scale: float
 
 
-def check_latent(shapes: dict[str, tuple[int, ...]]) -> Sizes:
+def check_latent(shapes: dict[str, tuple[int, ...]]) -> LatentSizes:
     """Check the shapes of the six arrays against each other."""
     query, rotary, c, k_rope, w_uk, w_uv = (shapes[name] for name in NAMES)
     shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -297,7 +297,7 @@ def check_latent(shapes: dict[str, tuple[int, ...]]) -> Sizes:
         np.broadcast_shapes(query[:-3], rotary[:-3], c[:-2], k_rope[:-2])
     except ValueError:
         raise ShapeError(f"leading axes do not broadcast [{shown}]") from None
-    return Sizes(H, N, R, 1 / math.sqrt(N + R) if N + R else 1.0)
+    return LatentSizes(H, N, R, 1 / math.sqrt(N + R) if N + R else 1.0)
 
 
 def check_form(form: Any, options: dict[str, Any]) -> None:

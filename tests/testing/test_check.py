@@ -82,13 +82,13 @@ def refusing(condition):
 @pytest.mark.broad
 def test_refused_structure_is_listed_and_not_sampled(name):
     f = refusing(REFUSALS[name])
-    report = judge(f, examples=40, framework="numpy")
+    report = judge(f, examples=20, framework="numpy")
     line = f"float32: {name}: refused (raised NotImplementedError: not this one)"
     assert line in report.refused
     assert report.passed, str(report)
     probes = len(f.refused)
     assert probes <= 6  # probed alone, not sampled
-    assert outcome_of(report, "agreement-o").examples == 40
+    assert outcome_of(report, "agreement-o").examples == 20
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -117,7 +117,7 @@ def test_value_sizes_may_be_refused_too():
             raise ValueError("only multiples of 8")
         return flash(q, k, v)
 
-    report = judge(f, examples=30, framework="numpy")
+    report = judge(f, examples=20, framework="numpy")
     assert any("D % 8: refused" in line for line in report.refused)
     assert statuses(report)["agreement-o"] == "passed"
 
@@ -232,7 +232,7 @@ def without_softcap(error, values):
 
 def test_option_that_always_raises_a_mistake_is_an_error():
     values = []
-    report = judge(without_softcap(KeyError, values), examples=30)
+    report = judge(without_softcap(KeyError, values), examples=20)
     assert statuses(report) == {"option-softcap": "error", "agreement-o": "passed"}
     assert not report.passed
     assert values == list(OPTIONS["softcap"].examples)  # each once
@@ -243,7 +243,7 @@ def test_option_that_always_raises_a_mistake_is_an_error():
 @pytest.mark.parametrize("error", [AssertionError, NotImplementedError])
 def test_option_whose_every_value_is_refused_is_no_failure(error):
     values = []
-    report = judge(without_softcap(error, values), examples=30)
+    report = judge(without_softcap(error, values), examples=20)
     assert statuses(report) == {"agreement-o": "passed"}
     assert report.passed
     first = OPTIONS["softcap"].examples[0]
@@ -449,7 +449,7 @@ def test_write_to_inputs_is_detected():
             np.logical_not(mask, out=mask)
         return out
 
-    report = judge(f, "inputs-unchanged", examples=30)
+    report = judge(f, "inputs-unchanged", examples=20)
     assert outcome_of(report, "inputs-unchanged").message == "mask was written to"
 
 
@@ -461,7 +461,7 @@ def test_flaky_implementation_fails_with_problem():
         out = flash(q, k, v)
         return out + (rng.random() < 0.4)
 
-    report = judge(f, "agreement-o", "repeatable", examples=30)
+    report = judge(f, "agreement-o", "repeatable", examples=20)
     assert statuses(report)["agreement-o"] == statuses(report)["repeatable"] == "failed"
     assert outcome_of(report, "agreement-o").problem is not None
 
@@ -474,7 +474,7 @@ def test_flaky_failure_during_shrinking_still_fails():
         calls.append(1)
         return flash(q, k, v) + (len(calls) == 40)
 
-    report = judge(f, examples=40)
+    report = judge(f, examples=20)
     assert outcome_of(report, "agreement-o").status == "failed"
 
 
@@ -506,7 +506,7 @@ def test_raising_failure_is_shrunk_without_flaky_note():
     def f(q, k, v, *, causal=False, window=None, scale=None):  # causal is True where T ≠ S
         return npattn.attention(q, k, v, causal=causal, window=window, scale=scale, dtype=q.dtype)
 
-    outcome = outcome_of(judge(f, examples=40), "agreement-o")
+    outcome = outcome_of(judge(f, examples=20), "agreement-o")
     assert outcome.status == "error"
     assert "raised OptionError: causal=True is ambiguous for T = 2 queries" in outcome.message
     assert "did not fail every time" not in outcome.message
@@ -517,7 +517,7 @@ def test_the_smallest_failing_problem_is_small():
     def f(q, k, v, *, causal=False, scale=None, softcap=None):
         return flash(q, k, v, causal=causal, scale=scale)  # softcap is ignored
 
-    outcome = outcome_of(judge(f, examples=50), "agreement-o")
+    outcome = outcome_of(judge(f, examples=20), "agreement-o")
     problem = outcome.problem
     assert problem.softcap is not None
     assert not problem.causal
@@ -617,7 +617,7 @@ def rounds_scores(q, k, v):
 
 @pytest.mark.thorough
 def test_declared_rounding_is_enforced():
-    kwargs = {"dtypes": ("bfloat16",), "examples": 30, "framework": "numpy",
+    kwargs = {"dtypes": ("bfloat16",), "examples": 20, "framework": "numpy",
              "sizes": {"H": (1,), "K": (1,)}}  # fmt: skip
     assert judge(rounds_scores, **kwargs).passed
     strict = judge(rounds_scores, rounding="upcast", **kwargs)
@@ -644,7 +644,7 @@ def test_features_restrict_what_is_tested():
     def f(q, k, v, *, scale=None, softcap=None):
         return flash(q, k, v, scale=scale)
 
-    assert not judge(f, examples=30).passed
+    assert not judge(f, examples=20).passed
     report = judge(f, features=["scale"])
     assert report.passed
     assert "softcap: unknown to the judge, keeps its default" in report.untested
@@ -795,7 +795,7 @@ def test_other_conventions_fail_under_npattn(name):
     quirks, _ = CONVENTIONS[name]
     only = ["empty-row", "agreement-o", "agreement-lse"]
     report = check(
-        peculiar(**quirks), framework="numpy", examples=30, only=only, shrink=False, diagnosis=False
+        peculiar(**quirks), framework="numpy", examples=20, only=only, shrink=False, diagnosis=False
     )
     assert "failed" in statuses(report).values()
     assert report.settings["conventions"] == {}
@@ -808,7 +808,7 @@ def test_npattn_conventions_fail_under_others(name):
     only = ["empty-row", "agreement-o", "agreement-lse"]
     kwargs = {
         "framework": "numpy",
-        "examples": 30,
+        "examples": 20,
         "only": only,
         "shrink": False,
         "diagnosis": False,
@@ -827,7 +827,7 @@ def test_default_conventions_pass_under_npattn():
 def test_recipe_line_of_failure_follows_conventions():
     conventions = Conventions(causal="top_left", mask_true="hide", window="inclusive")
     quirks = {"top_left": True, "hides": True, "counts_itself": False}
-    report = judge(peculiar(**quirks), conventions=conventions, framework="numpy", examples=60)
+    report = judge(peculiar(**quirks), conventions=conventions, framework="numpy", examples=20)
     outcome = outcome_of(report, "agreement-o")
     assert outcome.status == "failed"
     assert ".problem(alignment='top_left', mask_true='hide')" in outcome.recipe

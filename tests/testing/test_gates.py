@@ -156,7 +156,7 @@ GATE_SHOWS = (
 )
 def test_a_wrong_gate_is_found_and_named(name, rule):
     wrong = MISTAKES[name]
-    report = check(wrong.forward, backward=wrong.backward, examples=30, only=[rule])
+    report = check(wrong.forward, backward=wrong.backward, examples=20, only=[rule])
     assert rule in [o.rule for o in report.outcomes if o.status == "failed"]
     assert name in [cause.name for cause in report.causes]
     assert ("gate=" in report.script()) == (name in GATE_SHOWS)

@@ -1,14 +1,14 @@
 """python docs/examples/train on the command line."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 from click.testing import CliRunner
-
-pytest.importorskip("sklearn")
-
 from train import Run, Settings, command, digits, precision
 from train.interactive import HELP
+
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
 
 FAST = ("--epochs", 1, "--embed_dim", 4, "--num_heads", 2)
 

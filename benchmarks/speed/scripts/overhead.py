@@ -21,7 +21,7 @@ from npattn.testing import Implementation, check
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.compare import compare_arrays
-from npattn.testing.runner.search import Search
+from npattn.testing.runner.search import RuleSearch
 from npattn.testing.targets import load
 from npattn.testing.trial import Trial
 
@@ -84,16 +84,16 @@ def time_problems(clock: Clock) -> list[Counter[str]]:
         (Trial, "problem", "problems"),
         (Trial, "cotangents", "problems"),
         *((Implementation, n, "handing over") for n in ("forward", "gradients")),
-        (Search, "run", "rules"),
+        (RuleSearch, "run", "rules"),
     ]
     for owner, method, name in methods:
         setattr(owner, method, clock.time(name, getattr(owner, method)))
-    cases, try_recipe = Trial.cases, Search.try_recipe
+    cases, try_recipe = Trial.cases, RuleSearch.try_recipe
     Trial.cases = lambda *args: clock.time_sampling(cases(*args))  # type: ignore[method-assign]
     each: list[Counter[str]] = []
     before = Counter(clock.spent)
 
-    def time_recipe(search: Search, recipe: Any) -> None:
+    def time_recipe(search: RuleSearch, recipe: Any) -> None:
         tried = search.tried
         try:
             try_recipe(search, recipe)
@@ -103,7 +103,7 @@ def time_problems(clock: Clock) -> list[Counter[str]]:
                 each.append(Counter({n: t - before[n] for n, t in clock.spent.items()}))
                 before.update(each[-1])
 
-    Search.try_recipe = time_recipe  # type: ignore[method-assign]
+    RuleSearch.try_recipe = time_recipe  # type: ignore[method-assign]
     return each
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from npattn.biases.bias import Dense
+from npattn.biases.bias import ArrayBias
 from npattn.engines import dense, threads
-from npattn.engines.tiled.operations import Call, Saved, Scores, Space, bound, is_finite, scores
+from npattn.engines.tiled.operations import Call, Saved, Scores, WorkSpace, bound, is_finite, scores
 from npattn.engines.tiled.tiling import Block, Plane
 from npattn.problem import Gradients, Problem
 from npattn.problem.arrays import Array, Tile, sum_to
@@ -31,8 +31,8 @@ def backward(
     call = Call(problem)
     pull = Pull(call, saved, do, dlse, dweights)
     if dweights is not None:
-        threads.each(call.blocks(), lambda: Space(call), pull.add_mean_of_dweights)
-    threads.each(pull.items, lambda: Space(call), pull.gradients)
+        threads.each(call.blocks(), lambda: WorkSpace(call), pull.add_mean_of_dweights)
+    threads.each(pull.items, lambda: WorkSpace(call), pull.gradients)
     return pull.result()
 
 
@@ -99,7 +99,7 @@ class Pull:
         self.dqs = [self.dq, *(np.zeros_like(self.dq) for _ in ranges[1:])]
         self.dbias: list[Any] = []
         if bias is not None:
-            by_key = isinstance(bias, Dense) and bias.array.shape[-1] != 1
+            by_key = isinstance(bias, ArrayBias) and bias.array.shape[-1] != 1
             count = 1 if by_key else len(ranges)
             self.dbias = [bias.zeros(*self.call.sizes, dtype=self.call.dtype) for _ in range(count)]
             self.dbias *= len(ranges) // count
@@ -125,7 +125,7 @@ class Pull:
         return list(itertools.pairwise(cuts))
 
     @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
-    def add_mean_of_dweights(self, block: Block, space: Space) -> None:
+    def add_mean_of_dweights(self, block: Block, space: WorkSpace) -> None:
         """Add Σ p dweights of each row to delta: the share of the returned weights."""
         assert self.dweights is not None
         plane, t0, t1 = block
@@ -137,7 +137,7 @@ class Pull:
             delta[rows] += np.where(p == 0, 0, p * dw).sum(-1)
 
     @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
-    def gradients(self, item: tuple[int, list[Plane], int, int], space: Space) -> None:
+    def gradients(self, item: tuple[int, list[Plane], int, int], space: WorkSpace) -> None:
         """Add the gradients through the keys lo ≤ s < hi of some heads."""
         piece, planes, lo, hi = item
         for plane in planes:
@@ -166,7 +166,7 @@ class Pull:
 
     def _add_fast(
         self, part: Scores, q: Array, do: Array, k: Array, v: Array,
-        dq: Array, dbias: Any, fresh: bool, space: Space,
+        dq: Array, dbias: Any, fresh: bool, space: WorkSpace,
     ) -> None:  # fmt: skip
         """Add the gradients of a tile by products, exp, and little else element by element."""
         call, (tile, _, partial, p, _), n, m = self.call, part, len(q), len(k)
@@ -192,7 +192,7 @@ class Pull:
 
     def _add(
         self, part: Scores, q: Array, do: Array, k: Array, v: Array,
-        dq: Array, dbias: Any, fresh: bool, space: Space,
+        dq: Array, dbias: Any, fresh: bool, space: WorkSpace,
     ) -> None:  # fmt: skip
         """Add the gradients of a tile with every option, line by line as in dense.backward."""
         call, (tile, _, _, s, slope), n, m = self.call, part, len(q), len(k)
@@ -240,7 +240,7 @@ class Pull:
 
 def find_empty_rows(call: Call) -> Array:
     """Mask of the queries that see no key: (..., H, T)."""
-    problem, space = call.problem, Space(call)
+    problem, space = call.problem, WorkSpace(call)
     empty = np.ones((*problem.lead, problem.H, problem.T), bool)
     for plane, t0, t1 in call.blocks():
         q = call.scaled_queries(plane, t0, t1, space)
@@ -249,7 +249,7 @@ def find_empty_rows(call: Call) -> Array:
     return empty
 
 
-def _add_product(x: Array, y: Array, total: Array, fresh: bool, space: Space) -> None:
+def _add_product(x: Array, y: Array, total: Array, fresh: bool, space: WorkSpace) -> None:
     """Add x @ y to a total, or overwrite the total if it is fresh, with nothing in it."""
     if fresh:
         np.matmul(x, y, out=total)

@@ -55,7 +55,7 @@ class Call(Tiling):
         return np.broadcast_to(x, (*self.problem.lead, heads, *x.shape[-2:]))
 
     def scaled_queries(
-        self, plane: Plane, t0: int, t1: int, space: Space, per_nat: float | None = None
+        self, plane: Plane, t0: int, t1: int, space: WorkSpace, per_nat: float | None = None
     ) -> Array:
         """Multiply a block of queries by the scale, and by the units of a score per nat."""
         per_nat = self.per_nat if per_nat is None else per_nat
@@ -63,7 +63,7 @@ class Call(Tiling):
         scaled: Array = np.multiply(q, self.scale * per_nat, out=space(f"q{per_nat}", *q.shape))
         return scaled
 
-    def hide(self, tile: Tile, s: Array, space: Space) -> None:
+    def hide(self, tile: Tile, s: Array, space: WorkSpace) -> None:
         """Turn hidden scores into −inf, in place, and a visible NaN into inf.
 
         An inf makes NaN of its row as a NaN does. The minimum of a score and ±inf takes a tenth of
@@ -80,7 +80,7 @@ class Call(Tiling):
         np.fmin(s, limit, out=s)
 
     def finish_scores(
-        self, tile: Tile, s: Array, part: Part, space: Space, slope: bool = False
+        self, tile: Tile, s: Array, part: Part, space: WorkSpace, slope: bool = False
     ) -> Array | None:
         """Turn scale · q kᵀ into the final scores, in place, and return the slope [2-7]."""
         problem, rate = self.problem, None
@@ -128,7 +128,7 @@ class Scores(NamedTuple):
     slope: Array | None  # their derivative by the products, where asked for and not scale
 
 
-class Space:
+class WorkSpace:
     """Work space of one thread: nothing is allocated for a tile."""
 
     def __init__(self, call: Call):
@@ -162,7 +162,7 @@ def scores(
     q: Array,
     t0: int,
     t1: int,
-    space: Space,
+    space: WorkSpace,
     keys: tuple[int, int] | None = None,
     slope: bool = False,
 ) -> Iterator[Scores]:

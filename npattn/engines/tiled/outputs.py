@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npattn.engines import dense, threads
-from npattn.engines.tiled.operations import Call, Saved, Space, scores
+from npattn.engines.tiled.operations import Call, Saved, WorkSpace, scores
 from npattn.engines.tiled.tiling import Block, Plane
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
@@ -18,11 +18,11 @@ def forward(problem: Problem) -> tuple[Array, Array, Saved]:
     out = np.empty((*problem.lead, problem.H, problem.T, problem.E), problem.dtype)
     shift, log = np.zeros(out.shape[:-1], problem.dtype), np.empty(out.shape[:-1], problem.dtype)
 
-    def work(block: Block, space: Space) -> None:
+    def work(block: Block, space: WorkSpace) -> None:
         plane, t0, t1 = block
         fill_block(call, plane, t0, t1, space, *(x[plane][t0:t1] for x in (out, shift, log)))
 
-    threads.each(call.blocks(), lambda: Space(call), work)
+    threads.each(call.blocks(), lambda: WorkSpace(call), work)
     saved, lse = Saved(out, shift, log), shift / call.per_nat + log
     return (out[0], lse[0], saved) if problem.headless else (out, lse, saved)
 
@@ -37,12 +37,12 @@ def max_score(problem: Problem, _: Saved) -> Array:
     call = Call(problem)
     top = np.empty((*problem.lead, problem.H, problem.T), problem.dtype)
 
-    def work(block: Block, space: Space) -> None:
+    def work(block: Block, space: WorkSpace) -> None:
         plane, t0, t1 = block
         q = call.scaled_queries(plane, t0, t1, space)
         top[plane][t0:t1] = maxima(call, plane, q, t0, t1, space)
 
-    threads.each(call.blocks(), lambda: Space(call), work)
+    threads.each(call.blocks(), lambda: WorkSpace(call), work)
     return top if call.per_nat == 1 else top / np.asarray(call.per_nat, top.dtype)
 
 
@@ -52,7 +52,7 @@ def fill_block(
     plane: Plane,
     t0: int,
     t1: int,
-    space: Space,
+    space: WorkSpace,
     out: Array,
     shift: Array,
     log: Array,
@@ -91,7 +91,7 @@ def _sums(
     q: Array,
     t0: int,
     t1: int,
-    space: Space,
+    space: WorkSpace,
     shift: Array | None,
     out: Array,
     careful: bool,
@@ -122,7 +122,7 @@ def _sums(
 
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # each thread has its own
-def maxima(call: Call, plane: Plane, q: Array, t0: int, t1: int, space: Space) -> Array:
+def maxima(call: Call, plane: Plane, q: Array, t0: int, t1: int, space: WorkSpace) -> Array:
     m = np.full(t1 - t0, -np.inf, call.dtype)
     for _, rows, _, s, _ in scores(call, plane, q, t0, t1, space):
         m[rows] = np.maximum(m[rows], s.max(-1))

@@ -8,7 +8,7 @@ import numpy as np
 
 from npattn import biases
 from npattn.engines import dense, threads
-from npattn.engines.tiled.operations import Call, Saved, Space, is_finite, scores
+from npattn.engines.tiled.operations import Call, Saved, WorkSpace, is_finite, scores
 from npattn.engines.tiled.tiling import Block
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, BiasLike
@@ -35,10 +35,10 @@ def jvp(
         for name, x, heads in (("q", dq, problem.H), ("k", dk, problem.K), ("v", dv, problem.K))
     }
 
-    def work(block: Block, space: Space) -> None:
+    def work(block: Block, space: WorkSpace) -> None:
         _add_jvp(call, saved, block, space, along, moved_bias, dsinks, do, dlse, careful)
 
-    threads.each(call.blocks(), lambda: Space(call), work)
+    threads.each(call.blocks(), lambda: WorkSpace(call), work)
     return (do[0], dlse[0]) if problem.headless else (do, dlse)
 
 
@@ -47,7 +47,7 @@ def _add_jvp(
     call: Call,
     saved: Saved,
     block: Block,
-    space: Space,
+    space: WorkSpace,
     along: dict[str, Array | None],
     dbias: biases.Bias | None,
     dsinks: Array | None,

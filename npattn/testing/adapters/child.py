@@ -854,10 +854,10 @@ class Session:
                 reply, out = self.ask(message, tensors)
                 return ({**reply, "error_state": True} if np.geterr() != ERRORS else reply), out
 
-    def describe(
+    def load_target(
         self, message: dict[str, Any], tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Load the target, and say how it is called."""
+    ) -> tuple[str, dict[str, Any]]:
+        """Load the functions; return the framework and the settings that come with them."""
         backward = message.get("backward")
         if "pickled" in tensors:  # from the judge, never to it
             import pickle
@@ -879,6 +879,14 @@ class Session:
                 settings |= {"quantized": target.quantized.dtype, "rows": target.quantized.rows}
             framework, self.backward, target = target.framework.name, target.backward, target.f
         self.f = target
+        return framework, settings
+
+    def describe(
+        self, message: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Load the target, and say how it is called."""
+        framework, settings = self.load_target(message, tensors)
+        target, backward = self.f, message.get("backward")
         tries, unfound = not message.get("untried"), {}
         try:
             self.framework, tried = choose_framework(

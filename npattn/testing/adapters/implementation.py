@@ -36,16 +36,16 @@ from npattn.testing.adapters.frameworks import (
 from npattn.testing.adapters.load import Spec, by_spec, load_callable
 from npattn.testing.adapters.passing import Passing
 from npattn.testing.adapters.quantized import WORDS
-from npattn.testing.adapters.request import LEAVES, Request, name_results
-from npattn.testing.adapters.session import Session
+from npattn.testing.adapters.request import LEAVES, CallRequest, name_results
+from npattn.testing.adapters.session import HostProcess
 from npattn.testing.adapters.signature import read_backward, read_signature
 from npattn.testing.adapters.views import lay_out
 
 __all__ = ["Framework", "Implementation", "ImplementationError", "ResultError"]
 
 
-class Implementation(Passing, Session):
-    """A callable under test, which takes arrays as `Passing` says, in a `Session`.
+class Implementation(Passing, HostProcess):
+    """A callable under test, which takes arrays as `Passing` says, in a `HostProcess`.
 
     Parameters
     ----------
@@ -302,13 +302,13 @@ class Implementation(Passing, Session):
                 "isolate=True, or run npattn check without --sweep"
             ) from err
 
-    def request(self, problem: Problem | None, keeps: bool = False) -> Request:
+    def request(self, problem: Problem | None, keeps: bool = False) -> CallRequest:
         """Return a request for calls, to which arrays are added."""
-        return Request(self, problem, keeps)
+        return CallRequest(self, problem, keeps)
 
     def _request(
         self, problem: Problem, view: str = "contiguous", inputs: dict[str, Any] | None = None
-    ) -> Request:
+    ) -> CallRequest:
         """Return a request with the arrays of a problem, or with those of a rule."""
         request = self.request(problem, keeps=inputs is not None and self.keeps_arrays)
         own = self.inputs(problem, view) if inputs is None else inputs

@@ -11,6 +11,16 @@ from npattn.testing.adapters.base import catch_foreign
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.request import LEAVES, name_results
 
+REFUSED = {
+    "is_isolated": "sweep needs the implementation in this process, not in a worker",
+    "storage": "sweep on a device needs (B, H, T, D): judge sequences without it",
+    "packing": "sweep on a device needs q, k and v apart: judge without it",
+    "quantized": "sweep on a device has no quantized inputs: judge them without it",
+    "latent": "sweep on a device has no latent inputs or lists: leave it out",
+    "key_lists": "sweep on a device has no latent inputs or lists: leave it out",
+}
+"""Attribute of an implementation → why a sweep refuses it."""
+
 
 def results_on_device(
     f: Implementation,
@@ -37,16 +47,9 @@ def results_on_device(
     list of (name, array)
         A name comes once for each way to call it.
     """
-    if f.is_isolated:
-        raise OptionError("sweep needs the implementation in this process, not in a worker")
-    if f.storage is not None:
-        raise OptionError("sweep on a device needs (B, H, T, D): judge sequences without it")
-    if f.packing is not None:
-        raise OptionError("sweep on a device needs q, k and v apart: judge without it")
-    if f.quantized is not None:
-        raise OptionError("sweep on a device has no quantized inputs: judge them without it")
-    if f.latent is not None or f.key_lists is not None:
-        raise OptionError("sweep on a device has no latent inputs or lists: leave it out")
+    for name, why in REFUSED.items():
+        if getattr(f, name) not in (None, False):
+            raise OptionError(why)
     request = f.request(problem)
     layout = f.arrangement
     own = {n: layout.apply(n, x) for n, x in inputs.items()}

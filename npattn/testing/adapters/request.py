@@ -56,7 +56,7 @@ class Callee(Protocol):
     ) -> dict[str, Any]: ...
 
 
-class Request:
+class CallRequest:
     """One call, or several with the same arrays, in this process.
 
     Parameters

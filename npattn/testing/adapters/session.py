@@ -15,7 +15,7 @@ INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
 """Variables of the environment that have kernels interpreted."""
 
 
-class Session:
+class HostProcess:
     """Calls in this process.
 
     Attributes

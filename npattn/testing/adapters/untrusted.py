@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Judged(NamedTuple):
+class JudgedCalls(NamedTuple):
     """Results that were compared with the oracle as soon as they came: their number, and how late.
 
     Attributes
@@ -21,10 +21,10 @@ class Judged(NamedTuple):
     calls: int = 0
     seconds: float = 0.0
 
-    def merge(self, other: Judged) -> Judged:
+    def merge(self, other: JudgedCalls) -> JudgedCalls:
         """Return what was judged here and there."""
         times = self.times + other.times
-        return Judged(times, max(self.calls, other.calls), max(self.seconds, other.seconds))
+        return JudgedCalls(times, max(self.calls, other.calls), max(self.seconds, other.seconds))
 
 
 @dataclass
@@ -42,18 +42,18 @@ class Untrusted:
 
     renew: Callable[[], object]
     age: Callable[[], tuple[int, float]]
-    judged: Judged = field(default_factory=Judged)
+    judged: JudgedCalls = field(default_factory=JudgedCalls)
 
     def note_judged(self) -> None:
         """Note that results which were just returned are compared with the oracle."""
         calls, seconds = self.age()
-        self.add(Judged(1, calls - 1, seconds))
+        self.add(JudgedCalls(1, calls - 1, seconds))
 
-    def add(self, judged: Judged) -> None:
+    def add(self, judged: JudgedCalls) -> None:
         """Add what was judged elsewhere."""
         self.judged = self.judged.merge(judged)
 
-    def take(self) -> Judged:
+    def take(self) -> JudgedCalls:
         """Return what was judged since the last time."""
-        judged, self.judged = self.judged, Judged()
+        judged, self.judged = self.judged, JudgedCalls()
         return judged

@@ -26,7 +26,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class ProblemInBlocks:
     """A problem whose arrays stay where they are, under conventions."""
 
     problem: Problem

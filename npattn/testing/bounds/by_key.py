@@ -15,7 +15,7 @@ import numpy as np
 
 from npattn.engines import dense
 from npattn.problem.arrays import Array
-from npattn.testing.bounds.blocks import Block, Blocks
+from npattn.testing.bounds.blocks import Block, ProblemInBlocks
 from npattn.testing.bounds.by_row import KeyBlock, KeyBlockVariance, Rows, width
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import half_ulp
@@ -96,7 +96,7 @@ class KeyGradients(WorstCase):
     @np.errstate(all="ignore")
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: ProblemInBlocks,
         at: tuple[tuple[int, ...], int, Array],
         rounding: Rounding,
         dtype: Any,

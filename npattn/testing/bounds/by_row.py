@@ -14,7 +14,7 @@ import numpy as np
 
 from npattn.engines import dense
 from npattn.problem.arrays import Array
-from npattn.testing.bounds.blocks import Block, Blocks
+from npattn.testing.bounds.blocks import Block, ProblemInBlocks
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.variance import Variance, Variety, count_rises, tile_maxima
 from npattn.testing.bounds.worst_case import OutErrorSums, WeightSums, WorstCase, finite, row_sum
@@ -151,7 +151,7 @@ class Rows(WorstCase):
     @np.errstate(all="ignore")
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: ProblemInBlocks,
         lead: tuple[int, ...],
         h: Array,
         t: Array,

@@ -14,13 +14,13 @@ import numpy as np
 from npattn.problem.arrays import Array
 from npattn.variants.linear import recurrent
 from npattn.variants.linear.chunked import solve
-from npattn.variants.linear.operands import Operands
+from npattn.variants.linear.operands import LinearOperands
 
 
 class Written:
     """Values u (..., K, S, E) that the delta rule writes, and how residuals grow on their way."""
 
-    def __init__(self, x: Operands, sizes: Operands) -> None:
+    def __init__(self, x: LinearOperands, sizes: LinearOperands) -> None:
         """Solve for u; the features of `sizes` bound the features of x from above."""
         assert x.beta is not None
         products, read = _products(x)
@@ -38,7 +38,7 @@ class Written:
         return np.asarray(self.growth.swapaxes(-1, -2) @ residual)
 
 
-def _products(x: Operands) -> tuple[Array, Array]:
+def _products(x: LinearOperands) -> tuple[Array, Array]:
     """Return the decayed products of each key with those before it, and k S_0."""
     S = x.k.shape[-2]
     steps = np.broadcast_to(np.eye(S), (*x.k.shape[:-1], S))
@@ -55,12 +55,12 @@ def interleave(first: Array, second: Array) -> Array:
     return rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])
 
 
-def add_readers(x: Operands, u: Array) -> Operands:
+def add_readers(x: LinearOperands, u: Array) -> LinearOperands:
     """Return linear attention of the values u, two steps a key: it reads, then it is written."""
     readers = interleave(x.k, 0 * x.k)[..., None, :, :]  # the last query head
     q = np.concatenate([interleave(0 * x.q, x.q), readers], -3)
     k, v, g = interleave(0 * x.k, x.k), interleave(0 * u, u), interleave(x.g, 0 * x.g)
-    return Operands(q, k, v, g, x.state, None, x.causal)
+    return LinearOperands(q, k, v, g, x.state, None, x.causal)
 
 
 def add_cotangents(dy: Array, dread: Array) -> Array:
@@ -75,7 +75,7 @@ def split(y: Array) -> tuple[Array, Array]:
     return y[..., :-1, 1::2, :], y[..., -1, ::2, :]
 
 
-def merge(d: Operands) -> Operands:
+def merge(d: LinearOperands) -> LinearOperands:
     """Return gradients of queries, keys and values, from those in the steps of `add_readers`."""
     dq, of_readers = split(d.q)
     return d._replace(q=dq, k=d.k[..., 1::2, :] + of_readers, v=d.v[..., 1::2, :])

@@ -42,7 +42,7 @@ def differential_bounds(
     dict of name → (exact, allowed)
         out, and with dout: dq1, dk1, dq2, dk2, dv, dlam, dbias, dsinks, dnorm_weight.
     """
-    at = _Bounds(fwd, dtype)
+    at = _DifferentialBounds(fwd, dtype)
     results = {"out": (fwd.out, at.e_out)}
     if dout is None:
         return results
@@ -52,7 +52,7 @@ def differential_bounds(
     return results | {name: (value, errors[name]) for name, value in values.items()}
 
 
-class _Bounds:
+class _DifferentialBounds:
     """Errors of y, of the root mean square and of the output; then of gradients."""
 
     def __init__(self, fwd: DifferentialForward, dtype: Any) -> None:

@@ -29,7 +29,7 @@ from npattn.testing.bounds.delta import (
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.variants.linear import FEATURE_MAPS, FeatureMap, LinearForward, backward, recurrent
 from npattn.variants.linear.api import operands_of
-from npattn.variants.linear.operands import Operands
+from npattn.variants.linear.operands import LinearOperands
 
 VAST = 1e100
 """Error of a quotient whose divisor may be 0: finite, so that 0 of it is 0, and inf in the end."""
@@ -69,21 +69,21 @@ def linear_bounds(
     """
     if np.dtype(dtype) not in (np.dtype(d) for d in ("f8", "f4", "bfloat16")):
         raise DtypeError(f"dtype is {dtype}, must be float64, float32 or bfloat16")
-    bounds = _Bounds(fwd, Units.of(Rounding.undeclared(dtype), dtype))
+    bounds = _LinearBounds(fwd, Units.of(Rounding.undeclared(dtype), dtype))
     results = bounds.forward()
     if not (dout is None and dstate is None and dnormaliser is None):
         results |= bounds.backward(dout, dstate, dnormaliser)
     return {n: (exact, np.where(e < VAST, e, np.inf)) for n, (exact, e) in results.items()}
 
 
-class _Bounds:
+class _LinearBounds:
     """Operands of one problem, their absolute values, and these with their errors."""
 
     def __init__(self, fwd: LinearForward, units: Units) -> None:
         self.fwd, self.p, self.u = fwd, fwd.problem, units
         self.inside = 8 * units.u + units.exp + 2 * units.low.u
         p, value = self.p, self.p.map.value
-        self.x: Operands = fwd.residuals[0]
+        self.x: LinearOperands = fwd.residuals[0]
         self.least = self._majorant(lambda x: abs(value(x)))
         self.most = self._majorant(lambda x: abs(value(x)) + self._feature_error(x))
         sums = 2 * p.D + p.E + 2 * p.S + p.group * p.T + 12
@@ -99,7 +99,7 @@ class _Bounds:
             u = abs(self.written.u)
             self.least, self.most = add_readers(self.least, u), add_readers(self.most, u)
 
-    def _majorant(self, value: Callable[[Array], Array]) -> Operands:
+    def _majorant(self, value: Callable[[Array], Array]) -> LinearOperands:
         """Operands of absolute values, with these features."""
         p = self.p
 
@@ -241,7 +241,7 @@ class _Bounds:
         dz = np.zeros(whole) if dnormaliser is None else abs(dnormaliser).reshape(whole)
         return np.concatenate([dS, dz[..., None]], -1)
 
-    def _decay(self, x: Operands, d: Operands, dS: Array) -> Array:
+    def _decay(self, x: LinearOperands, d: LinearOperands, dS: Array) -> Array:
         """Sum of absolute values behind dlog_decay = Σ_{s ≥ t} (q dq − k dk) + S dS."""
         parts = x.k * d.k
         if x.causal:

@@ -248,7 +248,7 @@ def unit_roundoff(dtype: Any) -> float:
     return float(finfo(dtype).eps) / 2
 
 
-class Storage(NamedTuple):
+class StorageCost(NamedTuple):
     """Cost of storing a number x: |x| · u + eta."""
 
     u: float
@@ -259,8 +259,8 @@ class Storage(NamedTuple):
         return float((1 + self.u) ** n - 1)
 
 
-EXACT = Storage(0.0, 0.0)
-TF32 = Storage(2.0**-11, 2.0**-137)  # the exponents of float32, 10 bits of its fraction
+EXACT = StorageCost(0.0, 0.0)
+TF32 = StorageCost(2.0**-11, 2.0**-137)  # the exponents of float32, 10 bits of its fraction
 
 
 @dataclass(frozen=True)
@@ -269,17 +269,17 @@ class Units:
 
     u: float  # accumulator
     tiny: float  # loss by flushing subnormals, or a product of them
-    low: Storage  # input dtype
-    operands: Storage
-    q: Storage  # q · scale as stored, and so on
-    s: Storage
-    p: Storage
-    row_sum: Storage
-    lse: Storage
-    dp: Storage
-    ds: Storage
-    shared: Storage
-    partial: Storage
+    low: StorageCost  # input dtype
+    operands: StorageCost
+    q: StorageCost  # q · scale as stored, and so on
+    s: StorageCost
+    p: StorageCost
+    row_sum: StorageCost
+    lse: StorageCost
+    dp: StorageCost
+    ds: StorageCost
+    shared: StorageCost
+    partial: StorageCost
     exp: float
 
     @classmethod
@@ -291,7 +291,7 @@ class Units:
         wide = rounding.accumulator or ("float32" if narrow else "float64")
         u = {"float32": 2.0**-24, "truncated": 2.0**-23, "float64": 2.0**-53}[wide]
 
-        def storage(where: str) -> Storage:
+        def storage(where: str) -> StorageCost:
             if where == "accumulator":
                 return EXACT
             return low if where == "input" else _format(where)
@@ -308,7 +308,7 @@ class Units:
         )
 
 
-def _format(dtype: Any) -> Storage:
+def _format(dtype: Any) -> StorageCost:
     if isinstance(dtype, str) and dtype == "tf32":
         return TF32
-    return Storage(unit_roundoff(dtype), float(finfo(dtype).smallest_subnormal) / 2)
+    return StorageCost(unit_roundoff(dtype), float(finfo(dtype).smallest_subnormal) / 2)

@@ -21,7 +21,7 @@ from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.compare import Comparison
 from npattn.testing.device.sampling import DeviceProblem
-from npattn.testing.device.tensors import Tensors, compare_tensors, worst_ratios
+from npattn.testing.device.tensors import DeviceTensors, compare_tensors, worst_ratios
 from npattn.testing.trial import Trial
 from npattn.torch.api import backward, evaluate
 
@@ -103,7 +103,7 @@ def judge_on_device(
     models = [(trial.rounding, trial.space.dtype)]
     if canonical.dtype == torch.float32:  # then the oracle too errs by as much
         models.append((Rounding.undeclared("float32"), "float32"))
-    forms = [RowNorms(canonical, *model, Tensors(fwd.out, fwd.lse)) for model in models]
+    forms = [RowNorms(canonical, *model, DeviceTensors(fwd.out, fwd.lse)) for model in models]
     for form in forms:
         form.apart = rows is not None
     if bounded := all(form.fits for form in forms):

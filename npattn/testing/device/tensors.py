@@ -1,7 +1,7 @@
 """Bounds and errors in torch operations, on the device of the tensors.
 
-The bounds are derived in npattn.testing.bounds.row_norms, with `Tensors` as its array operations;
-errors are those of npattn.testing.compare.
+The bounds are derived in npattn.testing.bounds.row_norms, with `DeviceTensors` as its array
+operations; errors are those of npattn.testing.compare.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Tensors(ArrayOps):
+class DeviceTensors(ArrayOps):
     """Array operations of torch, on the device of a problem and in its compute dtype.
 
     `out` and `lse` are the oracle's.

@@ -15,7 +15,7 @@ from npattn.testing.report.sensitivity import Sensitivity
 
 
 @dataclass(frozen=True)
-class Group:
+class FailureGroup:
     """Failures that one cause explains, or that none does, in the order of levels.
 
     Attributes
@@ -166,7 +166,7 @@ class Record:
             rows.setdefault(outcome.rule, {})[outcome.dtype] = outcome
         return list(rows.values())
 
-    def groups(self, *, required: bool = True) -> list[Group]:
+    def groups(self, *, required: bool = True) -> list[FailureGroup]:
         """Return the failures by cause, the group of most failed rules that count first.
 
         Parameters
@@ -180,12 +180,12 @@ class Record:
         for cause in self.causes:
             members = tuple(o for o in left if o.id in cause.rules)
             left = [o for o in left if o not in members]
-            groups += [Group(cause, members)] if members else []
+            groups += [FailureGroup(cause, members)] if members else []
         levels = dict.fromkeys(o.level for o in left)
-        groups += [Group(None, tuple(o for o in left if o.level == x)) for x in levels]
+        groups += [FailureGroup(None, tuple(o for o in left if o.level == x)) for x in levels]
         return sorted(groups, key=self._count_rules)
 
-    def _count_rules(self, group: Group) -> tuple[int, int, bool]:
+    def _count_rules(self, group: FailureGroup) -> tuple[int, int, bool]:
         """Return a sort key: groups of most rules come first, those with a cause before others."""
         counting = {o.rule for o in group.outcomes if self.counts(o)}
         rules = {o.rule for o in group.outcomes}

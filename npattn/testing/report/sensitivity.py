@@ -22,8 +22,8 @@ class Sensitivity:
 
     Examples
     --------
-    >>> Sensitivity(judged=460, calls=1200, seconds=8.5).rate
-    0.0099...
+    >>> round(Sensitivity(judged=460, calls=1200, seconds=8.5).rate, 5)
+    0.00996
     """
 
     judged: int

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from npattn.testing.cases.space import LATE
 from npattn.testing.report import words
 from npattn.testing.report.escape import escape_controls
-from npattn.testing.report.record import Group, Record
+from npattn.testing.report.record import FailureGroup, Record
 
 LINES = 40
 """Lines of a short report of failures."""
@@ -104,7 +104,9 @@ def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
     yield from _end(record)
 
 
-def _group(record: Record, group: Group, width: int, *, whole: bool, names: int) -> Iterator[Line]:
+def _group(
+    record: Record, group: FailureGroup, width: int, *, whole: bool, names: int
+) -> Iterator[Line]:
     """Yield a cause in words, a failure that shows it, and the other rules.
 
     If not `whole`, one line of the failure, and `names` lines of the other rules.
@@ -125,7 +127,7 @@ def _group(record: Record, group: Group, width: int, *, whole: bool, names: int)
         yield Line(f"  passes with {words.convention_flag(cause)}")
 
 
-def _cause_lines(group: Group, width: int) -> Iterator[Line]:
+def _cause_lines(group: FailureGroup, width: int) -> Iterator[Line]:
     """Yield the words of a cause, and when it passes."""
     if group.cause is None:
         return

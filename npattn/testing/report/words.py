@@ -10,7 +10,7 @@ from npattn.testing.levels import Level
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.report.record import Group, Record
+from npattn.testing.report.record import FailureGroup, Record
 
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
@@ -18,7 +18,7 @@ MUST = "(--must NAMES or must= makes it fail)"
 """Way to make what is not tested count."""
 
 
-def headline(groups: Sequence[Group]) -> str:
+def headline(groups: Sequence[FailureGroup]) -> str:
     """Return how many causes explain how many of the failed rules, in words."""
     total = sum(len(g.outcomes) for g in groups)
     rules = _count(total, "failed rule")

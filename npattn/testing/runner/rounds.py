@@ -30,7 +30,7 @@ from npattn.testing.rules.systematic_error import (
 )
 from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
 from npattn.testing.runner.robustness import describe_wrong_input
-from npattn.testing.runner.search import Search, Standing
+from npattn.testing.runner.search import RuleSearch, Standing
 from npattn.testing.trial import Suspicion, Trial, Violation
 
 BEHAVIOUR = "behaves as"
@@ -218,11 +218,11 @@ class Judge:
 
     def _search(
         self, rule: Property, trial: Trial, standing: Standing | None, *, leaves: bool = True
-    ) -> Search:
+    ) -> RuleSearch:
         tell: Callable[[Recipe], object] = lambda _: None  # noqa: E731
         if self.journal is not None:
             tell = partial(self.journal.note_recipe, trial.space.dtype, rule.rule)
-        return Search(
+        return RuleSearch(
             rule,
             trial,
             self.examples,
@@ -253,7 +253,7 @@ def _outcome(rule: Property, dtype: str, status: Status, **details: Any) -> Outc
     return Outcome(rule.rule, rule.section, rule.about, dtype, status, level=rule.level, **details)
 
 
-def _failed_outcome(rule: Property, trial: Trial, search: Search) -> Outcome:
+def _failed_outcome(rule: Property, trial: Trial, search: RuleSearch) -> Outcome:
     assert search.failure is not None
     recipe, err = search.failure.recipe, search.failure.error
     status: Status = "failed"

@@ -28,7 +28,7 @@ from npattn.errors import OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results, format_exception_line
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.adapters.untrusted import Judged
+from npattn.testing.adapters.untrusted import JudgedCalls
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import StructureRefusedError
 from npattn.testing.cases.space import Space
@@ -223,7 +223,7 @@ class Processes:
                     task.future.set_exception(err)
                     return True
                 kinds = self.implementation.given_up_kinds
-                task.future.set_result(_Answer(answers, kinds, Judged()))
+                task.future.set_result(_Answer(answers, kinds, JudgedCalls()))
                 return True
         return False
 
@@ -350,7 +350,7 @@ class _Answer(NamedTuple):
 
     answers: Answers
     given_up: Mapping[str, str]
-    judged: Judged
+    judged: JudgedCalls
 
 
 # --- in the processes -----------------------------------------------------------------------------
@@ -410,5 +410,5 @@ def _answer(
     with implementation.framework.one_thread(), np.errstate(**ERRORS):
         answers = dict(judge.answer(names, count, standings))
     untrusted = implementation.untrusted
-    judged = Judged() if untrusted is None else untrusted.take()
+    judged = JudgedCalls() if untrusted is None else untrusted.take()
     return _Answer(answers, implementation.given_up_kinds, judged)

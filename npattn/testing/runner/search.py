@@ -62,7 +62,7 @@ class Standing:
     asked: Asked = field(default_factory=Asked)
 
 
-class Search:
+class RuleSearch:
     """Try one rule on different recipes, and shrink the first that fails.
 
     Attributes

@@ -15,7 +15,7 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.problem.checks import read_floating
-from npattn.testing.bounds.blocks import Blocks
+from npattn.testing.bounds.blocks import ProblemInBlocks
 from npattn.testing.bounds.by_key import HeadResults, KeyGradients, Slack, sum_heads
 from npattn.testing.bounds.by_row import Rows
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
@@ -61,7 +61,7 @@ class SampledRows:
                 f"rounding is {self.rounding.name}, which spot_check does not cover: its integers "
                 "and partial sums need whole rows; npattn check judges them"
             )
-        self.blocks = Blocks(problem, conventions)
+        self.blocks = ProblemInBlocks(problem, conventions)
         self.lead, self.H, self.T = problem.lead, problem.H, problem.T
         row = () if problem.headless else (*problem.lead, problem.H)
         shapes = {

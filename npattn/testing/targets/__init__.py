@@ -95,27 +95,19 @@ def load_implementation(
     MissingExtraError
         If the target needs a package that is not installed.
     """
-    given: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
-    given |= {"quantized": quantized, "features": features}
-    given |= {"backward": backward, "framework": None if framework == "auto" else framework}
+    own: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
+    own |= {"quantized": quantized, "features": features}
     made = load_object(spec) if spec not in TARGETS and ":" in spec else None
     if isinstance(made, Implementation):
-        return _take_whole(made, spec, [n for n, x in given.items() if x is not None])
+        given = {**own, "backward": backward, "framework": framework}
+        unset = (None, "auto")
+        return _take_whole(made, spec, [n for n, x in given.items() if x not in unset])
     f, known_backward = load(spec)
     if like is None and spec in TARGETS:
-        like = TARGETS[spec].like
-    implementation = Implementation(
-        f,
-        backward=known_backward if backward is None else load(backward)[0],
-        framework=framework,
-        layout=layout,
-        like=like,
-        rename=rename,
-        features=features,
-        quantized=quantized,
-        spec=spec,
-        backward_spec=backward,
-    )
+        like = own["like"] = TARGETS[spec].like
+    gradient = known_backward if backward is None else load(backward)[0]
+    own |= {"framework": framework, "spec": spec, "backward_spec": backward}
+    implementation = Implementation(f, backward=gradient, **own)
     if spec in TARGETS:
         implementation.sizes = TARGETS[spec].sizes
         implementation.rounding = TARGETS[spec].rounding

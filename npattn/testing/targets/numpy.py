@@ -24,7 +24,7 @@ Window = tuple[int | None, int | None]
 TILE = 48  # keys a step; most S leave a tail
 
 
-class Tile(NamedTuple):
+class KeyTile(NamedTuple):
     """One tile of keys, with the scores of all queries for them."""
 
     keys: slice
@@ -170,7 +170,7 @@ def _tiles(
     bias: Array | None,
     scale: float | None,
     softcap: float | None,
-) -> Iterator[Tile]:
+) -> Iterator[KeyTile]:
     """Yield the keys, `TILE` at a time, with the final scores of all queries for them."""
     T, S, wide = rows.shape[-2], k.shape[-2], rows.dtype.type
     left, right = window or (None, None)
@@ -193,7 +193,7 @@ def _tiles(
             s = s + _cut(bias, keys).astype(wide)  # [4]
         if visible is not True:
             s = np.where(visible, s, -np.inf)  # [5] not an addition: NaN + −inf is NaN
-        yield Tile(keys, s, slope)
+        yield KeyTile(keys, s, slope)
 
 
 def _keep(mask: Array | None, rate: float, keys: slice, wide: type[Any]) -> Array | None:

@@ -58,6 +58,20 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
     return rng.standard_normal(tuple(shape)).astype(dtype)
 
 
+def _check_fields(values: Any, defaults: Mapping[str, Any]) -> None:
+    """Raise OptionError unless `values` is a mapping of known fields."""
+    if not isinstance(values, Mapping):
+        raise OptionError(
+            f"values is of type {type(values).__name__}, must be a mapping: "
+            + '{"causal": (True,)}'
+        )
+    unknown = [name for name in values if name not in defaults]
+    if unknown:
+        raise OptionError(
+            f"values has {unknown[0]!r}, must have fields among {', '.join(defaults)}"
+        )
+
+
 def allowed_values(
     defaults: Mapping[str, Sequence[Any]],
     options: Mapping[str, str],
@@ -88,16 +102,7 @@ def allowed_values(
         If `values` has an unknown field or value, no values, or several for an option that the
         implementation does not name.
     """
-    if not isinstance(values, Mapping):
-        raise OptionError(
-            f"values is of type {type(values).__name__}, must be a mapping: "
-            + '{"causal": (True,)}'
-        )
-    unknown = [name for name in values if name not in defaults]
-    if unknown:
-        raise OptionError(
-            f"values has {unknown[0]!r}, must have fields among {', '.join(defaults)}"
-        )
+    _check_fields(values, defaults)
     chosen: dict[str, Sequence[Any]] = {}
     for field, every in defaults.items():
         own = tuple(every)

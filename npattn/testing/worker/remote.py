@@ -41,7 +41,7 @@ from npattn.testing.adapters.frameworks import (
     try_frameworks,
 )
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.adapters.request import Request, refuse_count
+from npattn.testing.adapters.request import CallRequest, refuse_count
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.worker.description import Stub
@@ -49,8 +49,8 @@ from npattn.testing.worker.fatal_kinds import GivenUp
 from npattn.testing.worker.supervisor import Worker
 from npattn.testing.worker.values import (
     Held,
+    HeldItem,
     NoArray,
-    Place,
     find_garbage,
     places,
     plain,
@@ -108,7 +108,7 @@ class Frames(Framework):
         return array
 
     def take(self, value: Any) -> Array:
-        if isinstance(value, Place):
+        if isinstance(value, HeldItem):
             value = self.remote.read(value)
         if isinstance(value, NoArray):
             raise value.error
@@ -333,7 +333,7 @@ class Remote(Implementation):
                     array[...] = array_of(out[name]).reshape(array.shape)
                     counterpart.contents = array.tobytes()
 
-    def read(self, place: Place) -> Any:
+    def read(self, place: HeldItem) -> Any:
         """Return results that the worker keeps."""
         if place.held.generation != self.worker.generation:
             raise Crash("crashed: the process that kept its result has ended")
@@ -345,7 +345,7 @@ class Remote(Implementation):
             return value[item] if isinstance(value, (tuple, dict)) else value
 
 
-class SentRequest(Request):
+class SentRequest(CallRequest):
     """One call, or several with the same arrays: what goes to the worker and what comes back."""
 
     reading = staticmethod(find_garbage)
@@ -452,7 +452,7 @@ class SentRequest(Request):
             return tuple(map(self.fetch, value))
         if isinstance(value, dict):
             return {name: self.fetch(x) for name, x in value.items()}
-        return self.remote.read(value) if isinstance(value, Place) else value
+        return self.remote.read(value) if isinstance(value, HeldItem) else value
 
     def _exchange(
         self, message: dict[str, Any], prefixes: Mapping[str, str]

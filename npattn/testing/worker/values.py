@@ -25,7 +25,7 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class HeldItem:
     """One of the results of a `Held`."""
 
     held: Held
@@ -65,10 +65,10 @@ def find_garbage() -> Iterator[None]:
 
 def places(structure: Any, held: Held) -> Any:
     if structure is None:
-        return Place(held, 0)
+        return HeldItem(held, 0)
     if "tuple" in structure:
-        return tuple(Place(held, n) for n in range(len(structure["tuple"])))
-    return {name: Place(held, name) for name in structure["mapping"]}
+        return tuple(HeldItem(held, n) for n in range(len(structure["tuple"])))
+    return {name: HeldItem(held, name) for name in structure["mapping"]}
 
 
 def value_of(structure: Any, tensors: Mapping[str, Tensor]) -> Any:

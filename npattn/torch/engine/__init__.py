@@ -13,8 +13,8 @@ rules of docs/semantics.md.
 """
 
 from npattn.torch.engine.gradients import backward
-from npattn.torch.engine.operations import Saved
+from npattn.torch.engine.operations import SavedTensors
 from npattn.torch.engine.outputs import forward, max_score, weights
 from npattn.torch.engine.tangents import jvp
 
-__all__ = ["Saved", "backward", "forward", "jvp", "max_score", "weights"]
+__all__ = ["SavedTensors", "backward", "forward", "jvp", "max_score", "weights"]

@@ -11,7 +11,7 @@ from npattn.problem.arrays import sum_to
 from npattn.torch.engine import in_one_pass
 from npattn.torch.engine.operations import (
     INF,
-    Saved,
+    SavedTensors,
     TileOps,
     all_finite,
     matmul_shared,
@@ -20,7 +20,7 @@ from npattn.torch.engine.operations import (
 from npattn.torch.engine.outputs import fully_masked_rows
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_slopes
-from npattn.torch.tiles import Rows, Strip, flatten, tile_of
+from npattn.torch.tiles import QueryRows, Strip, flatten, tile_of
 
 __all__ = ["backward"]
 
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 def backward(
     problem: Problem,
-    saved: Saved,
+    saved: SavedTensors,
     do: Tensor,
     dlse: Tensor | None = None,
     dweights: Tensor | None = None,
@@ -51,7 +51,7 @@ class _GradientPass:
     def __init__(
         self,
         ops: TileOps,
-        saved: Saved,
+        saved: SavedTensors,
         do: Tensor,
         dlse: Tensor | None,
         dweights: Tensor | None,
@@ -96,14 +96,14 @@ class _GradientPass:
                 delta[rows.at] += (dp if live is None else torch.where(live, dp, 0)).sum(-1)
         return delta
 
-    def _dp(self, rows: Rows, strip: Strip, do: Tensor) -> Tensor:
+    def _dp(self, rows: QueryRows, strip: Strip, do: Tensor) -> Tensor:
         """Gradient of the weights, before the softmax subtracts its mean."""
         dp = matmul_shared(do, self.ops.keys(self.ops.v, rows, strip).mT)
         keep = self.ops.dropout_factor(rows, strip)
         dp = dp if keep is None else dp * keep
         return dp if self.dweights is None else dp + tile_of(self.dweights, rows, strip)
 
-    def add_tile(self, rows: Rows, strip: Strip, q: Tensor, do: Tensor) -> None:
+    def add_tile(self, rows: QueryRows, strip: Strip, q: Tensor, do: Tensor) -> None:
         """Add the gradients of a tile."""
         ops, round_to_storage = self.ops, self.ops.problem.round_to_storage
         s, live, slope = ops.scores(rows, strip, q, slope=True)
@@ -121,7 +121,7 @@ class _GradientPass:
         self.dq.add(rows.at, ops.sum(dx, ops.keys(ops.k, rows, strip), live))
 
     def _weights_and_ds(
-        self, rows: Rows, s: Tensor, dp: Tensor, live: Tensor | None
+        self, rows: QueryRows, s: Tensor, dp: Tensor, live: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the weights of a tile, and the gradients of its scores."""
         ops, delta = self.ops, rows_of(self.delta, rows)

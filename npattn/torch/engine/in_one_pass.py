@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from npattn.problem.arrays import diagonal
-from npattn.torch.engine.operations import INF, Saved, TileOps, rows_of
-from npattn.torch.tiles import Rows
+from npattn.torch.engine.operations import INF, SavedTensors, TileOps, rows_of
+from npattn.torch.tiles import QueryRows
 
 __all__ = ["sum_exp", "weights_and_gradients"]
 
@@ -54,7 +54,7 @@ def sum_exp(ops: TileOps) -> tuple[Tensor, Tensor] | None:
 
 
 def weights_and_gradients(
-    ops: TileOps, rows: Rows, s: Tensor, dp: Tensor, saved: Saved, delta: Tensor
+    ops: TileOps, rows: QueryRows, s: Tensor, dp: Tensor, saved: SavedTensors, delta: Tensor
 ) -> bool:
     """Write the weights of a tile over s, and the gradients of its scores over dp, or nothing.
 

@@ -14,11 +14,11 @@ from npattn.torch.bias_terms import bias_terms
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import call_score_mod
 from npattn.torch.score_mod import slope as score_mod_slope
-from npattn.torch.tiles import Rows, Strip, flatten, plan_of, tile_of
+from npattn.torch.tiles import QueryRows, Strip, flatten, plan_of, tile_of
 
 __all__ = [
     "INF",
-    "Saved",
+    "SavedTensors",
     "TileOps",
     "all_finite",
     "matmul_shared",
@@ -32,7 +32,7 @@ INF = math.inf
 transforms_active: Any = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
-class Saved(NamedTuple):
+class SavedTensors(NamedTuple):
     """Results that backward and jvp need, in the dtype computed in, with a head axis."""
 
     out: Tensor  # (..., H, T, E)
@@ -94,30 +94,30 @@ class TileOps:
         """Return zeros of a shape for each sample and query head."""
         return self.q.new_zeros((self.plan.samples, self.problem.H, *shape))
 
-    def flat_saved(self, saved: Saved) -> Saved:
+    def flat_saved(self, saved: SavedTensors) -> SavedTensors:
         """Merge the leading axes of saved results."""
         n, rank = self.plan.samples, len(self.problem.lead)
         if rank == 1:
             return saved
-        return Saved(*(None if x is None else x.reshape(n, *x.shape[rank:]) for x in saved))  # type: ignore
+        return SavedTensors(*(None if x is None else x.reshape(n, *x.shape[rank:]) for x in saved))  # type: ignore
 
-    def key_planes(self, rows: Rows) -> tuple[slice, slice]:
+    def key_planes(self, rows: QueryRows) -> tuple[slice, slice]:
         """Samples and key/value heads of a group [1]."""
         group, G = rows.group, self.problem.H // self.problem.K
         return slice(group.b0, group.b1), slice(group.h0 // G, (group.h1 - 1) // G + 1)
 
-    def keys(self, x: Tensor, rows: Rows, strip: Strip) -> Tensor:
+    def keys(self, x: Tensor, rows: QueryRows, strip: Strip) -> Tensor:
         """Keys or values of a tile: (B', K', n, size)."""
         if rows.every and strip.s1 - strip.s0 == self.problem.S:
             return x
         return x[(*self.key_planes(rows), slice(strip.s0, strip.s1))]
 
-    def scale_queries(self, rows: Rows) -> Tensor:
+    def scale_queries(self, rows: QueryRows) -> Tensor:
         """Return scale · q of a block of queries: (B', H', m, D)."""
         return rows_of(self.q, rows) * self.scale
 
     def scores(
-        self, rows: Rows, strip: Strip, q: Tensor, slope: bool = False
+        self, rows: QueryRows, strip: Strip, q: Tensor, slope: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return a tile's final scores, which of them are live (None: all), and their slope."""
         problem, rate = self.problem, None
@@ -142,7 +142,7 @@ class TileOps:
         needed = slope and (strip.partial or self.bias or problem.score_mod is not None)
         return s, (s != -INF if needed or self.careful else None), rate
 
-    def indices(self, rows: Rows, strip: Strip) -> Any:
+    def indices(self, rows: QueryRows, strip: Strip) -> Any:
         """Return b, h, t, s_index for score_mod, with four axes."""
         group, device = rows.group, self.q.device
         ends = ((group.b0, group.b1), (group.h0, group.h1), (rows.t0, rows.t1), strip[:2])
@@ -151,14 +151,16 @@ class TileOps:
             for i, pair in enumerate(ends)
         )
 
-    def dropout_factor(self, rows: Rows, strip: Strip) -> Tensor | None:
+    def dropout_factor(self, rows: QueryRows, strip: Strip) -> Tensor | None:
         """Return keep / (1 − rate) of a tile, None without dropout [9]."""
         if self.keep is None:
             return None
         keep: Tensor = self.problem.to_compute_dtype(tile_of(self.keep, rows, strip))
         return keep / (1 - self.problem.dropout_rate)
 
-    def weights(self, rows: Rows, s: Tensor, live: Tensor | None, saved: Saved) -> Tensor:
+    def weights(
+        self, rows: QueryRows, s: Tensor, live: Tensor | None, saved: SavedTensors
+    ) -> Tensor:
         """Return exp(s − lse); in a row of NaN, hidden keys still have weight 0 [10]."""
         s = s if saved.shift is None else self.subtract(s, rows_of(saved.shift, rows))
         p = self.exp(self.subtract(s, rows_of(saved.log, rows)))
@@ -182,7 +184,7 @@ class TileOps:
         """Return exp(s), in place where s may be overwritten."""
         return s.exp_() if self.may_overwrite(s) else s.exp()
 
-    def sink_weights(self, saved: Saved) -> Tensor:
+    def sink_weights(self, saved: SavedTensors) -> Tensor:
         """Return the weight of the sinks in each row."""
         assert self.sinks is not None
         return torch.exp(
@@ -209,7 +211,7 @@ class TileOps:
         return self.sum(w.mT, x, transposed)
 
 
-def rows_of(x: Tensor, rows: Rows) -> Tensor:
+def rows_of(x: Tensor, rows: QueryRows) -> Tensor:
     """Take the rows of a block from a tensor (B, H, T, ...) of all of them."""
     return x if rows.every else x[rows.at]
 

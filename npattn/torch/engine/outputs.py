@@ -7,9 +7,9 @@ import math
 import torch
 
 from npattn.torch.engine import in_one_pass
-from npattn.torch.engine.operations import INF, Saved, TileOps, all_finite
+from npattn.torch.engine.operations import INF, SavedTensors, TileOps, all_finite
 from npattn.torch.problem import Problem
-from npattn.torch.tiles import Rows
+from npattn.torch.tiles import QueryRows
 
 __all__ = ["forward", "fully_masked_rows", "max_score", "weights"]
 
@@ -17,15 +17,15 @@ Tensor = torch.Tensor
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
-def forward(problem: Problem, whole: bool = False) -> Saved:
+def forward(problem: Problem, whole: bool = False) -> SavedTensors:
     """Return out (..., H, T, E) and the logarithm of each row's sum, in two parts."""
     ops = TileOps(problem, whole)
     out, total, shift = _sum_tiles(ops) if problem.storage is None else _sum_in_storage(ops)
     shift = None if shift is None else ops.unflat(shift)
-    return Saved(ops.unflat(out), ops.unflat(total.log()), shift)
+    return SavedTensors(ops.unflat(out), ops.unflat(total.log()), shift)
 
 
-def weights(problem: Problem, saved: Saved, whole: bool = False) -> Tensor:
+def weights(problem: Problem, saved: SavedTensors, whole: bool = False) -> Tensor:
     """Return the weights (..., H, T, S): all T × S of them, which no other pass holds."""
     ops = TileOps(problem, whole)
     saved = ops.flat_saved(saved)
@@ -84,7 +84,7 @@ def _sum_blocks(ops: TileOps) -> tuple[Tensor, Tensor]:
     return out, total
 
 
-def _sum_block(ops: TileOps, rows: Rows, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sum_block(ops: TileOps, rows: QueryRows, shift: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return Σ exp(s − shift) v of each row, and Σ exp(s − shift), sink included [8, 11]."""
     q, out, total = ops.scale_queries(rows), None, None
     for strip in rows.strips:
@@ -101,7 +101,7 @@ def _sum_block(ops: TileOps, rows: Rows, shift: Tensor | None) -> tuple[Tensor, 
     return out, total
 
 
-def _row_maxima(ops: TileOps, rows: Rows, sinks: Tensor | None) -> Tensor:
+def _row_maxima(ops: TileOps, rows: QueryRows, sinks: Tensor | None) -> Tensor:
     """Return the largest score of each row, or its sink; −inf for a row without any."""
     q = ops.scale_queries(rows)
     m = q.new_full(q.shape[:-1], -INF)

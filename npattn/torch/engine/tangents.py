@@ -10,14 +10,14 @@ from npattn.problem.arrays import BiasLike
 from npattn.torch.bias_terms import bias_terms
 from npattn.torch.engine.operations import (
     INF,
-    Saved,
+    SavedTensors,
     TileOps,
     all_finite,
     matmul_shared,
     rows_of,
 )
 from npattn.torch.problem import Problem
-from npattn.torch.tiles import Rows, Strip
+from npattn.torch.tiles import QueryRows, Strip
 
 __all__ = ["jvp"]
 
@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 
 def jvp(
     problem: Problem,
-    saved: Saved,
+    saved: SavedTensors,
     dq: Tensor | None = None,
     dk: Tensor | None = None,
     dv: Tensor | None = None,
@@ -54,7 +54,7 @@ class _TangentPass:
     def __init__(
         self,
         ops: TileOps,
-        saved: Saved,
+        saved: SavedTensors,
         dq: Tensor | None,
         dk: Tensor | None,
         dv: Tensor | None,
@@ -68,7 +68,7 @@ class _TangentPass:
         self.saved = saved._replace(log=torch.where(saved.log == -INF, 0, saved.log))
         ops.careful = not all_finite(ops.q, ops.k, ops.v, self.dq, self.dk, self.dv)
 
-    def mean(self, rows: Rows) -> Tensor:
+    def mean(self, rows: QueryRows) -> Tensor:
         """Σ p ds of each row: the change of lse."""
         mean = torch.zeros_like(self.saved.log[rows.at])
         for _, p, ds, live in self._tiles(rows):
@@ -76,7 +76,7 @@ class _TangentPass:
             mean = mean + (term if live is None else torch.where(live, term, 0)).sum(-1)
         return mean
 
-    def out(self, rows: Rows, mean: Tensor) -> Tensor:
+    def out(self, rows: QueryRows, mean: Tensor) -> Tensor:
         """Σ p (ds − mean) v + Σ p dv of each row."""
         ops = self.ops
         do = mean.new_zeros((*mean.shape, ops.problem.E))
@@ -89,7 +89,7 @@ class _TangentPass:
                 do = do + ops.sum(w, ops.keys(self.dv, rows, strip), live)
         return do
 
-    def _tiles(self, rows: Rows) -> Iterator[tuple[Strip, Tensor, Tensor, Tensor | None]]:
+    def _tiles(self, rows: QueryRows) -> Iterator[tuple[Strip, Tensor, Tensor, Tensor | None]]:
         """Yield each tile's strip, its weights, the change of its scores, and what is live."""
         ops, q = self.ops, self.ops.scale_queries(rows)
         for strip in rows.strips:

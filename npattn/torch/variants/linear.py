@@ -16,12 +16,12 @@ from npattn.torch.twins import Tensors
 from npattn.variants import linear
 from npattn.variants.linear import FEATURE_MAPS
 
-__all__ = ["FEATURE_MAPS", "Results", "attention", "forward"]
+__all__ = ["FEATURE_MAPS", "LinearResults", "attention", "forward"]
 
 Tensor = torch.Tensor
 
 
-class Results(NamedTuple):
+class LinearResults(NamedTuple):
     """Output (..., H, T, E), last state (..., K, D, E), and normaliser (..., K, D) or None."""
 
     out: Tensor
@@ -99,7 +99,7 @@ class _Linear(Tensors):
 
 
 _on_tensors = _Linear(__name__).bind
-forward = _on_tensors(linear.forward, Results)
+forward = _on_tensors(linear.forward, LinearResults)
 attention = _on_tensors(
     linear.attention,
     Tensor,

@@ -24,7 +24,7 @@ from npattn.problem.checks import check_cotangent, check_result
 from npattn.problem.foreign import reject_unknown_options
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
-from npattn.variants.linear.operands import Operands
+from npattn.variants.linear.operands import LinearOperands
 from npattn.variants.linear.problem import ARRAYS as NAMES
 from npattn.variants.linear.problem import (
     Form,
@@ -148,7 +148,9 @@ attention = only_out(
 )
 
 
-def _results(xp: Any, problem: LinearProblem, x: Operands, y: Any, last: Any) -> LinearForward:
+def _results(
+    xp: Any, problem: LinearProblem, x: LinearOperands, y: Any, last: Any
+) -> LinearForward:
     """Divide by the sum of the weights, and shape the results as the inputs."""
     out, state, normaliser, total = y, last, None, None
     if problem.normalise:
@@ -221,7 +223,7 @@ def backward(
     return _through_features(p, grads)
 
 
-def _through_features(p: LinearProblem, grads: Operands) -> LinearGradients:
+def _through_features(p: LinearProblem, grads: LinearOperands) -> LinearGradients:
     """Gradients of the inputs from those of the features, each summed to its shape."""
 
     def reduce_to(name: str, dx: Array | None) -> Array | None:
@@ -260,7 +262,7 @@ def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) ->
     return array[None] if p.headless else array
 
 
-def operands_of(p: LinearProblem, xp: Any = ARRAYS, arrays: Any = None) -> Operands:
+def operands_of(p: LinearProblem, xp: Any = ARRAYS, arrays: Any = None) -> LinearOperands:
     """Return features, values, decay and state, all with the whole leading axes.
 
     `arrays` are those of the problem in the dtype computed in, by name.
@@ -285,4 +287,4 @@ def operands_of(p: LinearProblem, xp: Any = ARRAYS, arrays: Any = None) -> Opera
     per_feature = decay is not None and decay.shape[-1] != 1
     g = whole(decay, *kv, p.S, p.D if per_feature else 1)
     beta = None if p.beta is None else whole(arrays["beta"], *kv, p.S, 1)
-    return Operands(q.reshape(*kv, p.group, p.T, p.D), k, v, g, state, beta, bool(p.causal))
+    return LinearOperands(q.reshape(*kv, p.group, p.T, p.D), k, v, g, state, beta, bool(p.causal))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.variants.linear.operands import Operands
+from npattn.variants.linear.operands import LinearOperands
 
 __all__ = ["backward", "forward", "solve"]
 
@@ -26,7 +26,7 @@ LIMIT = 16.0
 """Largest |H|: exp(H) exp(−H) errs by some LIMIT units in the last place."""
 
 
-def forward(x: Operands, size: int) -> tuple[Array, Array]:
+def forward(x: LinearOperands, size: int) -> tuple[Array, Array]:
     """Return y (..., K, G, T, E) and the last state (..., K, F, E)."""
     if not x.causal:
         last = _sum_all(x, size)
@@ -38,13 +38,13 @@ def forward(x: Operands, size: int) -> tuple[Array, Array]:
     return y, state
 
 
-def backward(x: Operands, dy: Array, dstate: Array, size: int) -> Operands:
+def backward(x: LinearOperands, dy: Array, dstate: Array, size: int) -> LinearOperands:
     """Gradients of Σ dy·y + Σ dstate·(last state)."""
     dS = dstate
     if not x.causal:
         dS = dS + (_t(x.q) @ dy).sum(-3)
         dq = dy @ _t(_sum_all(x, size))[..., None, :, :]
-        return Operands(dq, x.v @ _t(dS), x.k @ dS, np.zeros_like(x.k), dS, None, False)
+        return LinearOperands(dq, x.v @ _t(dS), x.k @ dS, np.zeros_like(x.k), dS, None, False)
     dq, dk, dv = np.empty_like(x.q), np.empty_like(x.k), np.empty_like(x.v)
     dg, dbeta = np.empty_like(x.k), None if x.beta is None else np.empty_like(x.beta)
     for at, c in reversed([*_chunks(x, size)]):
@@ -75,10 +75,10 @@ def backward(x: Operands, dy: Array, dstate: Array, size: int) -> Operands:
         dg[..., at, :] = np.flip(np.flip(dH, -2).cumsum(-2), -2)  # H_t has g_2, …, g_t
         dg[..., at.start, :] = (c.state * dS).sum(-1)
         dS = _t(c.first) * dS
-    return Operands(dq, dk, dv, dg, dS, dbeta, True)
+    return LinearOperands(dq, dk, dv, dg, dS, dbeta, True)
 
 
-def _sum_all(x: Operands, size: int) -> Array:
+def _sum_all(x: LinearOperands, size: int) -> Array:
     """State of all keys, without decay."""
     state = x.state
     for a in range(0, x.k.shape[-2], size):
@@ -86,7 +86,7 @@ def _sum_all(x: Operands, size: int) -> Array:
     return state
 
 
-def _chunks(x: Operands, size: int) -> Iterator[tuple[slice, _Chunk]]:
+def _chunks(x: LinearOperands, size: int) -> Iterator[tuple[slice, _Chunk]]:
     """Chunks of at most `size` keys, without an |H| beyond LIMIT."""
     state, start, length = x.state, 0, x.k.shape[-2]
     while start < length:
@@ -103,7 +103,7 @@ def _chunks(x: Operands, size: int) -> Iterator[tuple[slice, _Chunk]]:
 class _Chunk:
     """Features of one chunk that carry its decays, and the values that it writes."""
 
-    def __init__(self, x: Operands, at: slice, H: Array, state: Array) -> None:
+    def __init__(self, x: LinearOperands, at: slice, H: Array, state: Array) -> None:
         q, k, self.u, g = x.q[..., at, :], x.k[..., at, :], x.v[..., at, :], x.g[..., at, :]
         self.grow, self.first, self.last = np.exp(H), np.exp(g[..., :1, :]), np.exp(H[..., -1:, :])
         self.q, self.k = q * self.grow[..., None, :, :], k / self.grow  # q̂, k̂

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from npattn.problem.arrays import Array
 
-__all__ = ["Operands"]
+__all__ = ["LinearOperands"]
 
 
-class Operands(NamedTuple):
+class LinearOperands(NamedTuple):
     """Features, values, logarithms of decay and a state; or the gradients of these.
 
     F is the number of features, G that of the query heads that share a state.

@@ -17,12 +17,12 @@ import numpy as np
 
 from npattn.oracle.twins import ARRAYS
 from npattn.problem.arrays import Array
-from npattn.variants.linear.operands import Operands
+from npattn.variants.linear.operands import LinearOperands
 
 __all__ = ["backward", "forward"]
 
 
-def _states(x: Operands, xp: Any = ARRAYS) -> Iterator[tuple[Array, Array]]:
+def _states(x: LinearOperands, xp: Any = ARRAYS) -> Iterator[tuple[Array, Array]]:
     """Yield the decayed state before each key, and the state after it."""
     a, state = xp.exp(x.g), x.state
     for s in range(x.k.shape[-2]):
@@ -31,19 +31,19 @@ def _states(x: Operands, xp: Any = ARRAYS) -> Iterator[tuple[Array, Array]]:
         yield before, state
 
 
-def _update(x: Operands, s: int, state: Array) -> Array:
+def _update(x: LinearOperands, s: int, state: Array) -> Array:
     """Value (..., K, E) that key s writes into a state."""
     v = x.v[..., s, :]
     return v if x.beta is None else x.beta[..., s, :] * (v - _read(x, s, state))
 
 
-def _read(x: Operands, s: int, state: Array) -> Array:
+def _read(x: LinearOperands, s: int, state: Array) -> Array:
     """Value (..., K, E) of a state at key s."""
     read: Array = (x.k[..., s, None, :] @ state)[..., 0, :]
     return read
 
 
-def forward(x: Operands, xp: Any = ARRAYS) -> tuple[Array, Array]:
+def forward(x: LinearOperands, xp: Any = ARRAYS) -> tuple[Array, Array]:
     """Return y (..., K, G, T, E) and the last state (..., K, F, E)."""
     rows, last = [], x.state
     for t, (_, last) in enumerate(_states(x, xp)):
@@ -55,7 +55,7 @@ def forward(x: Operands, xp: Any = ARRAYS) -> tuple[Array, Array]:
     return y, last
 
 
-def backward(x: Operands, dy: Array, dstate: Array) -> Operands:
+def backward(x: LinearOperands, dy: Array, dstate: Array) -> LinearOperands:
     """Gradients of Σ dy·y + Σ dstate·(last state)."""
     a, states = np.exp(x.g), [*_states(x)]
     dq, dk, dv = np.empty_like(x.q), np.empty_like(x.k), np.empty_like(x.v)
@@ -81,4 +81,4 @@ def backward(x: Operands, dy: Array, dstate: Array) -> Operands:
         dv[..., s, :] = du
         dg[..., s, :] = (dS * before).sum(-1)  # from S̃_t = a_t S_{t−1}, a = exp(g)
         dS = a[..., s, :, None] * dS
-    return Operands(dq, dk, dv, dg, dS, dbeta, x.causal)
+    return LinearOperands(dq, dk, dv, dg, dS, dbeta, x.causal)

@@ -1,7 +1,7 @@
 """The judge finds every mutant by one of its killers, and passes the base."""
 
-from dataclasses import fields, replace
-from functools import cache
+import itertools
+from dataclasses import fields
 
 import pytest
 from hypothesis import settings
@@ -9,21 +9,18 @@ from hypothesis import settings
 from benchmarks.zoo.mutants import MUTANTS, Mutant
 from benchmarks.zoo.mutants.killers import KILLERS
 from benchmarks.zoo.witness import ENOUGH, witness
-from npattn.conventions import Conventions
-from npattn.mistakes import MISTAKES, Attention, Mistake, base, base_backward, gated, mistake
-from npattn.testing import Implementation, Rounding, check
-from npattn.testing.capabilities import probe
-from npattn.testing.cases.space import Space
+from npattn.mistakes import MISTAKES, Attention, Mistake, base, base_backward, mistake
+from npattn.testing import check
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.runner.rounds import Judge
-from npattn.testing.trial import Trial
+from tests.testing.alone import judge_alone
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 
-PROBLEMS = min(settings().max_examples, 1000)  # a thousand in the nightly profile
-FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
-EACH = 1 if settings().max_examples > 1000 else 29  # of so many, one is judged as a user's is
-EXAMPLES = 100
+NIGHTLY = settings().max_examples > 1000
+PROBLEMS = 1000 if NIGHTLY else 20
+FEW = 8 if NIGHTLY else 2
+EACH = 1 if NIGHTLY else 29  # of so many, one is judged as a user's is
+EXAMPLES = 100  # until one fails
 EQUIVALENT = [name for name, mutant in MUTANTS.items() if mutant.equivalent]
 
 
@@ -56,30 +53,12 @@ def test_base_passes_every_rule(report_on_the_base):
     assert {o.rule for o in report_on_the_base.outcomes} == set(PROPERTIES)
 
 
-@cache
-def probed_base(dtype, rounding, with_gate):
-    """Return the trial of the base, probed."""
-    model = rounding or Rounding.undeclared(dtype)
-    model = Rounding.from_name(model) if isinstance(model, str) else model
-    forward, backward = (gated.base, gated.base_backward) if with_gate else (base, base_backward)
-    implementation = Implementation(forward, backward=backward)
-    space = Space(features=implementation.features, dtype=dtype)
-    return probe(Trial(implementation, Conventions(), model, space)).trial
-
-
 def worst_alone(mutant, rule):
     """Return the largest error / tolerance that a rule finds if it is asked alone, unprobed."""
     worst = 0.0
     for dtype in mutant.dtypes if rule in PROPERTIES else ():
-        implementation = Implementation(mutant.forward, backward=mutant.backward)
-        known = probed_base(dtype, mutant.rounding, "gate" in implementation.features)
-        if implementation.features != known.implementation.features:
-            continue
-        trial = replace(known, implementation=implementation, memo={})
-        judge = Judge(trial, EXAMPLES, 0, lambda *_: None, shrinks=False)
-        with trial.implementation.framework.one_thread():
-            outcome = judge.judge(PROPERTIES[rule], trial)
-        if outcome.status in ("failed", "suspect"):
+        outcome = judge_alone(mutant, rule, dtype, EXAMPLES)
+        if outcome is not None and outcome.status in ("failed", "suspect"):
             worst = max(worst, outcome.worst)
     return worst
 
@@ -93,13 +72,14 @@ def test_a_killer_fails_the_mutant_far_beyond_the_tolerance(name):
     if not whole and any(worst_alone(mutant, rule) > ENOUGH for rule in mutant.killed_by):
         return
     worst = 0.0
-    for rule in mutant.killed_by:  # one is enough
+    for examples, rule in itertools.product((20, 200), mutant.killed_by):  # one is enough
         report = check(
             mutant.forward,
             backward=mutant.backward,
             only=[rule],
             dtypes=mutant.dtypes,
             rounding=mutant.rounding,
+            examples=examples,
             shrink=False,
             diagnosis=False,
         )

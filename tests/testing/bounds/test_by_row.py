@@ -20,7 +20,7 @@ from npattn.problem.arrays import Array
 from npattn.problem.options import FEATURES
 from npattn.testing.bounds import by_key, by_row
 from npattn.testing.bounds.allowed import certificate, tolerance
-from npattn.testing.bounds.blocks import Blocks
+from npattn.testing.bounds.blocks import ProblemInBlocks
 from npattn.testing.bounds.by_key import HeadResults, KeyGradients, Slack, sum_heads
 from npattn.testing.bounds.by_row import Rows, width
 from npattn.testing.bounds.rounding import Rounding
@@ -61,7 +61,7 @@ class Case:
         results = recipe.cotangents(problem)
         self.dout = results.dout.astype(float)
         self.dlse = None if results.dlse is None else results.dlse.astype(float)
-        self.blocks = Blocks(problem, Conventions())
+        self.blocks = ProblemInBlocks(problem, Conventions())
         self.kv = problem.K - 1
         self.heads = self.blocks.heads(self.kv)
         self.h = np.repeat(self.heads, problem.T)

@@ -11,7 +11,7 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing.bounds import allowed as allowed_module
-from npattn.testing.bounds.rounding import Rounding, Storage, Units, unit_roundoff
+from npattn.testing.bounds.rounding import Rounding, StorageCost, Units, unit_roundoff
 from npattn.testing.cases.recipe import Recipe
 
 STORED = ("scores", "weights", "dweights", "dscores")
@@ -156,7 +156,7 @@ def test_accumulator_can_be_declared(accumulator: Any, dtype: str, u: float) -> 
 
 
 def test_unstored_intermediates_cost_nothing() -> None:
-    low, exact = Storage(2.0**-8, 2.0**-134), Storage(0.0, 0.0)
+    low, exact = StorageCost(2.0**-8, 2.0**-134), StorageCost(0.0, 0.0)
     fused = Units.of(Rounding.fused(), "bfloat16")
     assert (fused.q, fused.s, fused.p, fused.dp, fused.ds) == (exact, exact, low, exact, low)
     loose = Units.of(Rounding.undeclared("bfloat16"), "bfloat16")
@@ -180,7 +180,7 @@ def test_storage_may_be_another_format_than_the_input() -> None:
 
 
 def test_n_storages_cost_n_roundings_to_all_orders() -> None:
-    once = Storage(2.0**-8, 0.0)
+    once = StorageCost(2.0**-8, 0.0)
     assert once.times(0) == 0
     assert once.times(1) == 2.0**-8
     assert once.times(2) == 2 * 2.0**-8 + 2.0**-16

@@ -54,7 +54,7 @@ def test_bounds_are_near_the_full_form(dtype: str, model: Rounding, option: dict
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_correct_implementation_passes(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "LARGE", 0)
-    report = check(base, backward=base_backward, dtypes=(dtype,), only=["agreement"], examples=60)
+    report = check(base, backward=base_backward, dtypes=(dtype,), only=["agreement"], examples=20)
     assert report.passed, str(report)
 
 
@@ -67,7 +67,7 @@ def test_mutant_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         mutant.forward,
         backward=mutant.backward,
         only=mutant.killed_by,
-        examples=60,
+        examples=20,
         diagnosis=False,
     )
     assert not report.passed

@@ -53,7 +53,7 @@ def test_view_that_raises_in_some_sizes_is_refused():
     def refuses(q, k):
         return q.ndim == 4 and 1 < q.shape[2] < 12 and 0 < q.strides[1] < q.strides[2]
 
-    report = judge(refusing(refuses), "views", examples=100)
+    report = judge(refusing(refuses), "views", seed=2)
     assert report.passed
     assert any("transposed: taken in some sizes, raises in others" in x for x in report.refused)
 
@@ -76,7 +76,7 @@ def test_rank_taken_by_chance_is_forgotten_with_its_wrong_answers():
 
 
 PLAIN = {
-    "many queries": (lambda q, k: q.shape[-2] > 64, IndexError),
+    "many queries": (lambda q, k: q.shape[-2] > 32, IndexError),
     "more keys": (lambda q, k: k.shape[-2] == 3 and q.shape[-2] != 3, ValueError),
     "a mistake": (lambda q, k: q.ndim == 3 and q.shape[-2] < 7, NameError),
 }
@@ -84,7 +84,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_exceptions_of_plain_structure_stay_errors(name):
-    report = judge(refusing(*PLAIN[name]), examples=40)
+    report = judge(refusing(*PLAIN[name]), seed=2)
     assert not report.passed
     assert [o.status for o in report.outcomes if o.rule == "agreement-o"] == ["error"]
     assert not any("raises in" in line for line in report.refused)
@@ -118,7 +118,7 @@ def test_answers_given_with_refused_structure_are_forgotten():
             raise ValueError("not this one")
         return (npattn.attention(q, k, v) * (1 + late)).astype(q.dtype)
 
-    report = judge(f, "agreement-o", "permute-heads", examples=60)
+    report = judge(f, "agreement-o", "permute-heads")
     assert any("rank 3: taken in some sizes" in line for line in report.refused)
     assert {o.rule: o.status for o in report.outcomes}["agreement-o"] == "passed"
 

@@ -33,7 +33,7 @@ from npattn.testing.device.sampling import (  # noqa: E402
     sample_on_device,
 )
 from npattn.testing.device.sweep import Sweep, show_problem  # noqa: E402
-from npattn.testing.device.tensors import Tensors, compare_tensors, ratios  # noqa: E402
+from npattn.testing.device.tensors import DeviceTensors, compare_tensors, ratios  # noqa: E402
 from npattn.testing.runner.rounds import Judge  # noqa: E402
 from npattn.testing.targets.torch import sdpa  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
@@ -392,7 +392,7 @@ def test_bound_on_tensors_equals_numpy_bound(options, dtype):
     sample = sample_on_device(recipe)
     problem, rounding = to_host(sample), Rounding.undeclared(dtype)
     fwd = npattn.torch.api.evaluate(sample.problem, engine="dense")
-    on_tensors = RowNorms(sample.problem, rounding, dtype, Tensors(fwd.out, fwd.lse))
+    on_tensors = RowNorms(sample.problem, rounding, dtype, DeviceTensors(fwd.out, fwd.lse))
     on_arrays = RowNorms(problem, rounding, dtype)
     assert on_tensors.fits == on_arrays.fits
     do, dlse = sample.dout.double(), torch.where(torch.isneginf(fwd.lse), 0, sample.dlse.double())

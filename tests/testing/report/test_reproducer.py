@@ -199,7 +199,7 @@ def test_a_wrong_value_prints_wrong(mine, by):
 @pytest.mark.thorough
 def test_script_shows_nan_where_hidden_garbage_overflows(mine):
     f = implementation(mine, "adds_mask")
-    text = failure(f, "hidden-finite", dtypes=("float16",), examples=200).script()
+    text = failure(f, "hidden-finite", dtypes=("float16",), examples=20).script()
     shown = run(text, mine)
     assert "WRONG o becomes NaN" in shown
     assert "moves" not in shown, "rows that see the garbage are not compared"
@@ -288,7 +288,7 @@ def test_nondeterministic_result_is_shown(mine):
 def test_script_raises_again_where_a_rule_has_changed_the_problem(mine):
     """The keys that a rule appends are what it raises at."""
     f = implementation(mine, "at_most_33_keys")
-    text = failure(f, "padded-keys", examples=60, shrink=False).script()
+    text = failure(f, "padded-keys", examples=20, shrink=False).script()
     assert "IndexError" in run(text, mine, fails=True)
 
 
@@ -324,7 +324,7 @@ def test_a_score_mod_is_named(mine):
 @pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_many_options_at_once_are_kept(mine):
-    outcome = failure(implementation(mine, "all_options"), "agreement-o", examples=100)
+    outcome = failure(implementation(mine, "all_options"), "agreement-o", examples=20)
     assert outcome.script().count("\n    np.array(") == 3
     assert sum(f" {n}=" in outcome.script() for n in ("mask", "bias", "sinks", "dropout_mask")) >= 1
     assert "WRONG o[" in run(outcome.script(), mine)
@@ -355,14 +355,14 @@ def test_a_size_of_0_is_kept(mine):
 
 
 def test_misread_view_is_shown(mine):
-    text = failure(implementation(mine, "no_view"), "structure", examples=100).script()
+    text = failure(implementation(mine, "no_view"), "structure", examples=20).script()
     assert "WRONG o[" in run(text, mine)
 
 
 @pytest.mark.thorough
 def test_state_left_for_other_strides_is_shown(mine):
     f = implementation(mine, "plan_of_first_strides")
-    text = failure(f, "after-other-strides", examples=100).script()
+    text = failure(f, "after-other-strides", examples=20).script()
     assert "before = npattn.Problem(" in text
     assert "WRONG o[" in run(text, mine)
 
@@ -370,7 +370,7 @@ def test_state_left_for_other_strides_is_shown(mine):
 @pytest.mark.thorough
 def test_state_left_for_gradients_of_other_dtype_is_shown(mine):
     f = implementation(mine, "with_lse", backward="plan_of_first_dtype")
-    text = failure(f, "after-other-dtype", examples=100).script()
+    text = failure(f, "after-other-dtype", examples=20).script()
     assert "WRONG d" in run(text, mine)
 
 

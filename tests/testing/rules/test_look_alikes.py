@@ -79,8 +79,8 @@ def test_masks_of_ambiguous_shape_come_with_equal_sizes(few_shapes):
 
 @pytest.mark.thorough
 def test_flash_passes():
-    (outcome,) = check(flash, backward=flash_backward, only=[RULE.rule], examples=79).outcomes
-    assert (outcome.status, outcome.examples) == ("passed", 13)
+    (outcome,) = check(flash, backward=flash_backward, only=[RULE.rule], examples=20).outcomes
+    assert (outcome.status, outcome.examples) == ("passed", 6)
     assert 0 < outcome.worst < 1
 
 

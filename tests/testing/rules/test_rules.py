@@ -1,7 +1,6 @@
 """Every rule states its reason, passes on correct implementations, and fails on mistakes."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +9,14 @@ from hypothesis import settings
 
 from benchmarks.zoo.correct import Kernel
 from benchmarks.zoo.mutants import MUTANTS
-from npattn.conventions import Conventions
 from npattn.mistakes import Attention
-from npattn.testing import Implementation, Recipe, Rounding, check
-from npattn.testing.capabilities import probe
+from npattn.testing import Recipe, check
 from npattn.testing.cases.recipe import are_identical
-from npattn.testing.cases.space import Space
 from npattn.testing.rules import MODULES, PROPERTIES
-from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets.numpy import flash, flash_backward
-from npattn.testing.trial import Trial
+from tests.testing.alone import judge_alone
 
-FEW = min(settings().max_examples // 15, 8)  # 4; in the nightly profile 8
+FEW = min(settings().max_examples // 30, 8)  # 2; in the nightly profile 8
 SEMANTICS = Path(__file__).parents[3] / "docs" / "semantics.md"
 
 # One mutant for each rule: a rule without one might be unable to fail.
@@ -134,24 +129,12 @@ def test_every_rule_kills_a_mutant():
 @pytest.mark.every
 @pytest.mark.parametrize(("rule", "name"), KILLS.items())
 def test_rule_fails_on_its_mutant(rule, name):
-    outcome = judge_alone(MUTANTS[name], rule)
+    mutant = MUTANTS[name]
+    outcome = judge_alone(mutant, rule, mutant.dtypes[0], 60, leaves=False, evenly=True)
     assert outcome.status == ("suspect" if rule == "aggregate" else "failed"), outcome
     assert outcome.worst > 1
     assert outcome.message
     assert_recipe_is_true(outcome)
-
-
-def judge_alone(mutant, rule):
-    """Ask one rule, to which the probes and the rules on agreement leave everything."""
-    model = mutant.rounding or Rounding.undeclared(mutant.dtypes[0])
-    model = Rounding.from_name(model) if isinstance(model, str) else model
-    implementation = Implementation(mutant.forward, backward=mutant.backward)
-    space = Space(features=implementation.features, dtype=mutant.dtypes[0])
-    trial = Trial(implementation, Conventions(), model, space)
-    judge = Judge(trial, 60, 0, lambda *_: None, shrinks=False, evenly=True)
-    found = probe(trial).trial
-    trial = replace(found, space=replace(found.space, structure=space.structure))
-    return judge.judge(PROPERTIES[rule], trial, leaves=False)
 
 
 def assert_recipe_is_true(outcome):
@@ -323,6 +306,9 @@ def test_mistake_only_with_return_lse_breaks_agreement():
 
 
 SMALL = {"T": (5,), "S": (7,), "D": (3,), "E": (2,)}
+WITHOUT_AGGREGATE = [rule for rule in PROPERTIES if rule != "aggregate"]
+DIAGNOSED = ["shape-dtype", "agreement-o", "agreement-dq", "hidden-finite", "empty-row"]
+"""Rules whose failures are explained, of each kind one."""
 
 
 def cut(x):
@@ -351,14 +337,16 @@ def test_wrong_shapes_raise_in_no_rule(wrong):
         return {n: cut(x) if n == wrong and x is not None else x for n, x in grads.items()}
 
     # Rule aggregate is slow: one of the cases has it.
-    some = None if wrong == "lse" else [rule for rule in PROPERTIES if rule != "aggregate"]
-    report = judge_small(f, backward, some, diagnosis=wrong == "o")
+    some = None if wrong == "lse" else WITHOUT_AGGREGATE
+    report = judge_small(f, backward, some)
     assert outcome_of(report, "shape-dtype").status == "failed"
     assert not [o.rule for o in report.outcomes if o.status == "error"], str(report)
+    if wrong == "o":
+        assert not judge_small(f, backward, DIAGNOSED, diagnosis=True).passed
 
 
-def judge_small(f, backward, rules, diagnosis):
-    """Judge a function that is wrong throughout; the diagnosis is slow, and a few cases have it."""
+def judge_small(f, backward, rules, diagnosis=False):
+    """Judge a function that is wrong throughout; the diagnosis is slow, and is asked of a few."""
     options = {"examples": 2, "sizes": SMALL, "shrink": False, "diagnosis": diagnosis}
     return check(f, backward=backward, only=rules, **options)
 
@@ -401,11 +389,10 @@ def test_odd_results_fail_and_raise_in_no_rule(odd, of):
         return {n: ODD[odd](x) for n, x in grads.items() if x is not None and of == "gradients"}
 
     # Rule aggregate is slow: one of the cases has it.
-    some = None if odd == "complex" else [rule for rule in PROPERTIES if rule != "aggregate"]
-    report = judge_small(
-        f, backward, some, diagnosis=odd == "infinite" or (odd, of) == ("complex", "o and lse")
-    )
+    report = judge_small(f, backward, None if odd == "complex" else WITHOUT_AGGREGATE)
     assert not report.passed
+    if odd == "infinite" or (odd, of) == ("complex", "o and lse"):
+        assert not judge_small(f, backward, DIAGNOSED, diagnosis=True).passed
     assert {o.status for o in report.outcomes} <= {"failed", "passed", "not applicable", "suspect"}
 
 
@@ -431,7 +418,7 @@ def test_overflow_of_hidden_garbage_breaks_hidden_finite():
         w = w if mask is None else w * mask
         return w @ v / w.sum(-1, keepdims=True)
 
-    report = check(f, only=["hidden-finite"], examples=30, dtypes=("float32",), diagnosis=False)
+    report = check(f, only=["hidden-finite"], examples=20, dtypes=("float32",), diagnosis=False)
     (outcome,) = (o for o in report.outcomes if o.rule == "hidden-finite")
     assert outcome.status == "failed"
     assert "o becomes NaN where finite garbage" in outcome.message
@@ -505,7 +492,7 @@ def test_writing_in_backward_breaks_inputs_unchanged():
 
 def test_smallest_failing_recipe_is_small():
     mutant = MUTANTS["scale-twice"]
-    report = check(mutant.forward, only=["agreement-o"], examples=30, diagnosis=False)
+    report = check(mutant.forward, only=["agreement-o"], examples=20, diagnosis=False)
     line = outcome_of(report, "agreement-o").recipe
     recipe = eval(line.rpartition(".problem(")[0], {"Recipe": Recipe})
     assert recipe.T * recipe.S * recipe.D * recipe.E <= 60

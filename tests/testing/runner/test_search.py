@@ -13,7 +13,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.register import Property
 from npattn.testing.runner.rounds import Judge, Round, round_sizes
-from npattn.testing.runner.search import Search
+from npattn.testing.runner.search import RuleSearch
 from npattn.testing.targets.numpy import naive
 from npattn.testing.trial import Trial, Violation
 from tests.testing.rules.relations import MaskOfFirstSample, trial_of
@@ -40,12 +40,12 @@ def counting_rule(fails_at):
 def test_parts_try_the_recipes_of_the_whole(fails_at):
     rule, seen = counting_rule(fails_at)
     trial = trial_of(Attention())
-    whole = Search(rule, trial, 20, shrinks=False)
+    whole = RuleSearch(rule, trial, 20, shrinks=False)
     whole.run(SEED)
     other_rule, seen_in_parts = counting_rule(fails_at)
     standing = None
     for count in (2, 3, 20):
-        part = Search(other_rule, trial.fresh(), 20, False, standing)
+        part = RuleSearch(other_rule, trial.fresh(), 20, False, standing)
         part.run(SEED, count)
         standing = part.standing
         if part.failure is not None:
@@ -57,9 +57,9 @@ def test_parts_try_the_recipes_of_the_whole(fails_at):
 
 def test_a_rule_stops_at_its_share_of_the_problems_of_all():
     rule, seen = counting_rule(10_000)
-    Search(rule, trial_of(Attention()), 50, shrinks=False).run(SEED)
+    RuleSearch(rule, trial_of(Attention()), 50, shrinks=False).run(SEED)
     first, few = counting_rule(10_000)
-    search = Search(first, trial_of(Attention()), 50, shrinks=False, most=7)
+    search = RuleSearch(first, trial_of(Attention()), 50, shrinks=False, most=7)
     for count in (3, 50):
         search.run(SEED, count)
     assert search.standing.tried == 7
@@ -80,9 +80,11 @@ SHARES = {
 def test_rules_are_asked_their_share(processes):
     report = check(
         Implementation(naive, spec="npattn.testing.targets.numpy:naive"),
-        examples=83,
+        examples=83,  # of fewer, no rule is asked less than another
         seed=SEED,
         processes=processes,
+        diagnosis=False,
+        shrink=False,
     )
     asked = {outcome.rule: outcome.examples for outcome in report.outcomes}
     assert {name: asked[name] for name in SHARES} == SHARES
@@ -90,9 +92,9 @@ def test_rules_are_asked_their_share(processes):
 
 @pytest.mark.thorough
 def test_a_rule_that_is_named_is_asked_all():
-    report = check(naive, examples=29, seed=SEED, only=["value-linear", "shape-dtype"])
+    report = check(naive, examples=20, seed=SEED, only=["value-linear", "shape-dtype"])
     asked = {outcome.rule: outcome.examples for outcome in report.outcomes}
-    assert (asked["value-linear"], asked["shape-dtype"]) == (29, 29)
+    assert (asked["value-linear"], asked["shape-dtype"]) == (20, 20)
 
 
 def test_every_share_is_of_a_known_size():
@@ -143,7 +145,7 @@ def test_relation_leaves_wrong_results_to_agreement(rule):
     with pytest.raises(Violation) as caught:  # the tolerance is 0 here
         list(map(partial(PROPERTIES[rule].check, trial), recipes))
     assert caught.value.related == {"dk"}
-    search = Search(PROPERTIES[rule], trial, 10, shrinks=False)
+    search = RuleSearch(PROPERTIES[rule], trial, 10, shrinks=False)
     list(map(search.try_recipe, recipes))
     assert search.failure is None
     assert search.standing.left_to == {"dk"}
@@ -193,7 +195,7 @@ def test_fail_fast_stops_at_the_first_failure(processes):
     implementation = Implementation(twice, spec=f"{__name__}:twice")
     report = check(
         implementation,
-        examples=30,
+        examples=20,
         fail_fast=True,
         shrink=False,
         processes=processes,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from npattn.testing import Implementation, check
-from npattn.testing.adapters.untrusted import Judged, Untrusted
+from npattn.testing.adapters.untrusted import JudgedCalls, Untrusted
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.report.sensitivity import Sensitivity
@@ -170,10 +170,10 @@ def test_what_other_processes_judged_counts(monkeypatch):
     setting = schedule._Setting.of(judge, 1)
     answers = [schedule._answer(setting, ["agreement-o"], 3, {}, anew) for anew in (True, False)]
     assert renewed == [1]
-    assert [x.judged for x in answers] == [Judged(3, 7, 1.5)] * 2
+    assert [x.judged for x in answers] == [JudgedCalls(3, 7, 1.5)] * 2
     futures = [Future(), Future()]
     for future, answer in zip(futures, answers, strict=True):
         future.set_result(answer)
     tasks = [schedule._Task(future, ["agreement-o"], 3, {}) for future in futures]
     processes._collect(Round(judge, [], ["agreement-o"]), tasks)
-    assert implementation.untrusted.judged == Judged(6, 7, 1.5)
+    assert implementation.untrusted.judged == JudgedCalls(6, 7, 1.5)

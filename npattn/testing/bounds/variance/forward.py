@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.testing.bounds.rounding import Storage
+from npattn.testing.bounds.rounding import StorageCost
 from npattn.testing.bounds.variance.generic import (
     DEVIATIONS,
     R2,
@@ -41,7 +41,7 @@ class OutVarianceSums(NamedTuple):
     flush: Array
 
 
-def storage_variance(x: Array, unit: Storage) -> Array:
+def storage_variance(x: Array, unit: StorageCost) -> Array:
     """Return the variance of storing x: half the distance to its neighbours, squared, by 3."""
     if unit.u == 0:
         return np.zeros_like(x)

@@ -12,7 +12,7 @@ from npattn.conventions import Conventions
 from npattn.engines import dense
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
-from npattn.testing.bounds.rounding import EXACT, Rounding, Storage
+from npattn.testing.bounds.rounding import EXACT, Rounding, StorageCost
 from npattn.testing.bounds.worst_case.forward import ForwardErrors
 from npattn.testing.bounds.worst_case.scores import are_tame, row_sum
 
@@ -138,7 +138,7 @@ class WorstCase(ForwardErrors):
             return turned @ x
         return dense.sum_live(turned, x, self.r.live.swapaxes(-1, -2))
 
-    def _dp_of(self, do: Array, stored: Storage) -> tuple[Array, Array]:
+    def _dp_of(self, do: Array, stored: StorageCost) -> tuple[Array, Array]:
         """Return dp of a cotangent that may be stored, and its error."""
         unit, av, live = self.unit, self.sizes.v, self.r.live
         z, n_p, E = self.z, self.n_p, self.problem.E
