@@ -52,8 +52,8 @@ NUMBERS: dict[str, Name] = {
     "T": lambda p: float(p.T),
     "1 − rate": lambda p: 1 - p.dropout_rate,
     "1/(1 − rate)": lambda p: 1 / (1 - p.dropout_rate),
-    "√(⌈D/8⌉·8/D), the scale of D padded to 8": lambda p: math.sqrt(p.D / (-(-p.D // 8) * 8 or 1)),
-    "√(D/⌈D/16⌉·16), the scale of D padded to 16": lambda p: math.sqrt(p.D / (-(-p.D // 16) * 16 or 1)),
+    "√(D / D padded to 8)": lambda p: math.sqrt(p.D / (-(-p.D // 8) * 8 or 1)),
+    "√(D / D padded to 16)": lambda p: math.sqrt(p.D / (-(-p.D // 16) * 16 or 1)),
 }
 """Numbers with a name, by what they are on a problem."""
 
@@ -71,7 +71,8 @@ def recognise(values: Sequence[tuple[float, Problem]]) -> str:
         wanted = [f(p) for _, p in finite]
         if any(not np.isfinite(w) or abs(w - 1) < NEAR for w in wanted):
             continue
-        if all(abs(x - w) <= NEAR * max(abs(w), NEAR) for (x, _), w in zip(finite, wanted, strict=True)):
+        pairs = zip((x for x, _ in finite), wanted, strict=True)
+        if all(abs(x - w) <= NEAR * max(abs(w), NEAR) for x, w in pairs):
             return name
     numbers = [x for x, _ in finite]
     low, high = min(numbers), max(numbers)
@@ -108,7 +109,8 @@ def _weights(faults: Faults, points: Sequence[Point]) -> str:
         ratios = [(float(np.exp(x)), p) for f, p in faults if f.form == "rows"
                   for x in f.facts["log"][f.wrong]]  # fmt: skip
         text = recognise(ratios)
-        return f"rows sum to {text}" if " to " in text or text[0].isdigit() else f"rows are × {text}"
+        is_number = " to " in text or text[0].isdigit()
+        return f"rows sum to {text}" if is_number else f"rows are × {text}"
     if fault.form == "dropout":
         return "dropped weights are not 0"
     ratios = [

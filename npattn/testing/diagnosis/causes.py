@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.candidates import Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
     exception_causes,
@@ -160,7 +161,7 @@ class _Diagnosis:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
         evidence = self._smallest()
         f = self.trial.implementation
-        stored = []
+        stored: Found = []
         found, rest = search(self.trial, evidence)
         if f.storage is not None or f.packing is not None:
             # What reads a δ of another sequence depends on it too, and reads none of its keys.
@@ -291,8 +292,8 @@ class _Diagnosis:
             if sample is not None and condition.errors_on([sample]) <= DOUBTFUL:
                 return True
         recipes = {outcome.sampled, replace(outcome.sampled, distribution="normal")}
-        plain = (try_recipe(self.trial, recipe) for recipe in recipes)
-        return any(p is not None and p.fault is not None and _same_step(p.fault, fault) for p in plain)
+        plain = [try_recipe(self.trial, recipe) for recipe in recipes]
+        return any(p and p.fault and _same_step(p.fault, fault) for p in plain)
 
     def _is_so_alone(self, fault: Fault, outcome: Outcome, condition: Place | None) -> bool:
         """Return True if the second of two calls shows the fault when it is made alone.
@@ -319,7 +320,8 @@ class _Diagnosis:
 
     def _describe_rest(self, outcomes: Sequence[Outcome]) -> str:
         required = [o for o in outcomes if o.level in REQUIRED] or outcomes
-        names = {n for o in required if o.rule in self.evidence for n in self.evidence[o.rule].wrong}
+        known = [self.evidence[o.rule] for o in required if o.rule in self.evidence]
+        names = {name for e in known for name in e.wrong}
         results = [n for n in ("o", "lse", "weights", "max_score", *GRADIENTS) if n in names]
         if not results:
             return f"no step was found: {first_line(outcomes[0].message)}"

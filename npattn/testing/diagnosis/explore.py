@@ -25,6 +25,8 @@ from npattn.testing.diagnosis.verdicts import is_within
 from npattn.testing.trial import Trial
 
 PLAIN = Recipe()
+HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (4, 4), (6, 3), (8, 2))
+"""Pairs H, K that are tried in place of those of a failing problem."""
 NEVER = 2**30
 """First visible key of a row that sees none."""
 LARGE = 2**17
@@ -59,7 +61,7 @@ def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
 
 def enlarge(trial: Trial, recipe: Recipe) -> Recipe:
     """Return the recipe with rows of several numbers, which a shrunk one lacks."""
-    changes: dict[str, int] = {}
+    changes: dict[str, Any] = {}
     for letter, least in (("D", 5), ("E", 7)):
         if getattr(recipe, letter) < least and letter not in trial.space.sizes:
             changes[letter] = least
@@ -87,7 +89,7 @@ def around(trial: Trial, base: Recipe) -> Iterator[Recipe]:
     for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 70, 3):
         yield replace(base, T=max(t, 1))
     if base.lead is not None:
-        for h, k in ((1, 1), (4, 2), (2, 2), (2, 1), (4, 4), (6, 3), (8, 2), (2 * H, 2 * K), (2 * H, K)):
+        for h, k in (*HEADS, (2 * H, 2 * K), (2 * H, K)):
             if (h, k) != (H, K):
                 yield replace(base, H=h, K=k)
         for lead in ((1,), (3,)):
@@ -148,9 +150,10 @@ def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
     recipe = point.recipe
     sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
     sizes["G"] = sizes["H"] // max(sizes["K"], 1)
-    options = set(options_on(recipe)) | ({"contents"} if recipe.distribution != "normal" else set())
-    empty = np.asarray(point.evidence.trial.empty(problem)).reshape(sizes["B"], sizes["H"], sizes["T"])
-    visible = point.evidence.trial.visible(problem).reshape(*empty.shape, sizes["S"])
+    options = {*options_on(recipe), *(["contents"] if recipe.distribution != "normal" else [])}
+    trial, rows = point.evidence.trial, tuple(sizes[x] for x in "BHT")
+    empty = np.asarray(trial.empty(problem)).reshape(rows)
+    visible = trial.visible(problem).reshape(*rows, sizes["S"])
     first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
     left, right = recipe.window or (None, None)
     axes = like.axes

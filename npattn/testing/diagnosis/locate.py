@@ -9,6 +9,7 @@ What is wrong in P is told apart by its form: a weight that is 0, or is not, aga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +28,11 @@ APART = 0.1
 """Share of the wrong elements of P that two placements must disagree on to acquit P."""
 ALL = 0.97
 """Share of elements that counts as all: of many, some are close to right by chance."""
-TO_LSE = ("o", "lse", "weights", "max_score")
+AXES = {
+    "o": "bhte", "lse": "bht", "weights": "bhts", "max_score": "bht", "dq": "bhtd", "dk": "bhsd",
+    "dv": "bhse", "dsinks": "h", "dbias": "bhts", "dgate": "bhte",
+}  # fmt: skip
+"""Letters of the axes of each result; of dk and dv, h is the key head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +100,7 @@ def result(evidence: Evidence, name: str) -> Quantity:
     ratios = [evidence._ratio(name, x) for x in arrays]
     got = np.asarray(arrays[int(np.argmax(ratios))])
     exact, tolerance = evidence.exact[name], evidence.tolerance[name]
-    axes = {"o": "bhte", "lse": "bht", "weights": "bhts", "max_score": "bht", "dq": "bhtd",
-            "dk": "bhsd", "dv": "bhse", "dsinks": "h", "dbias": "bhts", "dgate": "bhte"}[name]  # fmt: skip
+    axes = AXES[name]
     if got.shape != exact.shape:
         got = np.full(exact.shape, np.nan)
     parts = []
@@ -106,7 +110,7 @@ def result(evidence: Evidence, name: str) -> Quantity:
         if x.ndim > len(axes):
             x = x.reshape(-1, *x.shape[x.ndim - len(axes) + 1 :])
         parts.append(x)
-    return Quantity(name, axes, *parts, np.ones(parts[0].shape, bool))
+    return Quantity(name, axes, parts[0], parts[1], parts[2], np.ones(parts[0].shape, bool))
 
 
 def _whole(step: str, evidence: Evidence, name: str, form: str = "") -> Fault:
@@ -209,7 +213,7 @@ def weights_fault(
             np.broadcast_to(problem.bias_array, evidence_shape(problem)).reshape(want.shape)
         )
     finite = np.isfinite(got)
-    empty = ~visible.any(-1)
+    empty = np.asarray(~visible.any(-1))
     with np.errstate(all="ignore"):
         lost = (want > CLEAR * tol) & (abs(got) <= tol)
         extra = ~kept & (abs(got) > 2 * tol) & finite & ~empty[..., None]
@@ -218,8 +222,8 @@ def weights_fault(
     clear = want > CLEAR * tol
     if fake.any() and fake.sum() >= p.wrong.sum() * ALL:
         rows = empty[..., None] & np.ones(want.shape, bool)
-        facts = {"where": "rows that see no key"}
-        return Fault("p", p, rows, known, backward, "empty rows", facts)
+        own: dict[str, Any] = {"where": "rows that see no key"}
+        return Fault("p", p, rows, known, backward, "empty rows", own)
     whole = (lost == clear).all(-1) & clear.any(-1)  # rows that are all zeros
     if (lost & ~whole[..., None]).any() or extra.any():
         dropped = visible & ~kept & extra
@@ -228,9 +232,9 @@ def weights_fault(
         hidden = extra | (lost & ~whole[..., None])
         if not backward and not extra.any() and _moves_weight(p, lost):
             return Fault("o", p, lost, clear, form="values of other keys")
-        moved = _find_rows(got, want, tol, p.wrong.any(-1))
+        moved = _find_rows(got, want, tol, p.wrong_rows)
         form = "extra" if extra.sum() > lost.sum() else "zeros"
-        facts = {"moved": moved} if moved else {}
+        facts: dict[str, Any] = {"moved": moved} if moved else {}
         return Fault("visible", p, hidden, (clear | ~visible) & known, backward, form, facts)
     if whole.any() and (p.wrong & ~whole[..., None]).sum() <= p.wrong.sum() * (1 - ALL):
         rows = np.broadcast_to(whole[..., None], want.shape) & clear
@@ -238,9 +242,9 @@ def weights_fault(
             o = result(evidence, "o")
             return Fault("o", o, o.wrong, o.known, form="zeros")
         return Fault("visible", p, rows, clear, backward, "rows of zeros")
-    moved = _find_rows(got, want, tol, p.wrong.any(-1))
+    moved = _find_rows(got, want, tol, p.wrong_rows)
     if moved:
-        rows = p.wrong.any(-1)
+        rows = p.wrong_rows
         if lse is not None and not lse.wrong.any() and not backward:
             o = result(evidence, "o")
             return Fault("o", o, o.wrong, o.known, form="moved", facts={"moved": moved})
@@ -288,7 +292,7 @@ def _find_rows(
         index = np.flatnonzero(gap)
         if len(index):
             places_of = [np.unravel_index(i, want.shape[:-1]) for i in index]
-            best = min(places_of, key=lambda x: sum(int(a != b) for a, b in zip(x, place, strict=True)))
+            best = min(places_of, key=lambda x: int((np.array(x) != place).sum()))
             found[tuple(map(int, place))] = tuple(map(int, best))
     return found if len(found) >= ALL * len(some) else {}
 
@@ -310,7 +314,6 @@ def _by_ratio(
     spread = _nan_range(log)
     row_slack = np.where(ok, slack, 0).max(-1)
     constant = spread <= 2 * row_slack
-    known = np.ones(p.want.shape, bool)
     if constant[rows].all() and (rows & (ok.sum(-1) > 1)).any():
         size = _row_medians(log, ok)
         off = rows & (abs(size) > row_slack)
@@ -318,13 +321,13 @@ def _by_ratio(
         return Fault("p", p, off, rows, backward, "rows", facts)
     fit = _regress(evidence, reader, log, slack, ok)
     if fit is not None:
-        name, value, residual = fit
+        name, value = fit
         facts = {name: value}
         return Fault("s", p, ok, ok, backward, name, facts)
     other = _other_head(evidence, reader, p)
     if other:
-        wrong = p.wrong.any(-1)
-        rows = wrong.any(-1)
+        wrong = p.wrong_rows
+        rows = np.asarray(wrong.any(-1))
         moved = {(b, h): (b, other[h]) for b, h in map(tuple, np.argwhere(rows)) if h in other}
         facts = {"moved": moved}
         return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "kv head", facts)
@@ -338,7 +341,7 @@ def _by_ratio(
 
 def _row_medians(x: Array, ok: Array) -> Array:
     """Return the median of each row where it is known, 0 where nothing is."""
-    rows = ok.any(-1)
+    rows = np.asarray(ok.any(-1))
     known = np.where(rows[..., None], np.where(ok, x, np.nan), 0)
     return np.asarray(np.nanmedian(known, -1))
 
@@ -350,9 +353,7 @@ def _nan_range(log: Array) -> Array:
     return np.where(np.isfinite(low), high - low, 0.0)
 
 
-def _reference(
-    log: Array, slack: Array, ok: Array
-) -> tuple[Array, Array, bool]:
+def _reference(log: Array, slack: Array, ok: Array) -> tuple[Array, Array, bool]:
     """Return the log ratio of each row's right keys, rows without any, and if others are few.
 
     Right is the value that most keys of a row share; of values that as many share, the first.
@@ -393,7 +394,7 @@ def _reference(
 
 def _regress(
     evidence: Evidence, reader: Reader, log: Array, slack: Array, ok: Array
-) -> tuple[str, Any, Array] | None:
+) -> tuple[str, float] | None:
     """Return the share of the products or of the bias that is too much; None if neither fits."""
     problem = evidence.problem
     scale = problem.scale if problem.scale is not None else 1 / max(problem.D, 1) ** 0.5
@@ -423,7 +424,7 @@ def _regress(
         rest = y - share * z
         enough = (ok.sum(-1) > 2).any()
         if enough and (abs(rest[ok]) <= 2).mean() > ALL and abs(share) > 1e-3:
-            return name, float(share), rest
+            return name, float(share)
     return None
 
 
@@ -438,8 +439,9 @@ def _other_head(evidence: Evidence, reader: Reader, p: Quantity) -> dict[int, in
     for other in range(problem.K):
         moved = problem.replace(k=np.broadcast_to(k[..., other : other + 1, :, :], k.shape).copy())
         want, _ = reader.exact_weights(reader.without_gate(moved))
+        near = abs(p.got - want) <= 4 * p.tolerance
         for h in bad:
-            if h not in found and (abs(p.got[:, h] - want[:, h]) <= 4 * p.tolerance[:, h]).mean() > ALL:
+            if h not in found and near[:, h].mean() > ALL:
                 found[h] = other
     return found if set(bad) <= set(found) else {}
 
@@ -448,12 +450,12 @@ def _other_head(evidence: Evidence, reader: Reader, p: Quantity) -> dict[int, in
 
 
 def _backward(evidence: Evidence, reader: Reader) -> Fault:
-    wrong = [name for name in GRADIENTS if name in evidence.wrong]
+    wrong: list[str] = [name for name in GRADIENTS if name in evidence.wrong]
     has = evidence.observed.keys()
-    core = [n for n in ("dv", "dq", "dk") if n in wrong]
+    core: list[str] = [n for n in ("dv", "dq", "dk") if n in wrong]
     if not core:
-        name = next(n for n in ("dbias", "dsinks", "dgate") if n in wrong)
-        return _whole(name, evidence, name)
+        alone = next(n for n in ("dbias", "dsinks", "dgate") if n in wrong)
+        return _whole(alone, evidence, alone)
     try:
         if "dv" in core:
             return _from_dv(evidence, reader, core)
@@ -490,7 +492,7 @@ def _is_right_without_dlse(evidence: Evidence) -> bool:
     return not observe(evidence.trial, evidence.problem, cotangents, evidence.view).wrong
 
 
-def _from_dv(evidence: Evidence, reader: Reader, core: list[str]) -> Fault:
+def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:
     """Return the fault of a wrong dv: the weights of the backward, or dv."""
     dv = _whole("dv", evidence, "dv")
     if reader.ignores_dout:
@@ -519,9 +521,7 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         off = np.where(ok, (ds.got - ds.want) / np.where(ok, weights, 1), np.nan)
         slack = np.where(ok, ds.tolerance / np.where(ok, weights, 1), np.inf)
         slack = slack + evidence.rounding * np.where(ok, abs(off), 0)
-        f = np.where(
-            ds.known & (abs(ds.want) > CLEAR * ds.tolerance), ds.got / ds.want, np.nan
-        )
+        f = np.where(ds.known & (abs(ds.want) > CLEAR * ds.tolerance), ds.got / ds.want, np.nan)
     several = ok.sum(-1) > 1
     constant = _nan_range(off) <= 4 * np.where(ok, slack, 0).max(-1)
     shift = _row_medians(off, ok)
@@ -531,10 +531,11 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         value = float(np.median(factors))
         name = "dq" if "dq" in evidence.wrong and "dk" in evidence.wrong else "dk"
         q = result(evidence, name)
-        return Fault(name, q, q.wrong, q.known, form="factor", facts={"value": value, "both": name == "dq"})
+        return Fault(name, q, q.wrong, q.known, form="factor", facts={"value": value})
     if bad.any() and constant[bad].mean() > ALL:
         rows = ds.known.any(-1)
-        return Fault("delta", ds, bad, rows & several, form="delta", facts={"shift": shift, "bad": bad})
+        facts = {"shift": shift, "bad": bad}
+        return Fault("delta", ds, bad, rows & several, form="delta", facts=facts)
     step = "ds" if evidence.problem.softcap or evidence.problem.score_mod else "dp"
     by_terms = _ds_by_terms(evidence, reader, ds)
     if by_terms:
@@ -544,7 +545,8 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
     if outside.any():
         return Fault("ds", ds, outside, ds.known, form="extra")
     if zeros.sum() >= ALL * wrong.sum():
-        return Fault("ds", ds, wrong, ds.known & (abs(ds.want) > CLEAR * ds.tolerance), form="zeros")
+        known = ds.known & (abs(ds.want) > CLEAR * ds.tolerance)
+        return Fault("ds", ds, wrong, known, form="zeros")
     return Fault(step, ds, wrong, ds.known, form="content", facts={"f": f})
 
 
@@ -570,7 +572,7 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
     """Return the fault of δ if the error of dq is along P k in each row; None if it is not."""
     dq = result(evidence, "dq")
     problem = evidence.problem
-    if min(problem.D, problem.S) < 3 or problem.softcap is not None or problem.score_mod is not None:
+    if min(problem.D, problem.S) < 3 or problem.softcap or problem.score_mod is not None:
         return None
     weights = reader.exact_steps["p"]
     k = np.asarray(problem.k, np.float64)
@@ -582,7 +584,7 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
     if dq.got.shape != along.shape:
         return None
     error = dq.got - dq.want
-    rows = dq.wrong.any(-1)
+    rows = dq.wrong_rows
     with np.errstate(all="ignore"):
         share = (error * along).sum(-1) / (along * along).sum(-1)
         rest = abs(error - share[..., None] * along)

@@ -33,7 +33,46 @@ class Name(NamedTuple):
     text: str
 
 
-NAMES: tuple[Name, ...] = ()
+ANY = ""
+NAMES = (
+    Name("keys-counted-again", "p", ANY, "^counted", "tiles or splits overlap"),
+    Name("rows-not-empty", "p", "no key", "mean of all", "a row of −∞ is not a uniform one"),
+    Name("sink-in-denominator", "p", "sinks", "^rows sum", "look at the sink in the denominator"),
+    Name("padded-keys-in-denominator", "p", r"S % \d+ ≠ 0", r"^rows sum to .* to 1$",
+         "keys beyond S, or hidden ones, are counted in the denominator"),
+    Name("tail-not-in-denominator", "p", r"S % \d+ ≠ 0", "^rows sum to 1 to",
+         "the denominator leaves out the keys of the last tile"),
+    Name("dropout-scaled-twice", "p", "dropout", r"1/\(1 − rate\)", "1/(1 − rate) is taken twice"),
+    Name("dropout-not-scaled", "p", "dropout", "× 1 − rate", "1/(1 − rate) is left out"),
+    Name("mask-of-other-query", "visible", ANY, "mask is of query", "a tile has another's mask"),
+    Name("tail-not-hidden", "visible", r"S % \d+ ≠ 0|S // ", "^hidden keys take",
+         "the last tile is not masked at S"),
+    Name("mask-left-out", "visible", "^mask$|^backward: mask$", "^hidden keys take",
+         "the mask is not applied"),
+    Name("causal-left-out", "visible", "^(backward: )?causal$", "^hidden keys take",
+         "causal is not applied"),
+    Name("window-edge", "visible", "window and the (left|right) edge", ANY,
+         "the window is off by one at this side"),
+    Name("scale-left-out", "s", ANY, "q·k × 1/scale$", "the scale is left out"),
+    Name("scale-twice", "s", ANY, "q·k × the scale$", "the scale is applied twice"),
+    Name("scale-of-default", "s", ANY, "default scale", "the scale that is given is not used"),
+    Name("columns-of-padded-size", "s", ANY, "D padded", "the scale is that of the padded D"),
+    Name("kv-head", "s|o", ANY, "another head", "query head h belongs to key head h // G"),
+    Name("base-2", "lse", ANY, "log₂ e|ln 2", "logarithms of base 2 and e are mixed"),
+    Name("delta-not-written", "delta", ANY, "δ is 0",
+         "the kernel that computes δ = Σ do·o does not reach these rows"),
+    Name("delta-without-dlse", "delta", "dlse", ANY, "δ is Σ do·o − dlse"),
+    Name("stride-of-rows", "o|d[qkv]", ANY, "rows of .* are read as",
+         "what is stored and what is read have different row strides"),
+    Name("unscaled-gradient", "d[qk]", ANY, "× 1/scale$", "the scale is missing in it"),
+    Name("not-summed-over-heads", "d[kv]", r"h % G", "^0$",
+         "the sum over the heads of a group is not taken"),
+    Name("maximum-of-nothing", "nan", "first visible key", ANY,
+         "exp(−∞ − −∞): a tile that a row does not see comes before any that it sees"),
+    Name("division-by-nothing", "nan", "no key", "NaN", "0/0, or exp(−∞ − −∞), of no key"),
+    Name("columns-not-stored", "o", r"e ≥ \d+", "^0$", "columns behind the first tile are not stored"),
+)  # fmt: skip
+"""Patterns, the most special first."""
 
 
 def name_of(

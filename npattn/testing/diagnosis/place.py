@@ -1,4 +1,4 @@
-"""Places as predicates: the shortest condition that holds where a quantity is wrong, and only there.
+"""Places as predicates: the shortest condition that holds where a quantity is wrong, only there.
 
 A predicate is a conjunction of atoms over the indices b h t s d e, the sizes B H K T S D E G, the
 names of options, "rows that see no key" and "contents". It is learned from elements of several
@@ -63,7 +63,8 @@ class Sample:
         if axes == len(self.axes):
             return self
         last = tuple(range(axes, len(self.axes)))
-        wrong, known = (self.wrong & self.known).any(last), self.known.any(last)
+        wrong = np.asarray((self.wrong & self.known).any(last))
+        known = np.asarray(self.known.any(last))
         return replace(self, axes=self.axes[:axes], wrong=wrong, known=known)
 
 
@@ -72,7 +73,7 @@ class Atom(NamedTuple):
 
     text: str
     cost: float
-    holds: Callable[[Table], Array]
+    holds: Callable[..., Array]
 
 
 class Place(NamedTuple):
@@ -120,7 +121,8 @@ class Table:
             values: dict[str, Any] = {x: s.sizes[x] for x in SIZES}
             values |= dict(zip(s.axes, rows.T, strict=True))
             left, right = s.window
-            values |= {"left": -1 if left is None else left, "right": -1 if right is None else right}
+            values["left"] = -1 if left is None else left
+            values["right"] = -1 if right is None else right
             values["empty"] = _rows_of(s, s.empty, values)
             values["first"] = _rows_of(s, s.first, values)
             for name in OPTIONS:
@@ -175,6 +177,7 @@ def learn(samples: Sequence[Sample]) -> Place | None:
         if weight[y & ~x].sum() <= MISSED * weight[y].sum() and not x.all():
             atoms.append(atom)
             values.append(x)
+
     def mistakes(x: Array) -> float:
         return float(weight[x != y].sum())
 
@@ -333,7 +336,8 @@ def _along(table: Table, x: str) -> Iterator[Atom]:
         yield Atom(text, 1.1 * _round(n), lambda t, n=n: t[length] - t[x] <= n)
     if int(end[y].min()) > 1:
         n = int(end[y].min())
-        yield Atom(f"{x} < {length} − {n - 1}", 1.3 * _round(n), lambda t, n=n: t[length] - t[x] >= n)
+        cost = 1.3 * _round(n)
+        yield Atom(f"{x} < {length} − {n - 1}", cost, lambda t, n=n: t[length] - t[x] >= n)
     for m in TILES:
         if int(column.max()) >= m or m <= 4:
             yield from _modulus(table, x, m)

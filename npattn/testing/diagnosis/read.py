@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,11 @@ class Quantity:
         with np.errstate(invalid="ignore"):
             near = abs(self.got - self.want) <= self.tolerance
         return np.asarray(self.known & ~same & ~near)
+
+    @property
+    def wrong_rows(self) -> Array:
+        """Rows with an element out of tolerance."""
+        return np.asarray(self.wrong.any(-1))
 
 
 def _disagree(first: Array, second: Array, tolerance: Array) -> Array:
@@ -174,8 +180,8 @@ class Reader:
             order = None if sample is None else np.full(B, sample)
             pair = [(read(heads, order), total) for read, total in self.readings]
             apart = _disagree(pair[0][0], pair[1][0], 2 * tolerance)
-            for own, total in pair:  # nothing of o may be left over
-                apart |= _disagree(own.sum(-1), total, 2 * tolerance.sum(-1))[..., None]
+            for weights, total in pair:  # nothing of o may be left over
+                apart |= _disagree(weights.sum(-1), total, 2 * tolerance.sum(-1))[..., None]
             for b, h in bad - found.keys():
                 own = (b if sample is None else sample, head)
                 if own != (b, int(self.kv_head[h])) and not apart[b, h].any():
@@ -256,9 +262,10 @@ class Reader:
     @cached_property
     def q_is_shared(self) -> bool:
         """True if k or v has fewer samples than o: its gradient sums over them."""
-        return math.prod(self.key_lead) != self.B or math.prod(
-            self.problem.k.shape[: -2 if self.problem.headless else -3]
-        ) != self.B
+        return (
+            math.prod(self.key_lead) != self.B
+            or math.prod(self.problem.k.shape[: -2 if self.problem.headless else -3]) != self.B
+        )
 
     def _sources(self) -> Iterator[tuple[Array, Array]]:
         """Yield sets of (b, h) whose gradients of k and v do not meet in a sum."""
@@ -315,7 +322,8 @@ class Reader:
         problem, B, H = self.problem, self.B, self.problem.H
         T, S = problem.T, problem.S
         scale = problem.scale if problem.scale is not None else 1 / math.sqrt(problem.D or 1)
-        if problem.score_mod is not None or not scale or not problem.D or self.trial.implementation.latent is not None:
+        latent = self.trial.implementation.latent is not None
+        if latent or problem.score_mod is not None or not scale or not problem.D:
             raise Unreadable("dk does not tell dS")
         sources = list(self._sources())
         rows = self._rows(T, max(1, MOST_CALLS // 4 // max(len(sources), 1)))
@@ -329,10 +337,10 @@ class Reader:
         with np.errstate(all="ignore"):
             tolerance = np.einsum("bhsd,bhtd->bhts", allowed, abs(q)) / norm[..., None] / abs(scale)
         for bs, hs in sources:
-            where = np.ix_(bs, hs)
+            where: Any = np.ix_(bs, hs)
             for t in rows:
-                do = np.zeros((B, H, T, problem.E))
-                do[np.ix_(bs, hs, [t])] = self._dout[np.ix_(bs, hs, [t])]
+                do: Array = np.zeros((B, H, T, problem.E))
+                do[np.ix_(bs, hs, np.array([t]))] = self._dout[np.ix_(bs, hs, np.array([t]))]
                 do = do.reshape(self._o_shape(problem)).astype(problem.q.dtype)
                 dk = self.gradients(problem, Cotangents(do, self._zero_dlse())).get("dk")
                 if dk is None or dk.shape != problem.k.shape:
@@ -341,8 +349,8 @@ class Reader:
                 with np.errstate(all="ignore"):
                     value = np.einsum("bhsd,bhd->bhs", own, q[where][:, :, t])
                     value = value / norm[where][:, :, t][..., None] / scale
-                got[np.ix_(bs, hs, [t])] = value[:, :, None]
-                known[np.ix_(bs, hs, [t])] = (norm[where][:, :, t] > 0)[..., None, None]
+                got[np.ix_(bs, hs, np.array([t]))] = value[:, :, None]
+                known[np.ix_(bs, hs, np.array([t]))] = (norm[where][:, :, t] > 0)[..., None, None]
         exact = self.exact_steps
         want = exact["p"] * (exact["keep"] * exact["dp"] - exact["delta"][..., None])
         return Quantity(
@@ -403,7 +411,8 @@ class Reader:
         k = k.reshape(*lead, p.K, p.S, -1)
         k = np.broadcast_to(k, (*p.lead, *k.shape[-3:])).reshape(self.B, *k.shape[-3:])
         with np.errstate(all="ignore"):
-            return np.einsum("bhtd,bhsd->bhts", q.astype(np.float64), k[:, self.kv_head])
+            product = np.einsum("bhtd,bhsd->bhts", q.astype(np.float64), k[:, self.kv_head])
+        return np.asarray(product)
 
     def flat_scores(self, x: Array | float) -> Array:
         """Return an array that broadcasts against the scores as (B, H, T, S)."""

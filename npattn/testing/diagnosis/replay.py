@@ -88,7 +88,8 @@ def _evaluate(
     gate = 1.0 if problem.gate is None else np.asarray(problem.gate, np.float64)
     ungated = product(p * keep, v)
     lse = change("lse", m + np.log(total))[..., 0]
-    results = {"o": gate * ungated, "lse": lse, "weights": p, "max_score": s.max(-1, initial=-np.inf)}
+    results = {"o": gate * ungated, "lse": lse, "weights": p}
+    results["max_score"] = s.max(-1, initial=-np.inf)
 
     do = np.asarray(cotangents.dout, np.float64).reshape(*lead, H, T, problem.E)
     dlse = 0.0 if cotangents.dlse is None else cotangents.dlse.reshape(*lead, H, T, 1)

@@ -112,7 +112,7 @@ def _is_confirmed(trial: Trial, candidate: Candidate, first: Evidence) -> bool:
 
     A problem that it does not allow, as a convention may, tells nothing.
     """
-    sampled = first.outcome and first.outcome.sampled
+    sampled = first.outcome.sampled if first.outcome is not None else None
     if trial.space.few_shapes or sampled is None:
         return True
     near = [r for r in around(trial, sampled) if is_within(trial.space, r)]

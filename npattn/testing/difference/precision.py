@@ -111,6 +111,7 @@ def predict_roundings(trial: Trial, own: Answer) -> dict[str, Prediction]:
     Under `RIGHT` nothing is rounded but the results. Last come the results in mixed precision,
     whose operands are rounded and whose sums are float32 [15].
     """
+
     def predict(changes: Changes) -> Prediction:
         return replay(own.problem, own.cotangents, trial.conventions, changes)
 
