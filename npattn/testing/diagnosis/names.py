@@ -70,7 +70,7 @@ NAMES = (
     Name("maximum-of-nothing", "nan", "first visible key", ANY,
          "exp(−∞ − −∞): a tile that a row does not see comes before any that it sees"),
     Name("division-by-nothing", "nan", "no key", "NaN", "0/0, or exp(−∞ − −∞), of no key"),
-    Name("columns-not-stored", "o", r"e ≥ \d+", "^0$", "columns behind the first tile are not stored"),
+    Name("columns-not-stored", "o", r"e ≥ \d+", "^0$", "columns of later tiles are not stored"),
 )  # fmt: skip
 """Patterns, the most special first."""
 
