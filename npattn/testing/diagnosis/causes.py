@@ -195,7 +195,7 @@ class _Diagnosis:
             if not left or (turn and time.monotonic() > self.end):
                 return
             first = left[0]
-            points = _agree_on_ds(self._points(first))
+            points = _agree_on_rows(_agree_on_ds(self._points(first)))
             fault = _common_fault(points)
             if fault is None:
                 left.pop(0)
@@ -204,7 +204,7 @@ class _Diagnosis:
             claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
-            place = self._place(points, fault)
+            place = self._place(points, fault) if len(points) > 1 else _single_place(first)
             cause = self._state(fault, like, place, points)
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
@@ -328,6 +328,12 @@ class _Diagnosis:
         return f"no step was found: {', '.join(results)} out of tolerance"
 
 
+def _single_place(evidence: Evidence) -> Place | None:
+    """Return the place of a fault that one problem alone shows, which its rule has changed."""
+    rule = evidence.outcome.rule if evidence.outcome is not None else ""
+    return Place("hidden keys", 0.0, ()) if rule.startswith("hidden-") else None
+
+
 def _point_of(evidence: Evidence) -> list[Point]:
     """Return a failing problem as a point, if it is small and was not changed by its rule."""
     outcome = evidence.outcome
@@ -370,6 +376,28 @@ def _agree_on_ds(points: list[Point]) -> list[Point]:
         replace(p, fault=replace(p.fault, step="ds")) if p.fault and p.fault.step == "dp" else p
         for p in points
     ]
+
+
+def _agree_on_rows(points: list[Point]) -> list[Point]:
+    """Return points that blame o for rows of another place, where their masks moved with them."""
+    if not any(p.fault is not None and _masks_moved(p) for p in points):
+        return points
+    agreed = []
+    for p in points:
+        if p.fault is not None and (p.fault.step, p.fault.form) == ("s", "moved"):
+            p = replace(p, fault=replace(p.fault, step="o"))
+        agreed.append(p)
+    return agreed
+
+
+def _masks_moved(point: Point) -> bool:
+    """Return True if rows that are those of another place have another mask."""
+    fault, problem = point.fault, point.evidence.problem
+    if fault is None or (fault.step, fault.form) != ("s", "moved"):
+        return False
+    visible = point.evidence.trial.visible(problem).reshape(fault.quantity.want.shape)
+    pairs = fault.facts["moved"].items()
+    return any((visible[here] != visible[there]).any() for here, there in pairs)
 
 
 def _common_fault(points: Sequence[Point]) -> Fault | None:

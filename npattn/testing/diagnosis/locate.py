@@ -187,7 +187,8 @@ def _explains(evidence: Evidence, reader: Reader, p: Quantity, o: Quantity) -> b
     rows = reader.by_query_head(np.where(np.isfinite(v), v, 0), 2)
     with np.errstate(all="ignore"):
         got = np.einsum("bhts,bhse->bhte", np.nan_to_num(p.got), rows)
-        slack = np.einsum("bhts,bhse->bhte", p.tolerance, abs(rows)) + o.tolerance
+        own = p.tolerance + evidence.rounding * abs(np.nan_to_num(p.got))
+        slack = np.einsum("bhts,bhse->bhte", own, abs(rows)) + o.tolerance
     if problem.gate is not None:
         gate = np.asarray(problem.gate, np.float64)
         whole = np.broadcast_to(gate, evidence.exact["o"].shape).reshape(got.shape)

@@ -23,6 +23,7 @@ import numpy as np
 from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
+from npattn.testing.bounds.rounding import Units
 from npattn.testing.trial import Trial
 
 MOST_CALLS = 400
@@ -74,10 +75,17 @@ class Quantity:
         return np.asarray(self.wrong.any(-1))
 
 
-def _disagree(first: Array, second: Array, tolerance: Array) -> Array:
-    """Return True where two readings differ by more than a tolerance."""
+def rounding_of(trial: Trial, problem: Problem) -> float:
+    """Relative rounding error of the longest sums."""
+    unit = Units.of(trial.rounding, problem.q.dtype)
+    return float((problem.D + problem.E + problem.S + problem.T) * unit.u)
+
+
+def _disagree(first: Array, second: Array, tolerance: Array, rounding: float) -> Array:
+    """Return True where two readings differ by more than a tolerance and their own rounding."""
     with np.errstate(invalid="ignore"):
-        apart = ~(abs(first - second) <= tolerance)
+        slack = tolerance + rounding * np.maximum(abs(first), abs(second))
+        apart = ~(abs(first - second) <= slack)
     return np.asarray(apart & ~(np.isnan(first) & np.isnan(second)))
 
 
@@ -109,6 +117,7 @@ class Reader:
         self.view, self.way = view, way
         self.B = math.prod(problem.lead)
         self.rng = np.random.default_rng(7)
+        self.rounding = rounding_of(trial, problem)
         if self.B * problem.H * problem.T * problem.S > LARGEST:
             raise Unreadable("the problem is too large")
 
@@ -155,7 +164,7 @@ class Reader:
         want, tolerance = self.exact_weights(problem)
         first, second = (read(self.kv_head) for read, _ in self.readings)
         whole = np.ones(want.shape, bool)
-        apart = _disagree(first, second, 2 * tolerance)
+        apart = _disagree(first, second, 2 * tolerance, self.rounding)
         return Quantity("p", "bhts", first, want, tolerance, whole), apart
 
     @cached_property
@@ -179,9 +188,10 @@ class Reader:
             heads = np.full(self.problem.H, head)
             order = None if sample is None else np.full(B, sample)
             pair = [(read(heads, order), total) for read, total in self.readings]
-            apart = _disagree(pair[0][0], pair[1][0], 2 * tolerance)
+            apart = _disagree(pair[0][0], pair[1][0], 2 * tolerance, self.rounding)
             for weights, total in pair:  # nothing of o may be left over
-                apart |= _disagree(weights.sum(-1), total, 2 * tolerance.sum(-1))[..., None]
+                slack = 2 * tolerance.sum(-1)
+                apart |= _disagree(weights.sum(-1), total, slack, self.rounding)[..., None]
             for b, h in bad - found.keys():
                 own = (b if sample is None else sample, head)
                 if own != (b, int(self.kv_head[h])) and not apart[b, h].any():
@@ -289,7 +299,7 @@ class Reader:
         if not E or 2 * calls * len(sources) > MOST_CALLS:
             raise Unreadable(f"reading takes {2 * calls * len(sources)} calls")
         first, second = (self._read_by_dv(problem, sources, calls) for _ in range(2))
-        apart = _disagree(first, second, 4 * tolerance)
+        apart = _disagree(first, second, 4 * tolerance, self.rounding)
         whole = np.ones(want.shape, bool)
         return Quantity("p", "bhts", first, want, 2 * tolerance, whole), apart
 

@@ -32,6 +32,8 @@ from npattn.testing.trial import Trial
 
 PROBES = 12
 """Problems near the failing one, and as many others, that a candidate must reproduce as well."""
+REFUTED = 0.1
+"""Share of those on which the implementation may be right, against what a candidate predicts."""
 MOST = 0.75
 """Share of those on which it matters that it must reproduce: another mistake may meet it."""
 LARGE = 2**16
@@ -121,5 +123,7 @@ def _is_confirmed(trial: Trial, candidate: Candidate, first: Evidence) -> bool:
     recipes = chain((near[i] for i in chosen), others)
     probes = [e for e in sample(replace(trial, memo={}), recipes) if e.size <= LARGE]
     explained = [candidate.explains(e.loosely()) for e in probes]
-    telling = [fits for fits, e in zip(explained, probes, strict=True) if e.wrong or not fits]
-    return sum(telling) >= MOST * len(telling)
+    telling = [(fits, e) for fits, e in zip(explained, probes, strict=True) if e.wrong or not fits]
+    refuted = sum(not fits and not e.wrong for fits, e in telling)  # it is right there
+    reproduced = sum(fits for fits, _ in telling)
+    return reproduced >= MOST * len(telling) and refuted <= REFUTED * len(telling)
