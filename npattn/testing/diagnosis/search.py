@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, islice
 
 import numpy as np
@@ -31,14 +32,18 @@ from npattn.testing.diagnosis.verdicts import is_within
 from npattn.testing.trial import Trial
 
 PROBES = 12
-"""Problems near the failing one, and as many others, that a candidate must reproduce as well."""
+"""Problems near failing ones, and as many others, that a candidate must reproduce as well."""
 REFUTED = 0.1
 """Share of those on which the implementation may be right, against what a candidate predicts."""
 MOST = 0.75
 """Share of those on which it matters that it must reproduce: another mistake may meet it."""
 LARGE = 2**16
 """Scores of the largest problem on which every candidate is tried."""
-PASSES = 4
+NEAR = 4
+"""Smallest failing problems around which others are tried."""
+RIVALS = 4
+"""Candidates that explain most, of which the first that further problems confirm is the cause."""
+PASSES = 3
 """Failing problems on which every candidate is tried."""
 
 
@@ -53,13 +58,13 @@ def search(trial: Trial, evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
         What none does.
     """
     left = sorted(evidence, key=lambda e: e.size)
-    formats = list(precision_candidates(trial)) if left else []
     found: Found = []
     skipped: list[Evidence] = []
+    judge = _Judge(trial, left)
     for _ in range(PASSES):
         if not left or left[0].size > LARGE:
             break
-        candidate, claimed = _best(trial, left, formats)
+        candidate, claimed = judge.best(left)
         if candidate is None:
             skipped.append(left.pop(0))
             continue
@@ -71,26 +76,57 @@ def search(trial: Trial, evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
     return found, [*skipped, *left]
 
 
-def _best(
-    trial: Trial, left: Sequence[Evidence], formats: Sequence[Candidate]
-) -> tuple[Candidate | None, list[Evidence]]:
-    """Return the candidate that explains most, the smallest problem included; None if none does."""
-    first, *others = left
+class _Judge:
+    """Judge of candidates: the failing problems, and others on which none failed yet."""
 
-    def claims(candidates: Iterator[Candidate]) -> dict[Candidate, list[Evidence]]:
-        hits = [c for c in candidates if c.explains(first)]
-        return {c: [first, *(e for e in others if c.explains(e))] for c in hits}
+    def __init__(self, trial: Trial, evidence: Sequence[Evidence]) -> None:
+        self.trial, self.evidence = trial, evidence
 
-    known = claims(_candidates(first, formats))
-    if not known or max(map(len, known.values())) < len(left):
-        known |= claims(convention_pairs(first))
-        singles = [c for c in known if c.conventions is not None and c.changes == 1]
-        known |= claims(two for c in singles for two in with_another(c, first))
-    ordered = sorted(known, key=lambda c: (-len(known[c]), c.changes))
-    for candidate in ordered[:6]:
-        if _is_confirmed(trial, candidate, first):
-            return candidate, known[candidate]
-    return None, []
+    @cached_property
+    def formats(self) -> list[Candidate]:
+        """Candidates of narrower formats, which take many calls to make."""
+        return list(precision_candidates(self.trial))
+
+    @cached_property
+    def probes(self) -> list[Evidence]:
+        """Problems near the smallest failing ones, and others."""
+        sampled = [e.outcome.sampled for e in self.evidence if e.outcome is not None]
+        recipes = [r for r in sampled if r is not None][:NEAR]
+        if self.trial.space.few_shapes or not recipes:
+            return []
+        near = [r for x in recipes for r in around(self.trial, x) if is_within(self.trial.space, r)]
+        chosen = np.random.default_rng(recipes[0].seed).permutation(len(near))[:PROBES]
+        others = islice(Pools(self.trial.space).cases(1, PROBES), PROBES)
+        probes = sample(replace(self.trial, memo={}), chain((near[i] for i in chosen), others))
+        return [e for e in probes if e.size <= LARGE]
+
+    def best(self, left: Sequence[Evidence]) -> tuple[Candidate | None, list[Evidence]]:
+        """Return the candidate that explains most, the smallest problem included, or None."""
+        first, *others = left
+
+        def claims(candidates: Iterator[Candidate]) -> dict[Candidate, list[Evidence]]:
+            hits = [c for c in candidates if c.explains(first)]
+            return {c: [first, *(e for e in others if c.explains(e))] for c in hits}
+
+        known = claims(chain(*(make(first) for make in MAKERS), self.formats))
+        if not known or max(map(len, known.values())) < len(left):
+            known |= claims(convention_pairs(first))
+            singles = [c for c in known if c.conventions is not None and c.changes == 1]
+            known |= claims(two for c in singles for two in with_another(c, first))
+        ordered = sorted(known, key=lambda c: (-len(known[c]), c.changes))
+        confirmed = next(filter(self.confirms, ordered[:RIVALS]), None)
+        return confirmed, known[confirmed] if confirmed is not None else []
+
+    def confirms(self, candidate: Candidate) -> bool:
+        """Return True if it reproduces problems on which nothing failed yet.
+
+        A problem that it does not allow, as a convention may, tells nothing.
+        """
+        fits = [candidate.explains(e.loosely()) for e in self.probes]
+        telling = [(x, e) for x, e in zip(fits, self.probes, strict=True) if e.wrong or not x]
+        refuted = sum(not x and not e.wrong for x, e in telling)  # it is right there
+        reproduced = sum(x for x, _ in telling)
+        return reproduced >= MOST * len(telling) and refuted <= REFUTED * len(telling)
 
 
 MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
@@ -101,29 +137,3 @@ MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
     stored_gradient_candidates,
     dtype_candidates,
 )
-
-
-def _candidates(evidence: Evidence, formats: Sequence[Candidate]) -> Iterator[Candidate]:
-    for make in MAKERS:
-        yield from make(evidence)
-    yield from formats
-
-
-def _is_confirmed(trial: Trial, candidate: Candidate, first: Evidence) -> bool:
-    """Return True if it reproduces problems on which nothing failed yet.
-
-    A problem that it does not allow, as a convention may, tells nothing.
-    """
-    sampled = first.outcome.sampled if first.outcome is not None else None
-    if trial.space.few_shapes or sampled is None:
-        return True
-    near = [r for r in around(trial, sampled) if is_within(trial.space, r)]
-    chosen = np.random.default_rng(sampled.seed).permutation(len(near))[:PROBES]
-    others = islice(Pools(trial.space).cases(1, PROBES), PROBES)
-    recipes = chain((near[i] for i in chosen), others)
-    probes = [e for e in sample(replace(trial, memo={}), recipes) if e.size <= LARGE]
-    explained = [candidate.explains(e.loosely()) for e in probes]
-    telling = [(fits, e) for fits, e in zip(explained, probes, strict=True) if e.wrong or not fits]
-    refuted = sum(not fits and not e.wrong for fits, e in telling)  # it is right there
-    reproduced = sum(fits for fits, _ in telling)
-    return reproduced >= MOST * len(telling) and refuted <= REFUTED * len(telling)
