@@ -11,11 +11,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from tests.pages import ROOT, block, run
 
-PAGES = ("README.md", "docs/checking.md", "docs/diff.md", "docs/train.md")
+PAGES = ("README.md", "docs/checking.md", "docs/diagnosis.md", "docs/diff.md", "docs/train.md")
 CHECKING = "docs/checking.md"
 BLOCK = re.compile(
     r"(<!-- printed: ([\w-]+) -->\n```\w+\n(?:\$ [^\n]*\n)?)(.*?)(^\$ .*?)?(^```\n)", re.M | re.S
@@ -90,6 +91,13 @@ def attend(folder):
     return run("-c", block(CHECKING, "python", "def attend("), cwd=folder)
 
 
+def cause(place, folder):
+    """Make the first lines of a report: the causes, each with its failure."""
+    (folder / "wrong.py").write_text(block("docs/diagnosis.md", "python", "# wrong.py"))
+    answer, _, _ = command_of(f"cause-{place}", folder).partition("\n\n")
+    return f"{answer}\n...\n"
+
+
 def expected_failures(folder):
     (folder / "expected.toml").write_text(block(CHECKING, "toml", "D = 0"))
     return command_of("expected", folder)
@@ -145,6 +153,7 @@ EXAMPLES = {
     "conventions": conventions,
     "script": script,
     "attend": attend,
+    **{f"cause-{n}": partial(cause, n) for n in ("forward", "backward", "storage", "state")},
     "expected": expected_failures,
     "fingerprint": fingerprint,
     "diff-profiles": diff_profiles,

@@ -251,6 +251,16 @@ def test_the_package_imports_no_benchmark():
     )
 
 
+def test_the_judge_imports_no_mistake():
+    """Causes are read from the function under test, and looked up in no list."""
+
+    def mistakes(file, source):
+        return [n for n in imported(file, source) if n.startswith("npattn.mistakes")]
+
+    assert mistakes("testing/check.py", "from ..mistakes import MISTAKES")
+    assert by_file(mistakes, [file for file in FILES if file.startswith("testing/")]) == {}
+
+
 @pytest.mark.thorough
 def test_heavy_packages_stay_where_they_belong():
     assert by_file(strays) == {}

@@ -1,4 +1,4 @@
-"""A rule, a target and a mistake added through npattn.testing.extend take part."""
+"""A rule and a target added through npattn.testing.extend take part."""
 
 import numpy as np
 import pytest

@@ -89,7 +89,7 @@ def describe_wrong(
         largest = max(bad.values())
         finite = f"up to {short(largest)} × tolerance"
         size = "NaN, inf or another shape" if math.isinf(largest) else finite
-        causes = "; ".join((*own.causes, *(() if explained else own.precision)))
+        causes = "; ".join((*own.causes, *own.steps, *(() if explained else own.precision)))
         yield f"{name} is wrong in {_join(list(bad))} ({size}){causes and ': '}{causes}."
 
 

@@ -113,7 +113,9 @@ def predict_roundings(trial: Trial, own: Answer) -> dict[str, Prediction]:
     """
 
     def predict(changes: Changes) -> Prediction:
-        return replay(own.problem, own.cotangents, trial.conventions, changes)
+        results = replay(own.problem, own.cotangents, trial.conventions, changes)
+        dtypes = {name: x.array.dtype for name, x in own.judged.items()}
+        return {n: x.astype(dtypes.get(n, x.dtype)).astype(x.dtype) for n, x in results.items()}
 
     predictions = {RIGHT: predict({})}
     predictions |= {text: predict(changes) for text, changes in _steps()}

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from npattn.conventions import Conventions
+from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.explore import PLAIN, Point
+from npattn.testing.diagnosis.locate import locate
+from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
 from npattn.testing.trial import Trial
 
@@ -29,19 +33,22 @@ class Wrong:
         What else reproduces its results, in words.
     precision : tuple of str
         Formats whose roundings have the size of its errors, in words.
+    steps : tuple of str
+        The steps that are read to be wrong where nothing reproduces its results, in words.
     """
 
     conventions: Conventions
     follows: str = ""
     causes: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
 
 def explain_wrong(trial: Trial, evidence: Sequence[Evidence]) -> Wrong:
     """Search for what reproduces wrong results, as reports on failures do."""
     declared = trial.conventions
     smallest = sorted(evidence, key=lambda e: e.size)[:FEW]
-    found, _ = search(trial.fresh(), smallest) if smallest else ([], [])
+    found, rest = search(trial.fresh(), smallest) if smallest else ([], [])
     changes: dict[str, Any] = {}
     names = []
     texts: dict[bool, list[str]] = {True: [], False: []}
@@ -54,5 +61,22 @@ def explain_wrong(trial: Trial, evidence: Sequence[Evidence]) -> Wrong:
             changes |= own
             names.append(candidate.name)
     return Wrong(
-        replace(declared, **changes), ", ".join(names), tuple(texts[False]), tuple(texts[True])
+        replace(declared, **changes),
+        ", ".join(names),
+        tuple(texts[False]),
+        tuple(texts[True]),
+        () if found else _read(rest),
+    )
+
+
+def _read(evidence: Sequence[Evidence]) -> tuple[str, ...]:
+    """Return the first step that is wrong on each problem, and by how much, in words."""
+    points = [Point(PLAIN, e, locate(e)) for e in evidence]
+    steps: dict[tuple[str, bool], list[Point]] = {}
+    for point in points:
+        if point.fault is not None:
+            steps.setdefault((point.fault.step, point.fault.backward), []).append(point)
+    return tuple(
+        say(step, BACKWARD if backward else "", describe(own)[0])
+        for (step, backward), own in steps.items()
     )

@@ -3,8 +3,7 @@
 Rules that sample alike stay together, for they share a memo. Processes are spawned (a
 fork of threads may hang), have one thread each, and take the next group when they are done with
 one; the largest group comes first. Where the implementation lives in a worker, which alone ends if
-it crashes, this process is one of them. After the rules, idle processes compute parts of the
-diagnosis.
+it crashes, this process is one of them.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,6 @@ from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
 from npattn.testing.runner.untrusted import ask_tail, plan_turns
 from npattn.testing.trial import Refusal, Trial
-
-Value = TypeVar("Value")
 
 ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 """NumPy's own error state: what a target does to it must not reach the oracle."""
@@ -101,7 +98,6 @@ class Processes:
         self.takes_part = implementation.is_isolated and implementation.untrusted is None
         self.others = n - self.takes_part
         self.n, self.rounds, self.pickled = n, 0, _pickle(implementation)
-        self.parts: list[Future[Any]] = []
 
     def __enter__(self) -> Processes:
         self.before = set(multiprocessing.active_children())
@@ -382,15 +378,6 @@ def _get_implementation() -> Implementation:
     if not hasattr(_Process, "implementation"):  # another process has answered for this one
         _Process.implementation = pickle.loads(_Process.pickled)
     return _Process.implementation
-
-
-def _compute(
-    function: Callable[..., Value], setting: _TrialSetting, args: tuple[Any, ...]
-) -> Value:
-    implementation = _get_implementation()
-    setting.prepare(implementation)
-    with implementation.framework.one_thread(), np.errstate(**ERRORS):
-        return function(setting.trial(implementation), *args)
 
 
 def _answer(

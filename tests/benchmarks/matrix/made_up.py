@@ -75,11 +75,12 @@ def _run(rng, name, dtype, rules, share):
 def _cause(text, outcomes):
     return {
         "text": text,
-        "kind": "mistake",
         "name": "causal=top_left",
-        "also": ["another-mistake"],
+        "step": "visible",
+        "where": "T ≠ S and causal",
+        "amount": "",
         "rules": [f"{o['rule']}[{o['dtype']}]" for o in outcomes],
-        "share": 1.0,
+        "confirmed": 20,
         "passes_when": "fails only where T ≠ S",
         "conventions": {"causal": "top_left"},
     }

@@ -30,7 +30,6 @@ def test_failure_shows_cause_problem_maps_and_script(failing):
     text = cell_details(run, cell)
     parts = [
         f"<h3>Cause</h3><p>{outcome['diagnosis']}</p>",
-        "or: another-mistake, with the same results",
         "fails only where T ≠ S",
         "<code>--convention causal=top_left</code>",
         "got 1 &lt;/script&gt;",

@@ -96,7 +96,7 @@ def test_real_page_names_target_project_version_and_words(real, tmp_path):
         assert part in text
     block = unpack(re.search('id="block-0">(.*?)</script>', text)[1])
     details = unescape(block["cells"][0][0])
-    assert "no known mistake reproduces this" in details
+    assert real.runs[0].report["causes"][0]["text"] in details
     assert details.count("<svg") == 3
     assert "npattn.Problem(" in details
 

@@ -254,4 +254,4 @@ def test_a_mistake_that_no_order_explains_is_named_as_ever():
 
     arguments = {**QUICK, "examples": 7, "diagnosis": True}
     report = check(f, only=["agreement-o", "model-sizes"], **arguments)
-    assert {cause.kind for cause in report.causes} == {"factor"}
+    assert {cause.step for cause in report.causes} == {"s"}

@@ -30,6 +30,7 @@ def report():
     cause = Cause(
         f"o is 1.5 times too large {HOSTILE}",
         ("agreement-o[float32]",),
+        step="o",
         name="causal=top_left",
         passes_when="fails only where D > 1",
         conventions=meant,

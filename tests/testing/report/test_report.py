@@ -77,15 +77,6 @@ def test_the_failure_that_is_shown_has_a_script():
     assert both.script() == "views"
 
 
-def test_the_failure_that_is_shown_is_that_of_the_contrast():
-    views = replace(FAILED, rule="views", level="conduct", script_text="views")
-    cause = Cause("why", (views.id, FAILED.id), passes_when="fails only with K > 1")
-    (group,) = replace(report(FAILED, views), causes=(cause,)).groups()
-    assert group.smallest is views
-    (group,) = replace(report(FAILED, views), causes=(replace(cause, passes_when=""),)).groups()
-    assert group.smallest is FAILED
-
-
 def test_outcome_has_id_and_script():
     assert FAILED.id == "agreement-o[float32]"
     assert FAILED.script() == "print('shown')"

@@ -98,8 +98,8 @@ def test_a_mistake_of_first_derivatives_does_not_explain_the_second():
     f = make("weights", factor=1.001)
     options = {"framework": "torch", "dtypes": "float64", "examples": 12, "sizes": SIZES}
     report = check(f, only=[NAME, "agreement-dk"], shrink=False, **options)
-    kinds = {rule.partition("[")[0]: cause.kind for cause in report.causes for rule in cause.rules}
-    assert kinds == {"agreement-dk": "ratio", NAME: "unexplained"}
+    steps = {rule.partition("[")[0]: cause.step for cause in report.causes for rule in cause.rules}
+    assert steps == {"agreement-dk": "dk", NAME: ""}
 
 
 SIZES = {"B": (1, 2), "D": (2, 8), "T": (2, 5), "S": (3, 7)}

@@ -8,7 +8,6 @@ import sys
 import threading
 import types
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,10 @@ from npattn.engines import threads
 from npattn.engines.threads import ONE_THREAD
 from npattn.errors import OptionError
 from npattn.testing import Implementation, ImplementationError, check
-from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.runner import schedule
 from npattn.testing.runner.rounds import Judge
 from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash, flash_backward, naive
-from npattn.testing.trial import Refusal
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
 from tests.testing.runner.test_untrusted import trial_of
@@ -123,62 +120,12 @@ def test_processes_report_and_shrink_same_failures():
 
 
 @pytest.mark.thorough
-def test_contrasts_are_found_while_causes_are_searched_for(tmp_path, monkeypatch):
-    futures, submit = [], schedule.Processes.submit
-
-    def note_and_submit(self, *args):
-        futures.append(submit(self, *args))
-        return futures[-1]
-
-    monkeypatch.setattr(schedule.Processes, "submit", note_and_submit)
+def test_causes_are_those_of_one_process(tmp_path):
     implementation = implementation_in_file(tmp_path, WRONG_IN_BLOCKS)
     kwargs = {"examples": 20, "only": ("agreement-o", "convex-hull"), "shrink": False}
     two, one = (check(implementation, processes=n, **kwargs) for n in (2, 1))
-    text = "fails only where S > 16"
-    assert [cause.passes_when for cause in one.causes] == [text]
+    assert [cause.passes_when for cause in one.causes] == ["fails only where S > 16"]
     assert contents(two) == contents(one)
-    assert text in [future.result().text for future in futures if future]
-
-
-SETTINGS = (
-    "skips_empty_rows",
-    "first_calls",
-    "refusals",
-    "gradients",
-    "rounding",
-    "space",
-    "conventions",
-)
-
-
-@pytest.mark.thorough
-def test_a_part_is_computed_by_another_implementation():
-    implementation = Implementation(naive)
-    trial = trial_of(implementation)
-    trial.skips_empty_rows, trial.gradients = True, frozenset({"dv"})
-    trial.first_calls = ((None, None, None),)
-    trial.refusals = (Refusal(None, None, "contiguous", "no reason"),)
-    with schedule.Processes(2, implementation) as processes:
-        implementation.gradients_raise = True  # as a probe finds, after they were started
-        names = ("implementation", *SETTINGS)
-        other, *settings = [processes.submit(getattr, trial, name).result() for name in names]
-    assert other is not implementation
-    assert other.f is naive
-    assert other.gradients_raise
-    assert settings == [getattr(trial, name) for name in SETTINGS]
-
-
-def set_error_state(trial):
-    return np.seterr(all="ignore")
-
-
-@pytest.mark.thorough
-def test_a_part_leaves_the_error_state_of_its_process():
-    implementation = Implementation(naive)
-    with schedule.Processes(2, implementation) as processes:
-        trial = trial_of(implementation)
-        states = [processes.submit(set_error_state, trial).result() for _ in range(4)]
-    assert states == [schedule.ERRORS] * 4
 
 
 def test_error_state_of_a_loaded_target_reaches_no_judge(monkeypatch):
@@ -196,40 +143,6 @@ def test_error_state_of_a_loaded_target_reaches_no_judge(monkeypatch):
     with np.errstate(all="ignore"):
         schedule._answer(schedule._Setting.of(judge, 1), ["agreement-o"], 3, {}, False)
     assert states == [schedule.ERRORS]
-
-
-class Pool:
-    def submit(self, *_):
-        return Future()
-
-
-class Ended:
-    def submit(self, *_):
-        raise BrokenProcessPool
-
-
-@pytest.mark.parametrize(("pool", "untrusted"), [(Ended, False), (Pool, True), (Pool, False)])
-def test_no_part_for_who_ended_or_is_untrusted(pool, untrusted):
-    implementation = Implementation(naive)
-    processes = schedule.Processes(2, implementation)
-    processes.pool = pool()
-    if untrusted:
-        implementation.untrusted = Untrusted(lambda: None, lambda: (1, 0.0))
-    future = processes.submit(getattr, trial_of(implementation), "space")
-    assert (future is None) == (untrusted or pool is Ended)
-
-
-def test_no_part_waits_for_another():
-    """It might not be needed, and would be waited for in the end."""
-    implementation = Implementation(naive)
-    processes = schedule.Processes(2, implementation)
-    processes.pool, trial = Pool(), trial_of(implementation)
-    first, second, third = (processes.submit(getattr, trial, "space") for _ in range(3))
-    assert third is None
-    second.set_result(None)
-    assert processes.submit(getattr, trial, "space") is not None
-    assert processes.submit(getattr, trial, "space") is None
-    assert not first.done()
 
 
 @pytest.mark.thorough
