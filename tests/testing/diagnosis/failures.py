@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npattn.conventions import Conventions
+from npattn.mistakes import Gated
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
+from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import GRADIENTS, Trial
 
@@ -78,3 +80,24 @@ def fail(trial, names, rule="agreement", status="failed", **details):
             )
         )
     return outcomes
+
+
+def changed(of=Gated, **steps):
+    """Return a right implementation but for some steps, each called with what it replaces."""
+
+    def override(name, f):
+        return lambda self, *args, **options: f(getattr(super(cls, self), name), *args, **options)
+
+    cls = type("Changed", (of,), {name: override(name, f) for name, f in steps.items()})
+    return cls()
+
+
+def trial_with(dtype="float32", **steps):
+    f = changed(**steps)
+    return trial_of(f.forward, f.backward, dtype=dtype)
+
+
+def evidence_of(trial, recipe):
+    recipe = replace(recipe, dtype=trial.space.dtype)
+    problem = trial.problem(recipe)
+    return observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
