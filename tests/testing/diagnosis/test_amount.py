@@ -25,7 +25,10 @@ from tests.testing.diagnosis.test_locate import (
 BASE = Recipe(lead=(2,), H=3, K=3, T=5, S=11, D=7, E=13, seed=3)
 PROBLEMS = [
     replace(BASE, **sizes, dropout=0.3).problem()
-    for sizes in ({"H": 6, "scale": 0.37}, {"lead": (3,), "H": 10, "K": 2, "S": 17, "D": 19, "scale": 0.23})
+    for sizes in (
+        {"H": 6, "scale": 0.37},
+        {"lead": (3,), "H": 10, "K": 2, "S": 17, "D": 19, "scale": 0.23},
+    )
 ]
 
 
@@ -144,7 +147,11 @@ def test_amount_of_wrong_functions(name, text):
         ),
         ({"delta": after(lambda x: np.roll(x, 1, -2))}, {"T": 29}, "δ of query t − 1"),
         (
-            {"product": with_inputs(q=lambda c: np.concatenate([c.q[..., :1, :], c.q[..., :-1, :]], -2))},
+            {
+                "product": with_inputs(
+                    q=lambda c: np.concatenate([c.q[..., :1, :], c.q[..., :-1, :]], -2)
+                )
+            },
             {"T": 29},
             "of query t − 1",
         ),

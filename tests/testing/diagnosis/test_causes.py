@@ -20,13 +20,12 @@ from npattn.testing.report.cause import STEPS
 from npattn.testing.report.words import convention_flag
 from tests.testing import sequence_kernels
 from tests.testing.diagnosis import wrong_kernels
-from tests.testing.diagnosis.failures import fail, trial_of, trial_with
+from tests.testing.diagnosis.failures import changed, fail, trial_of
 
 
-def attend(q, k, v, causal=False, **conventions):
-    own = Conventions(**conventions)
-    causal = own.causal if causal is True else causal
-    return npattn.attention(q, k, v, causal=causal, conventions=own).astype(q.dtype)
+def attend(q, k, v, causal=False, conventions=None):
+    own = Conventions(**conventions or {})
+    return npattn.attention(q, k, v, causal=causal and own.causal, conventions=own).astype(q.dtype)
 
 
 def gradients(dout, q, k, v, factor=1.0):
@@ -98,8 +97,11 @@ def test_registered_mistakes_have_their_step(mistake):
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("few_problems")
 def test_two_mistakes_are_two_causes():
-    trial = trial_with(delta=lambda up, p, dp: 0 * up(p, dp), mask=lambda up, mask, c: mask | True)
+    steps = {"delta": lambda up, p, dp: 0 * up(p, dp), "mask": lambda up, mask, c: mask | True}
+    wrong = changed(**steps)
+    trial = trial_of(wrong.forward, wrong.backward, features=("mask",))
     outcomes = fail(trial, ["plain", "mask"])
     found = {c.step: (c.where, c.amount) for c in diagnose(trial, outcomes)}
     assert found == {
@@ -109,9 +111,12 @@ def test_two_mistakes_are_two_causes():
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("few_problems")
 def test_a_convention_and_a_mistake_are_two_causes():
     def both(q, k, v, causal=False):
-        return attend(q, k, v, causal=causal, kv_head="tile") * (-1 if causal else 1)
+        return attend(q, k, v, causal=causal, conventions={"kv_head": "tile"}) * (
+            -1 if causal else 1
+        )
 
     trial = trial_of(both)
     found = diagnose(trial, fail(trial, ["groups", "causal"]))
@@ -130,7 +135,7 @@ def test_a_convention_and_a_mistake_are_two_causes():
 @pytest.mark.thorough
 def test_another_convention_is_named_with_its_flag(declared, names):
     def f(q, k, v, causal=False):
-        return attend(q, k, v, causal, **declared)
+        return attend(q, k, v, causal, declared)
 
     trial = trial_of(f)
     cause = only_cause(trial, fail(trial, names))

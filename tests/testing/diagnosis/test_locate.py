@@ -175,7 +175,9 @@ def test_first_wrong_step(name):
 def test_wrong_elements_are_those_that_were_changed(name, where):
     _, _, options, steps = (FORWARD | BACKWARD)[name]
     fault = locate(evidence_of(trial_with(**steps), replace(BASE, **options)))
-    expected = np.broadcast_to(where(*np.ogrid[tuple(map(slice, fault.wrong.shape))]), fault.wrong.shape)
+    expected = np.broadcast_to(
+        where(*np.ogrid[tuple(map(slice, fault.wrong.shape))]), fault.wrong.shape
+    )
     np.testing.assert_array_equal(fault.wrong, expected)
 
 

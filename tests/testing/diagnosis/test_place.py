@@ -128,9 +128,7 @@ def test_a_predicate_that_holds_by_chance_is_replaced():
 
 def test_a_place_is_tried_on_other_problems():
     found = place("bhts", lambda x: x["s"] >= 32, in_turn)
-    agree, apart = (
-        [*samples("bhts", lambda x, n=n: x["s"] >= n, in_turn)] for n in (32, 16)
-    )
+    agree, apart = ([*samples("bhts", lambda x, n=n: x["s"] >= n, in_turn)] for n in (32, 16))
     assert found.errors_on(agree) == 0
     assert found.errors_on(apart) > 0.05
 

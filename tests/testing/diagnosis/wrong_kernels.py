@@ -32,9 +32,7 @@ SIZES = {"lead": (1,), "D": 5, "E": 7}
 def kernel(name, sizes, features, cause, *, backward=False, **steps):
     f = changed(**steps)
     RECIPES[name] = Recipe(**SIZES | sizes)
-    KERNELS[name] = Kernel(
-        name, f.forward, f.backward if backward else None, features, *cause
-    )
+    KERNELS[name] = Kernel(name, f.forward, f.backward if backward else None, features, *cause)
 
 
 def rounded_up(n, multiple):
@@ -140,7 +138,7 @@ kernel(
 
 
 def mask_of_an_earlier_tile(up, c):
-    """A counter wraps late with more than two heads: tile i of 32 queries has the mask of i // 2."""
+    """With more than two heads a counter wraps late: tile i has the mask of tile i // 2."""
     visible = up(c)
     if not c.causal or c.q.shape[-3] <= 2:
         return visible
