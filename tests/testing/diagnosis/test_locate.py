@@ -91,7 +91,9 @@ FORWARD = {
         "s", "kv head", {}, {"product": with_inputs(k=lambda c: np.roll(c.k, 1, -3))},
     ),
     "scores of another query": ("s", "moved", {}, {"product": after(lambda x: np.roll(x, 1, -2))}),
-    "mask ignored": ("visible", "extra", {"mask": "full"}, {"mask": lambda up, mask, c: mask | True}),
+    "mask ignored": (
+        "visible", "extra", {"mask": "full"}, {"mask": lambda up, mask, c: mask | True},
+    ),
     "diagonal": ("visible", "zeros", {"causal": True}, {"offset": lambda up, T, S: 0}),
     "window": (
         "visible", "zeros", {"window": (2, 1)}, {"sides": after(lambda sides: (sides[0] - 1, 1))},
