@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import npattn
 from npattn.conventions import Conventions
+from npattn.mistakes import Gated
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
+from npattn.testing.diagnosis import causes
+from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import GRADIENTS, Trial
 
@@ -78,3 +82,43 @@ def fail(trial, names, rule="agreement", status="failed", **details):
             )
         )
     return outcomes
+
+
+def changed(of=Gated, **steps):
+    """Return a right implementation but for some steps, each called with what it replaces."""
+
+    def override(name, f):
+        return lambda self, *args, **options: f(getattr(super(cls, self), name), *args, **options)
+
+    cls = type("Changed", (of,), {name: override(name, f) for name, f in steps.items()})
+    return cls()
+
+
+def trial_with(dtype="float32", **steps):
+    f = changed(**steps)
+    return trial_of(f.forward, f.backward, dtype=dtype)
+
+
+def evidence_of(trial, recipe):
+    recipe = replace(recipe, dtype=trial.space.dtype)
+    problem = trial.problem(recipe)
+    return observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
+
+
+def attend(q, k, v, causal=False, conventions=None):
+    own = Conventions(**conventions or {})
+    return npattn.attention(q, k, v, causal=causal and own.causal, conventions=own).astype(q.dtype)
+
+
+def diagnose(trial, outcomes):
+    """Return the causes; each outcome has exactly one."""
+    explained, found = causes.diagnose([(trial, outcomes)])
+    assert sorted(o.id for o in outcomes) == sorted(rule for c in found for rule in c.rules)
+    named = {rule: c.name for c in found for rule in c.rules}
+    assert [o.diagnosis for o in explained] == [named[o.id] for o in outcomes]
+    return found
+
+
+def only_cause(trial, outcomes):
+    (cause,) = diagnose(trial, outcomes)
+    return cause

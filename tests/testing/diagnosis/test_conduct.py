@@ -11,15 +11,8 @@ import pytest
 from npattn.mistakes import MISTAKES, Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing import check
-from npattn.testing.compare import Comparison
-from npattn.testing.diagnosis.candidates import Candidate
-from npattn.testing.diagnosis.causes import _Diagnosis, _rank
-from npattn.testing.diagnosis.conduct import (
-    _describe_rest,
-    _recurs,
-    _varies_within_tolerance,
-    conduct_causes,
-)
+from npattn.testing.diagnosis.causes import _Diagnosis, _rank, diagnose
+from npattn.testing.diagnosis.conduct import _varies_within_tolerance, conduct_causes
 from npattn.testing.diagnosis.evidence import collect
 from tests.testing.diagnosis.failures import fail, trial_of
 
@@ -27,7 +20,7 @@ from tests.testing.diagnosis.failures import fail, trial_of
 def causes_of(f, backward, *rules, examples=20):
     report = check(f, backward=backward, only=rules, examples=examples, framework="numpy")
     assert not report.passed
-    return [(cause.kind, cause.name, len(cause.rules)) for cause in report.causes]
+    return [(cause.step, cause.name, len(cause.rules)) for cause in report.causes]
 
 
 class Turned:
@@ -77,15 +70,15 @@ def test_exceptions_are_grouped_by_type_and_place():
 def test_sums_in_no_fixed_order_are_no_state():
     """Bits differ between calls, and after another call, but all are within the tolerance."""
     rules = ("agreement-o", "repeatable", "after-other-dtype")
-    ((kind, name, count),) = causes_of(Turned(), None, *rules)
-    assert (kind, name) == ("conduct", "unordered")
+    ((step, name, count),) = causes_of(Turned(), None, *rules)
+    assert (step, name) == ("state", "unordered")
     assert count >= 1
 
 
 @pytest.mark.thorough
 def test_results_that_are_wrong_at_times_are_not_unordered():
     rules = ("agreement-o", "repeatable")
-    assert causes_of(Turned(wrong=0.1), None, *rules) == [("conduct", "unsteady", 2)]
+    assert causes_of(Turned(wrong=0.1), None, *rules) == [("state", "unsteady", 2)]
 
 
 @pytest.mark.parametrize(
@@ -113,33 +106,22 @@ class Accumulating(Attention):
         return grads | {"k": dk}
 
 
-def wrong_call(forward, backward):
-    """Return evidence of a call that is wrong, of one that may be right at other times."""
-    trial = trial_of(forward, backward)
-    (outcome,) = fail(trial, ["plain"])
-    return next(e for e in (collect(trial, outcome) for _ in range(6)) if e.wrong)
-
-
-def test_a_mistake_that_recurs_is_named_if_it_gives_what_is_seen():
-    mistake, other = MISTAKES["update-lost"], Accumulating()
-    assert _recurs("update-lost", wrong_call(mistake.forward, mistake.backward))
-    assert not _recurs("update-lost", wrong_call(other.forward, other.backward))
-
-
 @pytest.mark.thorough
-def test_no_mistake_that_recurs_is_taken_for_another():
+@pytest.mark.usefixtures("few_problems")
+def test_a_sum_of_earlier_calls_is_state():
     wrong = Accumulating()
-    ((kind, name, _),) = causes_of(wrong.forward, wrong.backward, "agreement-dk", "repeatable")
-    assert (kind, name) == ("conduct", "unsteady")
+    ((step, name, _),) = causes_of(wrong.forward, wrong.backward, "agreement-dk", "repeatable")
+    assert (step, name) == ("state", "unsteady")
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("few_problems")
 def test_a_mistake_of_some_shapes_is_no_state():
     """The same content in a larger batch has another result, as if something were kept."""
     mistake = MISTAKES["mask-tiled-over-heads"]
     rules = ("agreement-o", "after-other-dtype")
-    found = causes_of(mistake.forward, None, *rules, examples=200)
-    assert found == [("mistake", mistake.name, 2)]
+    ((step, _, count),) = causes_of(mistake.forward, None, *rules, examples=200)
+    assert (step, count) == (mistake.step, 2)
 
 
 @pytest.mark.parametrize(
@@ -152,48 +134,31 @@ def test_the_rest_names_results_of_what_is_required(levels, named):
         "agreement-dq": SimpleNamespace(wrong={"dq": 3.0}),
         "hidden-nan-k": SimpleNamespace(wrong={"o": 3.0}),
     }
-    own = {"message": "", "comparisons": ()}
-    outcomes = [SimpleNamespace(rule=rules[x], level=x, **own) for x in levels]
-    text = f"no known mistake reproduces this: {named} out of tolerance"
-    assert _describe_rest(outcomes, wrong) == text
+    outcomes = [SimpleNamespace(rule=rules[x], level=x, message="") for x in levels]
+    diagnosis = _Diagnosis(None, [], wrong)
+    assert diagnosis._describe_rest(outcomes) == f"no step was found: {named} out of tolerance"
 
 
-def test_the_rest_says_nan_where_that_is_what_is_wrong():
-    def outcome(rule, **got):
-        comparisons = tuple(Comparison(n, 9.0, (0,), x, 1.0, 0.1, 1, 1) for n, x in got.items())
-        return SimpleNamespace(rule=rule, level="values", message="", comparisons=comparisons)
+@pytest.mark.parametrize(
+    ("kind", "step"), [("change", "state"), ("after", "state"), ("shape", "layout"), ("range", "")]
+)
+def test_what_one_call_does_not_show_has_the_step_of_its_kind(kind, step):
+    trial = trial_of(Attention().forward)
+    outcomes = fail(trial, ["plain", "wide"], kind=kind)
+    found = [*conduct_causes(trial, outcomes)]
+    assert [c.step for c in found] == [step] * bool(step)
+    assert [rule for c in found for rule in c.rules] == [o.id for o in outcomes] * bool(step)
 
-    nan = float("nan")
-    outcomes = [outcome("a", o=nan, dq=nan), outcome("b", o=nan, dq=3.0), outcome("c", dk=nan)]
-    wrong = {o.rule: SimpleNamespace(wrong={c.name: 9.0 for c in o.comparisons}) for o in outcomes}
-    text = "no known mistake reproduces this: o, dk NaN; dq out of tolerance"
-    assert _describe_rest(outcomes, wrong) == text
 
-
-def test_what_comes_after_is_no_state_where_single_calls_are_wrong():
-    """The wrong call may be one of another shape, whatever came before."""
-    trial = trial_of(lambda q, k, v: v.sum(-2, keepdims=True) + 0 * q[..., :1])
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.usefixtures("few_problems")
+def test_a_call_that_is_wrong_alone_is_no_state(right):
+    wrong = Attention() if right else MISTAKES["dk-unscaled"]
+    trial = trial_of(wrong.forward, wrong.backward)
     (plain,) = fail(trial, ["plain"])
-    (after,) = fail(trial, ["wide"], rule="after-other-dtype", kind="after")
-    after = replace(after, rule="after-other-dtype")
-    evidence = collect(trial, plain)
-    wrong = {plain.rule: evidence}
-    assert [c.kind for c in conduct_causes(trial, [plain, after], wrong, ())] == ["unexplained"]
-    assert [c.kind for c in conduct_causes(trial, [after], {}, ())] != ["unexplained"]
-
-
-def test_a_candidate_is_alone_only_if_it_explains_a_wrong_call():
-    mistake = MISTAKES["dk-unscaled"]
-    for forward, backward, wrong in (
-        (mistake.forward, mistake.backward, True),
-        (Attention().forward, Attention().backward, False),
-    ):
-        trial = trial_of(forward, backward)
-        (after,) = fail(trial, ["plain"], kind="after")
-        diagnosis = _Diagnosis(trial, [after], ())
-        for explains in (True, False):
-            candidate = Candidate("mistake", "made up", "", lambda _, explains=explains: explains)
-            assert diagnosis._explains_alone(candidate, after) == (wrong and explains)
+    (after,) = fail(trial, ["plain"], rule="after-other-dtype", kind="after")
+    _, found = diagnose([(trial, [plain, after])])
+    assert ("state" in {c.step for c in found}) == right
 
 
 def test_problems_of_required_rules_are_repeated_first():

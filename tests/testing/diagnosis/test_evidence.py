@@ -68,7 +68,7 @@ def test_number_added_to_hidden_scores_needs_no_bias():
 
 
 def test_defect_of_the_diagnosis_does_not_cost_the_report(monkeypatch):
-    def fails(judged, submit):
+    def fails(judged):
         raise AssertionError("a defect")
 
     monkeypatch.setattr("npattn.testing.diagnosis.causes.diagnose", fails)
@@ -96,7 +96,7 @@ def test_of_two_calls_one_may_be_right():
 
 
 def test_an_interrupt_of_the_diagnosis_leaves_the_outcomes(monkeypatch):
-    def stop(judged, submit):
+    def stop(judged):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("npattn.testing.diagnosis.causes.diagnose", stop)
@@ -113,7 +113,7 @@ def test_what_the_diagnosis_gives_up_was_asked_before(monkeypatch):
     """The report says what no rule was asked."""
     lines = ["mask: not asked again"]
 
-    def crash(judged, submit):
+    def crash(judged):
         lines.append("bias: not asked again")
         return [outcome for _, outcomes in judged for outcome in outcomes], ()
 

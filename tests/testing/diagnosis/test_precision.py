@@ -178,5 +178,5 @@ def test_what_a_format_does_not_explain_is_left():
 @pytest.mark.thorough
 def test_it_is_the_cause_of_what_failed():
     trial = trial_of(softmax_in(np.float32), features=(), dtype="float64")
-    _, (cause,) = diagnose([(trial, fail(trial, ["plain", "wide", "longer"]))], contrasts=0)
-    assert (cause.kind, cause.name, len(cause.rules)) == ("precision", "float32", 3)
+    _, (cause,) = diagnose([(trial, fail(trial, ["plain", "wide", "longer"]))])
+    assert (cause.step, cause.name, len(cause.rules)) == ("precision", "float32", 3)

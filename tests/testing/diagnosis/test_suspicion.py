@@ -6,7 +6,6 @@ import numpy as np
 
 import npattn
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.ratios import ratio_candidates
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.report.outcome import Outcome
 from tests.testing.diagnosis.failures import trial_of
@@ -31,13 +30,6 @@ def test_suspicion_is_explained_by_what_gives_its_errors():
     exact = evidence.exact["o"]
     assert evidence.reproduces("o", [(exact * GAIN).astype(np.float32)])
     assert not evidence.reproduces("o", [exact.astype(np.float32)])
-
-
-def test_suspicion_without_a_result_suspects_the_others_alone():
-    evidence = suspect(trial_of(gained))
-    left = evidence.without({"o"})
-    assert (left.wrong, list(ratio_candidates(left))) == ({}, [])
-    assert evidence.without({"lse"}).wrong == evidence.wrong
 
 
 def test_errors_of_rounding_are_no_suspicion():

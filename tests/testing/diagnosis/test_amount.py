@@ -1,0 +1,163 @@
+"""Amounts in words: what is read of a fault, and the numbers that have a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npattn.mistakes.register import after, one_result
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.amount import NUMBERS, describe, recognise
+from npattn.testing.diagnosis.explore import Point
+from npattn.testing.diagnosis.locate import locate
+from tests.testing.diagnosis.failures import evidence_of, trial_with
+from tests.testing.diagnosis.test_locate import (
+    BACKWARD,
+    FORWARD,
+    from_index,
+    in_gradient,
+    in_softmax,
+    with_inputs,
+)
+
+BASE = Recipe(lead=(2,), H=3, K=3, T=5, S=11, D=7, E=13, seed=3)
+PROBLEMS = [
+    replace(BASE, **sizes, dropout=0.3).problem()
+    for sizes in (
+        {"H": 6, "scale": 0.37},
+        {"lead": (3,), "H": 10, "K": 2, "S": 17, "D": 19, "scale": 0.23},
+    )
+]
+
+
+def amount_of(steps, *recipes):
+    trial, points = trial_with(**steps), []
+    for recipe in recipes or (BASE, replace(BASE, D=17, T=3, seed=5)):
+        evidence = evidence_of(trial, recipe)
+        points.append(Point(recipe, evidence, locate(evidence)))
+    return describe(points)[0]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.broad
+def test_a_number_is_named_by_what_it_is_on_every_problem(name):
+    values = [(NUMBERS[name](p), p) for p in PROBLEMS]
+    found = recognise(values)
+    assert [NUMBERS[found](p) for p in PROBLEMS] == pytest.approx([x for x, _ in values])
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1.37, 1.37), "1.37"),
+        ((1.37, 2.5), "1.37 to 2.5"),
+        ((7**0.5, 7**0.5), "2.646"),  # √D of the first problem alone
+        ((np.nan, np.inf), "not finite"),
+        ((np.nan, 2.0), "2"),
+    ],
+)
+def test_other_numbers_are_printed(values, text):
+    assert recognise(list(zip(values, PROBLEMS, strict=True))) == text
+
+
+def rows_of_96(dq, *_):
+    """Rows of 80 columns are stored, and read as rows of 96; D is 72."""
+    stored = np.zeros((*dq.shape[:-2], dq.shape[-2] * 96))
+    rows = stored[..., : dq.shape[-2] * 80].reshape(*dq.shape[:-1], 80)
+    rows[..., : dq.shape[-1]] = dq
+    return stored.reshape(*dq.shape[:-1], 96)[..., : dq.shape[-1]]
+
+
+def mask_of_earlier_tile(up, c):
+    """Queries of t ≥ 32 have the mask of t − 32."""
+    visible = np.broadcast_to(up(c), (c.q.shape[-2], c.k.shape[-2]))
+    t = np.arange(c.q.shape[-2])
+    return visible[np.where(t >= 32, t - 32, t)]
+
+
+def counted(up, s, c, live):
+    return up(s + np.log(1 + np.arange(s.shape[-1]) // 4), c, live)
+
+
+AMOUNTS = [
+    ("q·k × √D", {"default_scale": lambda up, H, D: 1.0}),
+    ("q·k × 1.1", {"product": after(lambda x: 1.1 * x)}),
+    ("rows sum to 2", in_softmax(0, lambda p, *_: 2 * p)),
+    ("rows sum to 1/S", in_softmax(0, lambda p, *_: p / p.shape[-1])),
+    ("counted 2, 3 times", {"softmax": counted}),
+    ("0", {"results": one_result(0, from_index(8, -1))}),
+    ("× √D", in_gradient(0, lambda dq, c, *_: dq * c.q.shape[-1] ** 0.5)),
+    ("× 1/√D", in_gradient(1, lambda dk, c, *_: dk / c.q.shape[-1] ** 0.5)),
+    ("δ is 0", {"delta": after(lambda x: 0 * x)}),
+    ("δ × 2", {"delta": after(lambda x: 2 * x)}),
+    ("× log₂ e", {"lse": after(lambda x: x / np.log(2))}),
+    ("off by 5.3", {"lse": after(lambda x: x + 5.3)}),
+    ("× −1", in_gradient(2, lambda dv, *_: -dv)),
+]
+
+
+@pytest.mark.parametrize(("text", "steps"), AMOUNTS, ids=[row[0] for row in AMOUNTS])
+@pytest.mark.broad
+def test_amount(text, steps):
+    assert amount_of(steps) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bias twice", "the bias × 2"),
+        ("softcap left out", "the softcap is left out"),
+        ("keys of another head", "keys of another head: h = 0 of 2, h = 1 of 0, h = 2 of 1"),
+        ("values of another head", "values of another head: h = 0 of 2, h = 1 of 0, h = 2 of 1"),
+        ("mask ignored", "hidden keys take weight"),
+        ("last keys forgotten", "visible keys have weight 0"),
+        ("mean where no key is", "the mean of all values, must be 0"),
+        ("dropout without rate", "rows sum to 1 − rate"),
+        ("dropout ignored", "dropped weights are not 0"),
+        ("NaN where no key is", "o is NaN or infinite"),
+        ("dsinks", "× −1"),
+        ("dbias", "× 2"),
+    ],
+)
+@pytest.mark.broad
+def test_amount_of_wrong_functions(name, text):
+    _, _, options, steps = (FORWARD | BACKWARD)[name]
+    assert amount_of(steps, replace(BASE, **options)) == text
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes", "text"),
+    [
+        (
+            in_gradient(0, rows_of_96),
+            {"T": 13, "D": 72},
+            "values of another place: rows of 80 are read as rows of 96",
+        ),
+        (
+            {"visible": mask_of_earlier_tile},
+            {"T": 67, "S": 71, "causal": True},
+            "the mask is of query t − 32",
+        ),
+        (
+            {"results": one_result(0, lambda o, c: np.roll(o, 1, -2))},
+            {"T": 2},
+            "of another query",
+        ),
+        ({"delta": after(lambda x: np.roll(x, 1, -2))}, {"T": 29}, "δ of query t − 1"),
+        (
+            {
+                "product": with_inputs(
+                    q=lambda c: np.concatenate([c.q[..., :1, :], c.q[..., :-1, :]], -2)
+                )
+            },
+            {"T": 29},
+            "of query t − 1",
+        ),
+    ],
+    ids=["rows of 96", "mask of a tile", "o of a query", "δ of a query", "q of a query"],
+)
+@pytest.mark.broad
+def test_another_place_is_named(steps, sizes, text):
+    assert amount_of(steps, replace(BASE, **sizes)) == text

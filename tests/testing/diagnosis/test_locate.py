@@ -1,0 +1,238 @@
+"""The first wrong quantity of small wrong functions, one step changed in each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npattn.mistakes.register import after, one_result
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.locate import locate, result
+from tests.testing.diagnosis.failures import changed, evidence_of, trial_of, trial_with
+
+BASE = Recipe(lead=(2,), H=3, K=3, T=5, S=11, D=7, E=13, seed=3)
+
+
+def from_index(n, axis, f=lambda x: 0 * x):
+    """Return a function that changes an array from an index on."""
+
+    def change(x, *_):
+        shape = [1] * x.ndim
+        shape[axis] = -1
+        return np.where((np.arange(x.shape[axis]) >= n).reshape(shape), f(x), x)
+
+    return change
+
+
+def in_softmax(i, f):
+    return {"softmax": one_result(i, f)}
+
+
+def in_gradient(i, f):
+    return {"gradients": one_result(i, f)}
+
+
+def with_inputs(**fields):
+    """Return a step in place of `results` or `softmax` that changes inputs by functions of them."""
+
+    def step(up, *args):
+        changed = [
+            a._replace(**{n: f(a) for n, f in fields.items()}) if hasattr(a, "keep") else a
+            for a in args
+        ]
+        return up(*changed)
+
+    return step
+
+
+def mean_where_empty(p, s, c, live):
+    return np.where(live.any(-1, keepdims=True), p, 1 / s.shape[-1])
+
+
+def nan_where_empty(p, s, c, live):
+    return np.where(live.any(-1, keepdims=True), p, np.nan)
+
+
+def rolled_values(up, w, x, live):
+    forward = (w.shape[-1], x.shape[-1]) == (BASE.S, BASE.E)
+    return up(w, np.roll(x, 1, -3) if forward else x, live)
+
+
+def first_of_group(up, dx, x):
+    return dx.reshape(*dx.shape[:-3], x.shape[-3], -1, *dx.shape[-2:])[..., 0, :, :]
+
+
+def kept_keys(n):
+    return lambda up, c: up(c) & (np.arange(c.k.shape[-2]) < n)
+
+
+def capped_with_bias(up, x, visible, c):
+    return np.where(visible, c.softcap * np.tanh((x + c.bias) / c.softcap), -np.inf)
+
+
+def visible_to_backward(up, s, c, live):
+    return up(s.max() + np.zeros(s.shape), c, live | True)
+
+
+def keys_counted_twice(up, s, c, live):
+    return up(s + np.log(np.where(np.arange(s.shape[-1]) >= 7, 2, 1)), c, live)
+
+
+FORWARD = {
+    "scale": ("s", "scale", {}, {"product": after(lambda x: 1.1 * x)}),
+    "bias twice": ("s", "bias", {"bias": "full"}, {"bias": after(lambda x: 2 * x)}),
+    "softcap left out": ("s", "softcap", {"softcap": 1.5}, {"cap": lambda up, x, c: x}),
+    "bias in softcap": (
+        "s", "content", {"softcap": 1.5, "bias": "full"}, {"final": capped_with_bias},
+    ),
+    "keys of another head": (
+        "s", "kv head", {}, {"product": with_inputs(k=lambda c: np.roll(c.k, 1, -3))},
+    ),
+    "scores of another query": ("s", "moved", {}, {"product": after(lambda x: np.roll(x, 1, -2))}),
+    "mask ignored": (
+        "visible", "extra", {"mask": "full"}, {"mask": lambda up, mask, c: mask | True},
+    ),
+    "diagonal": ("visible", "zeros", {"causal": True}, {"offset": lambda up, T, S: 0}),
+    "window": (
+        "visible", "zeros", {"window": (2, 1)}, {"sides": after(lambda sides: (sides[0] - 1, 1))},
+    ),
+    "last keys forgotten": ("visible", "zeros", {}, {"visible": kept_keys(8)}),
+    "keys counted twice": ("p", "factor", {}, {"softmax": keys_counted_twice}),
+    "not normalised": ("p", "rows", {}, in_softmax(0, lambda p, *_: 2 * p)),
+    "sinks left out": (
+        "p", "rows", {"sinks": True}, {"softmax": with_inputs(sinks=lambda c: c.sinks - 99)},
+    ),
+    "dropout without rate": (
+        "p", "rows", {"dropout": 0.3}, {"results": with_inputs(keep=lambda c: c.keep > 0)},
+    ),
+    "dropout ignored": (
+        "p", "dropout", {"dropout": 0.3}, {"results": with_inputs(keep=lambda c: 1.0)},
+    ),
+    "mean where no key is": (
+        "p", "empty rows", {"mask": "empty rows"}, in_softmax(0, mean_where_empty),
+    ),
+    "NaN where no key is": ("nan", "nan", {"mask": "empty rows"}, in_softmax(0, nan_where_empty)),
+    "lse in base 2": ("lse", "", {}, {"lse": after(lambda x: x / np.log(2))}),
+    "lse where no key is": (
+        "lse", "", {"mask": "empty rows"}, {"lse": after(lambda x: np.maximum(x, -99))},
+    ),
+    "columns of o": ("o", "", {}, {"results": one_result(0, from_index(8, -1))}),
+    "rows of o": ("o", "zeros", {}, {"results": one_result(0, from_index(3, -2))}),
+    "o of another query": (
+        "o", "moved", {}, {"results": one_result(0, lambda o, c: np.roll(o, 1, -2))},
+    ),
+    "values of another head": ("o", "kv head", {}, {"masked_matmul": rolled_values}),
+    "gate": ("o", "", {"gate": "full"}, {"results": with_inputs(gate=lambda c: c.gate**2)}),
+}  # fmt: skip
+BACKWARD = {
+    "dv": ("dv", "rows", {}, in_gradient(2, lambda dv, *_: 2 * dv)),
+    "dv and dk of a group": ("dv", "rows of zeros", {"H": 6}, {"share_back": first_of_group}),
+    "delta": ("delta", "delta", {}, {"delta": after(lambda x: 0 * x)}),
+    "delta of late rows": ("delta", "delta", {}, {"delta": after(from_index(3, -2))}),
+    "delta of another query": ("delta", "delta", {}, {"delta": after(lambda x: np.roll(x, 1, -2))}),
+    "dlse": ("delta", "dlse", {}, {"use_dlse": lambda up, dlse, live: 0}),
+    "dp without dropout": ("dp", "content", {"dropout": 0.3}, {"undrop": lambda up, dp, c: dp}),
+    "slope of softcap": ("ds", "content", {"softcap": 1.5}, {"cap_slope": lambda up, c: 1.0}),
+    "ds by p twice": ("ds", "content", {}, {"jacobian": lambda up, p, *args: p * up(p, *args)}),
+    "dq": ("dq", "", {}, in_gradient(0, lambda dq, *_: 3 * dq)),
+    "columns of dq": ("dq", "", {}, in_gradient(0, from_index(4, -1))),
+    "dk": ("dk", "by query", {}, in_gradient(1, lambda dk, *_: 3 * dk)),
+    "keys of dk": ("dk", "by query", {}, in_gradient(1, from_index(8, -2))),
+    "dbias": ("dbias", "", {"bias": "full"}, {"reduce_bias": after(lambda x: 2 * x)}),
+    "dsinks": ("dsinks", "", {"sinks": True}, {"ds_sink": after(lambda x: -x)}),
+    "recomputed scale": ("s", "scale", {}, {"recompute": with_inputs(scale=lambda c: c.scale / 2)}),
+    "recomputed mask": ("visible", "extra", {"mask": "full"}, {"rebuild": visible_to_backward}),
+    "recomputed sinks": (
+        "p", "rows", {"sinks": True}, {"rebuild": with_inputs(sinks=lambda c: c.sinks - 99)},
+    ),
+}  # fmt: skip
+RECOMPUTED = ("s", "visible", "p")
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", [*FORWARD, *BACKWARD])
+@pytest.mark.broad(3)
+def test_first_wrong_step(name):
+    step, form, options, steps = (FORWARD | BACKWARD)[name]
+    fault = locate(evidence_of(trial_with(**steps), replace(BASE, **options)))
+    assert (fault.step, fault.form) == (step, form)
+    assert fault.backward == (name in BACKWARD and step in RECOMPUTED)
+    assert fault.wrong.any()
+    assert not (fault.wrong & ~fault.known).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("keys counted twice", lambda b, h, t, s: s >= 7),
+        ("last keys forgotten", lambda b, h, t, s: s >= 8),
+        ("columns of o", lambda b, h, t, e: e >= 8),
+        ("delta of late rows", lambda b, h, t: t >= 3),
+        ("columns of dq", lambda b, h, t, d: d >= 4),
+        ("scores of another query", lambda b, h, t: t >= 0),
+    ],
+)
+def test_wrong_elements_are_those_that_were_changed(name, where):
+    _, _, options, steps = (FORWARD | BACKWARD)[name]
+    fault = locate(evidence_of(trial_with(**steps), replace(BASE, **options)))
+    expected = np.broadcast_to(
+        where(*np.ogrid[tuple(map(slice, fault.wrong.shape))]), fault.wrong.shape
+    )
+    np.testing.assert_array_equal(fault.wrong, expected)
+
+
+def test_a_right_function_has_no_fault():
+    assert locate(evidence_of(trial_with(), BASE)) is None
+
+
+def test_weights_alone_are_no_step():
+    fault = locate(evidence_of(trial_with(returned_weights=lambda up, p, c: 2 * p), BASE))
+    assert (fault.step, fault.quantity.name) == ("", "weights")
+
+
+def test_a_result_of_another_shape_is_not_nan():
+    def sums(q, k, v):
+        return changed().forward(q, k, v).sum(-1, keepdims=True)
+
+    fault = locate(evidence_of(trial_of(sums, features=()), BASE))
+    assert fault.step in ("", "o", "layout")
+
+
+def test_a_function_that_refuses_unit_columns_is_wrong_in_no_step():
+    def refuses(q, k, v):
+        if np.any(v == 0):
+            raise ValueError("zeros")
+        return 2 * changed().forward(q, k, v)
+
+    fault = locate(evidence_of(trial_of(refuses, features=()), BASE))
+    assert fault.step == ""
+
+
+def test_a_function_that_is_not_linear_in_the_values_has_no_wrong_weights():
+    """The weights that unit columns show do not give o again."""
+    squared = trial_with(results=one_result(0, lambda o, c: o * abs(o)))
+    fault = locate(evidence_of(squared, BASE))
+    assert fault.step == "o"
+
+
+def test_a_result_of_another_shape_is_wrong_everywhere():
+    evidence = evidence_of(trial_with(results=one_result(0, lambda o, c: o[..., :2])), BASE)
+    assert result(evidence, "o").wrong.all()
+
+
+def test_without_gradients_the_forward_is_read():
+    f = changed(**FORWARD["keys counted twice"][3])
+    fault = locate(evidence_of(trial_of(f.forward), BASE))
+    assert (fault.step, fault.form) == ("p", "factor")
+
+
+def test_both_keys_and_values_of_another_sample():
+    def first(up, *arrays, **options):
+        c = up(*arrays, **options)
+        return c._replace(k=c.k[:1] + 0 * c.k, v=c.v[:1] + 0 * c.v)
+
+    fault = locate(evidence_of(trial_with(inputs=first), BASE))
+    assert (fault.step, fault.form) == ("s", "kv head")
+    assert fault.wrong.tolist() == [[False] * 3, [True] * 3]

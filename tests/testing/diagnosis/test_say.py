@@ -1,0 +1,60 @@
+"""Sentences of causes, the lines of dense.py that they name, and names of patterns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from npattn import engines
+from npattn.testing.diagnosis import names
+from npattn.testing.diagnosis.names import Name, name_of
+from npattn.testing.diagnosis.say import LINES, WORDS, line_of, say
+from npattn.testing.report.cause import STEPS
+
+DENSE = (Path(engines.__path__[0]) / "dense.py").read_text("utf-8").splitlines()
+
+
+@pytest.mark.parametrize("step", LINES)
+@pytest.mark.every
+def test_a_step_has_one_line_of_dense(step):
+    found = [n for n, x in enumerate(DENSE, 1) if x.strip().startswith(LINES[step])]
+    assert found == [line_of(step)]
+
+
+def test_what_no_line_computes_has_none():
+    assert {line_of(step) for step in set(STEPS) - set(LINES)} == {0}
+    assert set(LINES) | set(WORDS) <= set(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("cause", "text"),
+    [
+        (("delta", "t ≥ 128", "δ is 0"), "δ is wrong where t ≥ 128: δ is 0"),
+        (("p", "everywhere", "rows sum to 2"), "the weights p are wrong everywhere: rows sum to 2"),
+        (("s", "", ""), "the scores s are wrong"),
+        (
+            ("visible", "backward: mask", "hidden keys take weight"),
+            "the mask is wrong in the backward, and right in the forward, where mask: hidden keys "
+            "take weight",
+        ),
+        (("dq", "e ≥ 8", "0", "a tail"), "dq is wrong where e ≥ 8: 0 (a tail)"),
+        (("nan", "mask", "o is NaN"), "results are not finite where mask: o is NaN"),
+    ],
+)
+def test_sentence(cause, text):
+    line = line_of(cause[0])
+    assert say(*cause) == text + (f" [dense.py line {line}]" if line else "")
+
+
+def test_a_name_is_added_only_if_its_pattern_holds(monkeypatch):
+    rows = (Name("grid", "delta", "t ≥", "is 0", "rows beyond the grid"),)
+    monkeypatch.setattr(names, "NAMES", rows)
+    assert name_of("delta", "t ≥ 128", "δ is 0", "", ()) == ("grid", "rows beyond the grid")
+    assert name_of("delta", "t ≥ 128", "δ × 2", "", ()) == ("delta where t ≥ 128", "")
+    assert name_of("", "", "", "", ()) == ("unknown", "")
+
+
+def test_every_name_is_of_a_step():
+    assert all(any(row.step.find(step) >= 0 for step in STEPS if step) for row in names.NAMES)
+    assert len({row.id for row in names.NAMES}) == len(names.NAMES)
