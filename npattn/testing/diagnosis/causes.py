@@ -108,6 +108,7 @@ class _Diagnosis:
     trial: Trial
     outcomes: list[Outcome]
     evidence: dict[str, Evidence] = field(default_factory=dict)
+    vanished: set[str] = field(default_factory=set)
 
     def causes(self) -> Iterator[Cause]:
         """Yield causes that together have every outcome once."""
@@ -118,6 +119,8 @@ class _Diagnosis:
             evidence = self._collect(outcome)
             if evidence is not None and evidence.wrong:
                 self.evidence[outcome.rule] = evidence
+            elif evidence is not None and _of_one_call(outcome):
+                self.vanished.add(outcome.rule)
         unsteady = [e for e in self._smallest()[:REPEATED] if self._differs(e)]
         if unsteady:
             yield from exception_causes(raised)
@@ -148,6 +151,10 @@ class _Diagnosis:
         for cause, mine in self._read(readable, left):
             left = [o for o in left if o not in mine]
             yield cause
+        vanished = [o for o in left if o.rule in self.vanished and o.kind == "value"]
+        if vanished:
+            left = [o for o in left if o not in vanished]
+            yield state_cause(vanished, "vanished")
         for cause in conduct_causes(self.trial, [o for o in left if o.rule not in self.evidence]):
             left = [o for o in left if o.id not in cause.rules]
             yield cause
@@ -326,6 +333,12 @@ class _Diagnosis:
         if not results:
             return f"no step was found: {first_line(outcomes[0].message)}"
         return f"no step was found: {', '.join(results)} out of tolerance"
+
+
+def _of_one_call(outcome: Outcome) -> bool:
+    """Return True if one call alone was out of tolerance, and not the relation of several."""
+    names = {c.name for c in outcome.comparisons}
+    return outcome.kind == "value" and bool(names) and names <= {"o", "lse", *GRADIENTS}
 
 
 def _single_place(evidence: Evidence) -> Place | None:

@@ -17,6 +17,8 @@ TEXTS = {
     "after": "a call is right alone, and wrong after another one: something is kept between calls",
     "unsteady": "two calls on the same problem give different results: something is kept between "
     "calls, or is read before it is written",
+    "vanished": "the same call is right when it is made again: something is kept between calls, or "
+    "is read before it is written",
     "unordered": "two calls on the same problem differ in their last bits, within the tolerance: "
     "sums are added in no fixed order, as by atomic additions",
 }

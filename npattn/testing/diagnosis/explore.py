@@ -31,8 +31,9 @@ NEVER = 2**30
 """First visible key of a row that sees none."""
 LARGE = 2**17
 """Scores of the largest problem that is tried."""
-SECONDS = 8.0
-"""Time for the problems around a failing one."""
+SECONDS = 2.5
+"""Processor time for the problems around a failing one, once `LEAST` were tried."""
+LEAST = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +128,13 @@ def _options(base: Recipe) -> Iterator[Recipe]:
 
 def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]:
     """Try the recipes around a failing one, as long as there is time."""
-    end = time.monotonic() + seconds
+    end = time.process_time() + seconds
     points, seen = [], set()
     for recipe in around(trial, base):
         if recipe in seen or recipe.H * recipe.T * recipe.S > LARGE:
             continue
         seen.add(recipe)
-        if time.monotonic() > end:
+        if len(points) >= LEAST and time.process_time() > end:
             break
         point = try_recipe(trial, recipe)
         if point is not None:

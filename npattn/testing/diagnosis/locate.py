@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from npattn.problem.arrays import Array
+from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.diagnosis.evidence import Evidence, observe
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
 from npattn.testing.trial import GRADIENTS
@@ -26,6 +27,8 @@ FEW = 3
 """Number of keys to each value of a log ratio from which the values are few."""
 APART = 0.1
 """Share of the wrong elements of P that two placements must disagree on to acquit P."""
+ROUNDINGS = 4
+"""Largest error that counts as roundings, in units of one rounding to bfloat16."""
 ALL = 0.97
 """Share of elements that counts as all: of many, some are close to right by chance."""
 AXES = {
@@ -71,6 +74,30 @@ class Fault:
 
 def locate(evidence: Evidence) -> Fault | None:
     """Return the first wrong quantity on a problem; None if nothing is wrong there."""
+    fault = _locate(evidence)
+    return _as_precision(fault) if fault is not None and _is_small(fault) else fault
+
+
+def _is_small(fault: Fault) -> bool:
+    """Return True if an error without a form is no larger than roundings to 16 bits are."""
+    if fault.form not in ("", "content", "factor") or fault.step in ("lse", "nan", "visible"):
+        return False
+    if "log" in fault.facts:
+        sizes = abs(fault.facts["log"][fault.wrong])
+    else:
+        q = fault.quantity
+        if fault.wrong.shape != q.got.shape or not np.isfinite(q.got[fault.wrong]).all():
+            return False
+        scale = abs(q.want[np.isfinite(q.want)]).max(initial=0)
+        sizes = abs(q.got - q.want)[fault.wrong] / (scale or 1)
+    return bool(sizes.size and sizes.max() < ROUNDINGS * unit_roundoff("bfloat16"))
+
+
+def _as_precision(fault: Fault) -> Fault:
+    return replace(fault, step="precision", backward=False)
+
+
+def _locate(evidence: Evidence) -> Fault | None:
     wrong = evidence.wrong
     if not wrong:
         return None
@@ -78,7 +105,7 @@ def locate(evidence: Evidence) -> Fault | None:
     first = next((n for n in ("o", "lse", *GRADIENTS) if n in wrong), None)
     if first is None:  # weights or maxima alone, which are returned and no step
         name = next(iter(wrong))
-        return _whole("", evidence, name)
+        return _whole("p" if name == "weights" else "lse", evidence, name)
     nan = _nan(evidence)
     if nan is not None:
         return nan
@@ -294,7 +321,8 @@ def _find_rows(
         if len(index):
             places_of = [np.unravel_index(i, want.shape[:-1]) for i in index]
             best = min(places_of, key=lambda x: int((np.array(x) != place).sum()))
-            found[tuple(map(int, place))] = tuple(map(int, best))
+            if tuple(place) != tuple(best):
+                found[tuple(map(int, place))] = tuple(map(int, best))
     return found if len(found) >= ALL * len(some) else {}
 
 
