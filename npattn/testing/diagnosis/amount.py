@@ -109,6 +109,8 @@ def _weights(faults: Faults, points: Sequence[Point]) -> str:
         ratios = [(float(np.exp(x)), p) for f, p in faults if f.form == "rows"
                   for x in f.facts["log"][f.wrong]]  # fmt: skip
         text = recognise(ratios)
+        if text == "not finite":
+            return "rows sum to 0"
         is_number = " to " in text or text[0].isdigit()
         return f"rows sum to {text}" if is_number else f"rows are × {text}"
     if fault.form == "dropout":

@@ -50,7 +50,7 @@ ATOM = 0.02
 """Share of elements that a place must set right with each of its conditions."""
 CONFIRMED = 0.05
 """Share of elements of further problems on which a place may be mistaken more often."""
-SMALL = 2**15
+SMALL = 2**13
 """Scores of the largest failing problem whose elements a place is learned from."""
 AGAIN = ("s", "visible", "p")
 """Quantities of the forward that a backward may compute again."""
@@ -287,7 +287,7 @@ class _Diagnosis:
         """
         if time.monotonic() > self.end:
             return _is_downstream(fault.step, evidence)
-        own = locate(evidence)
+        own = locate(evidence) if evidence.size <= SMALL else None
         if own is not None and _same_step(own, fault):
             return True
         outcome = evidence.outcome

@@ -129,7 +129,8 @@ def _options(base: Recipe) -> Iterator[Recipe]:
 def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]:
     """Try the recipes around a failing one, as long as there is time."""
     end = time.process_time() + seconds
-    points, seen = [], set()
+    points: list[Point] = []
+    seen: set[Recipe] = set()
     for recipe in around(trial, base):
         if recipe in seen or recipe.H * recipe.T * recipe.S > LARGE:
             continue

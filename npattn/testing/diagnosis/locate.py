@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ class Fault:
         return self.quantity.axes[: self.wrong.ndim]
 
 
+@lru_cache(maxsize=64)
 def locate(evidence: Evidence) -> Fault | None:
     """Return the first wrong quantity on a problem; None if nothing is wrong there."""
     fault = _locate(evidence)
