@@ -77,6 +77,11 @@ def mask_of_earlier_tile(up, c):
     return visible[np.where(t >= 32, t - 32, t)]
 
 
+def one_later(x):
+    """Return rows that are one later, the first twice."""
+    return np.concatenate([x[..., :1, :], x[..., :-1, :]], -2)
+
+
 def counted(up, s, c, live):
     return up(s + np.log(1 + np.arange(s.shape[-1]) // 4), c, live)
 
@@ -145,13 +150,9 @@ def test_amount_of_wrong_functions(name, text):
             {"T": 2},
             "of another query",
         ),
-        ({"delta": after(lambda x: np.roll(x, 1, -2))}, {"T": 29}, "δ of query t − 1"),
+        ({"delta": after(one_later)}, {"T": 29}, "δ of query t − 1"),
         (
-            {
-                "product": with_inputs(
-                    q=lambda c: np.concatenate([c.q[..., :1, :], c.q[..., :-1, :]], -2)
-                )
-            },
+            {"product": with_inputs(q=lambda c: one_later(c.q))},
             {"T": 29},
             "of query t − 1",
         ),
