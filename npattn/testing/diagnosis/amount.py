@@ -94,6 +94,7 @@ def describe(points: Sequence[Point]) -> tuple[str, str]:
         "ds": _factors,
         "dp": _factors,
         "nan": _nan,
+        "state": _state,
     }.get(fault.step, _result)
     return describe_step(faults, points), fault.form
 
@@ -310,6 +311,10 @@ def _factors(faults: Faults, points: Sequence[Point]) -> str:
     return f"× {recognise(ratios)}" if ratios else ""
 
 
+def _state(faults: Faults, points: Sequence[Point]) -> str:
+    return "results of an earlier call"
+
+
 def _nan(faults: Faults, points: Sequence[Point]) -> str:
     fault, _ = faults[0]
     return f"{fault.quantity.name} is NaN or infinite" if fault.form else "finite, must not be"
@@ -318,6 +323,8 @@ def _nan(faults: Faults, points: Sequence[Point]) -> str:
 def _result(faults: Faults, points: Sequence[Point]) -> str:
     """Describe a result that is wrong by itself: 0, a factor, values of another place."""
     fault, _ = faults[0]
+    if fault.form == "shape":
+        return "another shape"
     if fault.form == "constant":
         return "dout is not used"
     if fault.form == "kv head":

@@ -25,6 +25,7 @@ from npattn.testing.diagnosis.explore import (
     sample_of,
     try_recipe,
 )
+from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate
 from npattn.testing.diagnosis.names import name_of
 from npattn.testing.diagnosis.place import EVERYWHERE, Place, Sample, learn, learn_problems
@@ -140,9 +141,10 @@ class _Diagnosis:
             rules = {e.outcome.rule for e in claimed if e.outcome}
             also = [o for o in left if o.rule not in self.evidence and o.kind == "after"]
             mine = [o for o in left if o.rule in rules or (cause.step == "layout" and o in also)]
-            if cause.step == "layout":
-                mine += raised
-                raised = []
+            if cause.name in AXES:
+                own = [o for o in raised if raises_by_layout(self.trial, o, cause.name)]
+                raised = [o for o in raised if o not in own]
+                mine += own
             left = [o for o in left if o not in mine]
             if mine:
                 yield replace(cause, rules=ids(mine))

@@ -22,6 +22,7 @@ from npattn.testing.diagnosis.evidence import Evidence, observe, problem_size
 from npattn.testing.diagnosis.locate import Fault, locate
 from npattn.testing.diagnosis.place import Sample
 from npattn.testing.diagnosis.verdicts import is_within
+from npattn.testing.report.cause import STEPS
 from npattn.testing.trial import Trial
 
 PLAIN = Recipe()
@@ -143,6 +144,14 @@ def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]
     return points
 
 
+def _is_later(fault: Fault, like: Fault) -> bool:
+    """Return True if a fault is of a quantity that is computed later than another's."""
+    if like.step in ("nan", "layout", "state", "") or fault.step in ("nan", "layout", "state", ""):
+        return False
+    order = [(x.step[:1] == "d" or x.backward, STEPS.index(x.step)) for x in (like, fault)]
+    return order[0] < order[1]
+
+
 def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
     """Return the elements of a point for learning; None if it has another fault.
 
@@ -159,6 +168,8 @@ def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
     first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
     left, right = recipe.window or (None, None)
     axes = like.axes
+    if fault is not None and not alone and _is_later(fault, like):
+        fault = None  # all before it was right
     if fault is None or alone:
         letters = {x: sizes[x.upper()] for x in axes}
         if axes[0:2] == "bh" and like.quantity.name in ("dk", "dv"):

@@ -108,6 +108,11 @@ def _locate(evidence: Evidence) -> Fault | None:
     if first is None:  # weights or maxima alone, which are returned and no step
         name = next(iter(wrong))
         return _whole("p" if name == "weights" else "lse", evidence, name)
+    other = [
+        n for n in wrong if any(x.shape != evidence.exact[n].shape for x in evidence.observed[n])
+    ]
+    if other:
+        return _whole("layout", evidence, other[0], "shape")
     nan = _nan(evidence)
     if nan is not None:
         return nan
@@ -119,7 +124,9 @@ def _locate(evidence: Evidence) -> Fault | None:
     except Unreadable:
         return _whole(first if first in ("lse", *GRADIENTS) else "o", evidence, first)
     if first in ("o", "lse"):
-        return _forward(evidence, reader)
+        fault = _forward(evidence, reader)
+        kept = fault.step == "o" and reader.ignores_v(evidence.observed["o"][way])
+        return replace(fault, step="state", form="kept") if kept else fault
     return _backward(evidence, reader)
 
 
@@ -622,7 +629,7 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
         slack = 4 * (dq.tolerance + evidence.rounding * abs(error).max(-1, keepdims=True))
     if rows.any() and (rest <= slack)[rows].mean() > ALL:
         scale = problem.scale if problem.scale is not None else 1 / problem.D**0.5
-        shift = -np.nan_to_num(share) / (scale or 1)
+        shift = np.nan_to_num(share) / (scale or 1)
         return Fault("delta", dq, rows, np.ones(rows.shape, bool), form="delta",
                      facts={"shift": shift, "bad": rows})  # fmt: skip
     return None

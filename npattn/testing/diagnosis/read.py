@@ -22,7 +22,8 @@ import numpy as np
 
 from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
-from npattn.problem.arrays import Array
+from npattn.problem.arrays import Array, finfo
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.trial import Trial
 
@@ -73,6 +74,11 @@ class Quantity:
     def wrong_rows(self) -> Array:
         """Rows with an element out of tolerance."""
         return np.asarray(self.wrong.any(-1))
+
+
+def half_ulp_of(x: Array, dtype: Any) -> Array:
+    """Largest rounding of values that are delivered in a dtype."""
+    return np.asarray(abs(x) * float(finfo(dtype).eps) / 2)
 
 
 def rounding_of(trial: Trial, problem: Problem) -> float:
@@ -128,7 +134,7 @@ class Reader:
         x = np.asarray(x)
         x = x if x.dtype.kind in "fc" else x.astype(np.float64)
         p = self.problem
-        tail = x.shape[1 if p.headless else len(p.lead) + 1 :]
+        tail = x.shape[0 if p.headless else len(p.lead) + 1 :]
         return np.asarray(x, np.float64).reshape(self.B, p.H, *tail)
 
     @cached_property
@@ -202,11 +208,12 @@ class Reader:
         """Return the weights that meet v, after dropout, and their tolerance."""
         S = problem.S
         eye = np.broadcast_to(np.eye(S), (*problem.v.shape[:-1], S)).astype(problem.v.dtype)
-        own = problem.replace(v=eye)
+        own = problem.replace(v=eye, gate=None)
         zeros = Cotangents(np.zeros((*self._o_shape(problem)[:-1], S), problem.q.dtype), None)
         exact = self.forward.exact(own, zeros)
         allowed = self.forward.tolerance(own, zeros, exact)
-        return self.flat(exact["o"]), self.flat(allowed["o"])
+        want, tolerance = self.flat(exact["o"]), self.flat(allowed["o"])
+        return want, tolerance + half_ulp_of(want, problem.q.dtype)
 
     def _o_shape(self, problem: Problem) -> tuple[int, ...]:
         heads = () if problem.headless else (problem.H,)
@@ -249,11 +256,24 @@ class Reader:
         fitted = f.fit(problem)
         if not np.array_equal(np.asarray(fitted.v, np.float64), np.asarray(v, np.float64)):
             raise Unreadable("v cannot be chosen")
-        found = [x for name, x in f.forward(fitted, self.view).pairs if name == "o"]
+        try:
+            results = f.forward(fitted, self.view)
+        except ImplementationError as err:
+            raise Unreadable(f"it raised {err}") from err
+        found = [x for name, x in results.pairs if name == "o"]
         o = found[min(self.way, len(found) - 1)]
         if o.shape != self._o_shape(problem):
             raise Unreadable(f"o has shape {o.shape}")
         return o
+
+    def ignores_v(self, o: Array) -> bool:
+        """Return True if the same q and k give these bits with any values: o is kept somewhere."""
+        v = -np.asarray(self.problem.v)
+        try:
+            other = self._call(self.problem.replace(v=v), v)
+        except Unreadable:
+            return False
+        return bool(np.any(v)) and np.array_equal(other, o, equal_nan=True) and bool(np.any(o))
 
     # --- the backward ---
 
@@ -261,7 +281,11 @@ class Reader:
         """Return the gradients of one call by name."""
         found: dict[str, Array] = {}
         f = self.trial.implementation
-        for name, x in f.gradients(problem, cotangents, self.view).pairs:
+        try:
+            results = f.gradients(problem, cotangents, self.view)
+        except ImplementationError as err:
+            raise Unreadable(f"it raised {err}") from err
+        for name, x in results.pairs:
             found.setdefault(name, x)
         return found
 
@@ -301,7 +325,7 @@ class Reader:
         first, second = (self._read_by_dv(problem, sources, calls) for _ in range(2))
         apart = _disagree(first, second, 4 * tolerance, self.rounding)
         whole = np.ones(want.shape, bool)
-        return Quantity("p", "bhts", first, want, 2 * tolerance, whole), apart
+        return Quantity("p", "bhts", first, want, 4 * tolerance, whole), apart
 
     def _read_by_dv(
         self, problem: Problem, sources: list[tuple[Array, Array]], calls: int
@@ -343,7 +367,7 @@ class Reader:
         q = q.reshape(B, H, T, -1).astype(np.float64)
         norm = (q * q).sum(-1)
         # A row adds no more to the error of dk than all rows together.
-        allowed = self.by_query_head(self._tolerance_of_dk, 2)
+        allowed = self.by_query_head(self._tolerance_of_dk(), 2)
         with np.errstate(all="ignore"):
             tolerance = np.einsum("bhsd,bhtd->bhts", allowed, abs(q)) / norm[..., None] / abs(scale)
         for bs, hs in sources:
@@ -372,11 +396,11 @@ class Reader:
             known,
         )
 
-    @property
     def _tolerance_of_dk(self) -> Array:
         cotangents = Cotangents(self.cotangents.dout, self._zero_dlse())
         exact = self.trial.exact(self.problem, cotangents)
-        return np.asarray(self.trial.tolerance(self.problem, cotangents, exact)["dk"])
+        tolerance = self.trial.tolerance(self.problem, cotangents, exact)["dk"]
+        return np.asarray(2 * tolerance + half_ulp_of(exact["dk"], self.problem.q.dtype))
 
     @cached_property
     def _dout(self) -> Array:

@@ -187,9 +187,9 @@ def test_a_right_function_has_no_fault():
     assert locate(evidence_of(trial_with(), BASE)) is None
 
 
-def test_weights_alone_are_no_step():
+def test_weights_alone_are_those_returned_as_p():
     fault = locate(evidence_of(trial_with(returned_weights=lambda up, p, c: 2 * p), BASE))
-    assert (fault.step, fault.quantity.name) == ("", "weights")
+    assert (fault.step, fault.quantity.name) == ("p", "weights")
 
 
 def test_a_result_of_another_shape_is_not_nan():
