@@ -312,7 +312,7 @@ def _factors(faults: Faults, points: Sequence[Point]) -> str:
 
 
 def _state(faults: Faults, points: Sequence[Point]) -> str:
-    return "results of an earlier call"
+    return "depends on earlier calls"
 
 
 def _nan(faults: Faults, points: Sequence[Point]) -> str:

@@ -49,6 +49,8 @@ DOUBTFUL = 0.2
 """Share of elements on which a place may be mistaken before it is not stated."""
 ATOM = 0.02
 """Share of elements that a place must set right with each of its conditions."""
+COARSE = 0.1
+"""Share of elements by which a condition of the problems must be better than one of elements."""
 CONFIRMED = 0.05
 """Share of elements of further problems on which a place may be mistaken more often."""
 SMALL = 2**13
@@ -247,7 +249,7 @@ class _Diagnosis:
         found = [place for place in map(_confirmed, levels) if place is not None]
         coarse = learn_problems(samples)
         if coarse is not None and coarse.text != EVERYWHERE:
-            found.append(coarse)
+            found.append(coarse._replace(errors=coarse.errors + COARSE))
         best = min(found, key=lambda x: x.errors + ATOM * len(x.atoms), default=None)
         return best if best is not None and best.errors <= DOUBTFUL else None
 
@@ -260,6 +262,7 @@ class _Diagnosis:
         told = condition is not None and condition.text != EVERYWHERE
         where = fault.facts.get("where") or (place.text if place is not None else "")
         step = fault.step
+        where = EVERYWHERE if step == "state" else where
         if fault.backward and step in AGAIN:
             where = BACKWARD + (where or EVERYWHERE)
         name, known = name_of(step, where, amount, form, points)

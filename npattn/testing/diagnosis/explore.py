@@ -26,7 +26,7 @@ from npattn.testing.report.cause import STEPS
 from npattn.testing.trial import Trial
 
 PLAIN = Recipe()
-HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (4, 4), (6, 3), (8, 2))
+HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1), (14, 2))
 """Pairs H, K that are tried in place of those of a failing problem."""
 NEVER = 2**30
 """First visible key of a row that sees none."""
@@ -86,7 +86,7 @@ def around(trial: Trial, base: Recipe) -> Iterator[Recipe]:
     yield from _options(base)
     for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
         yield replace(base, T=t, S=s)
-    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 100, 5):
+    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 100, 5):
         yield replace(base, S=max(s, 2))
     for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 70, 3):
         yield replace(base, T=max(t, 1))

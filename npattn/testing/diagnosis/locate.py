@@ -594,6 +594,7 @@ def _ds_by_terms(evidence: Evidence, reader: Reader, ds: Quantity) -> str:
     p, dp, delta = exact["p"], exact["dp"], exact["delta"][..., None]
     keep = exact["keep"]
     terms = [p * keep * dp, p * delta, delta * (p > 0), dp * (p > 0), p * p * dp]
+    terms += [p * p * delta]
     if evidence.problem.dropout_mask is not None:
         terms += [p * keep * delta, p * keep * keep * dp]
     ok = ds.known & (p > 0)

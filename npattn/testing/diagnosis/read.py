@@ -78,7 +78,8 @@ class Quantity:
 
 def half_ulp_of(x: Array, dtype: Any) -> Array:
     """Largest rounding of values that are delivered in a dtype."""
-    return np.asarray(abs(x) * float(finfo(dtype).eps) / 2)
+    info = finfo(dtype)
+    return np.asarray(abs(x) * float(info.eps) / 2 + float(info.smallest_subnormal) / 2)
 
 
 def rounding_of(trial: Trial, problem: Problem) -> float:
@@ -317,7 +318,8 @@ class Reader:
         """The weights by do = I, as dv shows them, and True where two placements disagree."""
         problem = self.without_gate(self.problem)
         T, E = problem.T, problem.E
-        want, tolerance = self.exact_weights(problem)
+        want, _ = self.exact_weights(problem)
+        tolerance = self._tolerance_of_units(problem)
         sources = list(self._sources())
         calls = -(-T // max(E, 1))
         if not E or 2 * calls * len(sources) > MOST_CALLS:
@@ -325,7 +327,19 @@ class Reader:
         first, second = (self._read_by_dv(problem, sources, calls) for _ in range(2))
         apart = _disagree(first, second, 4 * tolerance, self.rounding)
         whole = np.ones(want.shape, bool)
-        return Quantity("p", "bhts", first, want, 4 * tolerance, whole), apart
+        return Quantity("p", "bhts", first, want, 2 * tolerance, whole), apart
+
+    def _tolerance_of_units(self, problem: Problem) -> Array:
+        """Return the tolerance of dv at do = I, of all heads together, as (B, H, T, S)."""
+        T = problem.T
+        v = np.zeros((*problem.v.shape[:-1], T), problem.v.dtype)
+        do = np.broadcast_to(np.eye(T, dtype=problem.q.dtype), (*self._o_shape(problem)[:-1], T))
+        own = problem.replace(v=v, gate=None)
+        cotangents = Cotangents(np.array(do), self._zero_dlse())
+        exact = self.trial.exact(own, cotangents)
+        allowed = self.trial.tolerance(own, cotangents, exact)["dv"]
+        allowed = allowed + half_ulp_of(exact["dv"], problem.q.dtype)
+        return self.by_query_head(allowed, 2).swapaxes(-1, -2)
 
     def _read_by_dv(
         self, problem: Problem, sources: list[tuple[Array, Array]], calls: int

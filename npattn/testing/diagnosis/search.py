@@ -35,7 +35,7 @@ PROBES = 12
 """Problems near failing ones, and as many others, that a candidate must reproduce as well."""
 REFUTED = 0.1
 """Share of those on which the implementation may be right, against what a candidate predicts."""
-MOST = 0.75
+MOST = 0.5
 """Share of those on which it matters that it must reproduce: another mistake may meet it."""
 LARGE = 2**16
 """Scores of the largest problem on which every candidate is tried."""
@@ -109,7 +109,8 @@ class _Judge:
             return {c: [first, *(e for e in others if c.explains(e))] for c in hits}
 
         known = claims(chain(*(make(first) for make in MAKERS), self.formats))
-        if not known or max(map(len, known.values())) < len(left):
+        whole = [c for c, own in known.items() if len(own) == len(left)]
+        if not any(c.changes <= 2 for c in whole):
             known |= claims(convention_pairs(first))
             singles = [c for c in known if c.conventions is not None and c.changes == 1]
             known |= claims(two for c in singles for two in with_another(c, first))
