@@ -161,7 +161,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "kv head":
         return _heads(faults, "keys")
     if fault.form == "moved":
-        return _moved([f.facts["moved"] for f, _ in faults if f.form == "moved"], "bht")
+        return _describe_source([f.facts["moved"] for f, _ in faults if f.form == "moved"], "bht")
     off = [abs(f.facts["log"][f.wrong]).max(initial=0) for f, _ in faults if "log" in f.facts]
     return f"scores are off by up to {max(off):.3g}" if off else ""
 
@@ -175,7 +175,7 @@ def _heads(faults: Faults, what: str) -> str:
     return f"{what} of another head: " + ", ".join(f"h = {h} of {k}" for h, k in named[:4])
 
 
-def _moved(maps: Iterable[dict[tuple[int, ...], tuple[int, ...]]], letters: str) -> str:
+def _describe_source(maps: Iterable[dict[tuple[int, ...], tuple[int, ...]]], letters: str) -> str:
     """Say from which place elements come that have the values of another."""
     pairs = [(a, b) for m in maps for a, b in m.items()]
     if not pairs:
@@ -293,7 +293,7 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
     if values and np.max(np.abs(values)) < 1e-2:
         return "δ is 0"
     if moved:
-        return "δ " + _moved(moved, "bht")
+        return "δ " + _describe_source(moved, "bht")
     text = recognise(shares)
     return f"δ × {text}" if text and " to " not in text else "δ is of something else"
 
@@ -334,7 +334,9 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "factor" and "value" in fault.facts:
         return f"× {recognise([(f.facts['value'], p) for f, p in faults if 'value' in f.facts])}"
     if fault.form == "moved" and "moved" in fault.facts:
-        return _moved([f.facts["moved"] for f, _ in faults if f.facts.get("moved")], "bht")
+        return _describe_source(
+            [f.facts["moved"] for f, _ in faults if f.facts.get("moved")], "bht"
+        )
     got = np.concatenate([f.quantity.got[f.wrong] for f, _ in faults])
     if not np.any(got):
         return "0"
@@ -391,7 +393,7 @@ def _origins(faults: Faults) -> str:
             rows.append((found[:, 0], found[:, 1]))
     if not maps:
         return ""
-    text = _moved(maps, axes)
+    text = _describe_source(maps, axes)
     if "another" in text and len(axes) == 4:
         stride = next(filter(None, (_strides(a[:, 2:], b[:, 2:]) for a, b in rows)), None)
         if stride:

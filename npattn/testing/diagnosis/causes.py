@@ -49,8 +49,8 @@ DOUBTFUL = 0.2
 """Share of elements on which a place may be mistaken before it is not stated."""
 ATOM = 0.02
 """Share of elements that a place must set right with each of its conditions."""
-COARSE = 0.1
-"""Share of elements by which a condition of the problems must be better than one of elements."""
+COARSE = (0.0, 0.01, 0.08, 0.1, 0.12, 0.12, 0.12)
+"""Share of elements by which a place must be better that says nothing of the last axes."""
 CONFIRMED = 0.05
 """Share of elements of further problems on which a place may be mistaken more often."""
 SMALL = 2**13
@@ -245,13 +245,17 @@ class _Diagnosis:
     def _place(self, points: list[Point], fault: Fault) -> Place | None:
         """Return where it is wrong; None if no predicate says so."""
         samples = [s for s in (sample_of(p, fault) for p in points) if s is not None]
-        levels = [[s.reduce(n) for s in samples] for n in range(len(fault.axes), 0, -1)]
-        found = [place for place in map(_confirmed, levels) if place is not None]
+        found: list[tuple[float, Place]] = []
+        for dropped in range(len(fault.axes)):
+            place = learn_and_confirm([s.reduce(len(fault.axes) - dropped) for s in samples])
+            if place is not None:
+                found.append((COARSE[min(dropped, 3) if fault.axes[3:] else 2 * dropped], place))
         coarse = learn_problems(samples)
         if coarse is not None and coarse.text != EVERYWHERE:
-            found.append(coarse._replace(errors=coarse.errors + COARSE))
-        best = min(found, key=lambda x: x.errors + ATOM * len(x.atoms), default=None)
-        return best if best is not None and best.errors <= DOUBTFUL else None
+            found.append((max(COARSE), coarse))
+        found = [(lost, place) for lost, place in found if place.errors <= DOUBTFUL]
+        price = [lost + place.errors + ATOM * len(place.atoms) for lost, place in found]
+        return found[price.index(min(price))][1] if found else None
 
     def _state(
         self, fault: Fault, points: list[Point], place: Place | None, tried: list[Point]
@@ -368,7 +372,7 @@ def _is_right_in_order(evidence: Evidence) -> bool:
     return not own.wrong
 
 
-def _confirmed(samples: list[Sample]) -> Place | None:
+def learn_and_confirm(samples: list[Sample]) -> Place | None:
     """Learn a place from most problems, and from all if it does not hold on the others."""
     others = samples[len(samples) - len(samples) // 4 :]
     place = learn(samples[: len(samples) - len(others)])

@@ -112,7 +112,8 @@ def _locate(evidence: Evidence) -> Fault | None:
         n for n in wrong if any(x.shape != evidence.exact[n].shape for x in evidence.observed[n])
     ]
     if other:
-        return _whole("layout", evidence, other[0], "shape")
+        step = "layout" if other[0] in ("o", "lse", "weights", "max_score") else other[0]
+        return _whole(step, evidence, other[0], "shape")
     nan = _nan(evidence)
     if nan is not None:
         return nan
@@ -122,7 +123,7 @@ def _locate(evidence: Evidence) -> Fault | None:
     try:
         reader = Reader(evidence.trial, evidence.problem, evidence.cotangents, evidence.view, way)
     except Unreadable:
-        return _whole(first if first in ("lse", *GRADIENTS) else "o", evidence, first)
+        return _whole("" if first == "o" else first, evidence, first)
     if first in ("o", "lse"):
         fault = _forward(evidence, reader)
         kept = fault.step == "o" and reader.ignores_v(evidence.observed["o"][way])

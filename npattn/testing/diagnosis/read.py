@@ -125,6 +125,8 @@ class Reader:
         self.B = math.prod(problem.lead)
         self.rng = np.random.default_rng(7)
         self.rounding = rounding_of(trial, problem)
+        if trial.implementation.output is not None:
+            raise Unreadable("o is stored in 8 bits")
         if self.B * problem.H * problem.T * problem.S > LARGEST:
             raise Unreadable("the problem is too large")
 

@@ -56,12 +56,12 @@ def _evaluate(
     lead, scale = problem.lead, problem.scale
     assert scale is not None
 
-    def repeated(x: Array) -> Array:
+    def repeat_heads(x: Array) -> Array:
         x = change("inputs", np.asarray(x, np.float64))
         x = x[None] if problem.headless else x
         return np.repeat(x, H // max(K, 1) if x.shape[-3] == K else 1, -3)
 
-    q, k, v = (repeated(x) for x in (problem.q, problem.k, problem.v))
+    q, k, v = (repeat_heads(x) for x in (problem.q, problem.k, problem.v))
     x = change("product", scale * (q @ k.swapaxes(-1, -2)))  # (..., H, T, S)
     slope: Array | float = 1.0
     s = x
@@ -104,12 +104,12 @@ def _evaluate(
     dq = scale * product(dx, k)
     dk = scale * product(dx.swapaxes(-1, -2), q)
 
-    def shared(dx: Array, x: Array) -> Array:
+    def sum_shared(dx: Array, x: Array) -> Array:
         dx = dx.reshape(*dx.shape[:-3], K, H // max(K, 1), *dx.shape[-2:]).sum(-3)
         return sum_to(dx, np.shape(x))
 
-    gradients = {"dq": sum_to(dq, np.shape(problem.q)), "dk": shared(dk, problem.k)}
-    gradients["dv"] = shared(dv, problem.v)
+    gradients = {"dq": sum_to(dq, np.shape(problem.q)), "dk": sum_shared(dk, problem.k)}
+    gradients["dv"] = sum_shared(dv, problem.v)
     if bias is not None:
         gradients["dbias"] = sum_to(ds, np.shape(bias))
     if problem.sinks is not None:

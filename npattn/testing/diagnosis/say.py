@@ -40,6 +40,11 @@ WORDS = {
     "dgate": "dgate",
     "nan": "NaN",
 }
+WHOLE = {
+    "state": "results depend on earlier calls",
+    "precision": "sums or storage are narrower than the dtype",
+    "layout": "results are arranged otherwise",
+}
 PLURAL = ("s", "p")
 BACKWARD = "backward: "
 
@@ -59,7 +64,11 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
     backward = where.startswith(BACKWARD)
     place = where.removeprefix(BACKWARD)
     subject = WORDS.get(step, step)
-    if step == "nan":
+    if not step:
+        text = "no step was found: results are out of tolerance"
+    elif step in WHOLE:
+        text = WHOLE[step]
+    elif step == "nan":
         text = "results are not finite" if "NaN" in amount else "results are finite"
     else:
         text = f"{subject} {'are' if step in PLURAL else 'is'} wrong"

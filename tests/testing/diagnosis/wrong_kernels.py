@@ -49,7 +49,7 @@ kernel(
     "split_overlap",
     {"H": 2, "K": 2, "T": 3, "S": 37},
     ("causal", "return_lse"),
-    ("p", "s ≥ 32 and no causal", "counted 2, 3, 4 times"),
+    ("p", "s ≥ 32", "counted 2, 3, 4 times"),
     softmax=overlapping_splits,
 )
 
@@ -167,7 +167,7 @@ kernel(
     "head_tile",
     {"H": 28, "K": 4, "T": 2, "S": 5},
     ("mask",),
-    ("s", "G > 4", "keys of another head: h = 7 of 0, h = 14 of"),
+    ("s", "H > 8", "keys of another head: h = "),
     share=head_of_the_tile,
 )
 
