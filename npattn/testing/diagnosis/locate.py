@@ -258,6 +258,10 @@ def weights_fault(
         fake = empty[..., None] & (abs(got) > tol)
     known = np.ones(want.shape, bool)
     clear = want > CLEAR * tol
+    negative = clear & (got < -tol)
+    if not backward and negative.sum() > p.wrong.sum() / 2:  # no weight is: o was changed
+        o = result(evidence, "o")
+        return Fault("o", o, o.wrong, o.known)
     if fake.any() and fake.sum() >= p.wrong.sum() * ALL:
         rows = empty[..., None] & np.ones(want.shape, bool)
         own: dict[str, Any] = {"where": "rows that see no key"}

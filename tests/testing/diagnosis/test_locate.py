@@ -135,7 +135,7 @@ BACKWARD = {
     "dlse": ("delta", "dlse", {}, {"use_dlse": lambda up, dlse, live: 0}),
     "dp without dropout": ("dp", "content", {"dropout": 0.3}, {"undrop": lambda up, dp, c: dp}),
     "slope of softcap": ("ds", "content", {"softcap": 1.5}, {"cap_slope": lambda up, c: 1.0}),
-    "ds by p twice": ("ds", "content", {}, {"jacobian": lambda up, p, *args: p * up(p, *args)}),
+    "ds by p twice": ("ds", "terms", {}, {"jacobian": lambda up, p, *args: p * up(p, *args)}),
     "dq": ("dq", "", {}, in_gradient(0, lambda dq, *_: 3 * dq)),
     "columns of dq": ("dq", "", {}, in_gradient(0, from_index(4, -1))),
     "dk": ("dk", "by query", {}, in_gradient(1, lambda dk, *_: 3 * dk)),

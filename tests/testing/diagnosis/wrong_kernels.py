@@ -87,7 +87,7 @@ kernel(
     "dq_rows",
     {"T": 5, "S": 3, "D": 72},
     ("causal",),
-    ("dq", "D > 64 and T > 1", "values of another place: rows of 80 are read as rows of 96"),
+    ("dq", "t ≥ 1 and D > 64", "values of another place: rows of 80 are read as rows of 96"),
     backward=True,
     gradients=rows_of_another_length,
 )
