@@ -174,6 +174,11 @@ class _Diagnosis:
         f = self.trial.implementation
         stored: Found = []
         found, rest = search(self.trial, evidence)
+        # Another mistake, in a gradient, may meet a convention: the forward alone tells it.
+        forward = [e for e in rest if {"o", "lse"} & {*e.wrong}]
+        if forward and not found:
+            found, _ = search(self.trial, forward, without=GRADIENTS)
+            rest = [e for e in rest if not any(e in own for _, own in found)]
         if f.storage is not None or f.packing is not None:
             # What reads a δ of another sequence depends on it too, and reads none of its keys.
             forward = [e for e in rest if {"o", "lse"} & {*e.wrong}]

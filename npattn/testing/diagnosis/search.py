@@ -6,7 +6,7 @@ best of them on problems on which nothing failed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
@@ -47,8 +47,10 @@ PASSES = 3
 """Failing problems on which every candidate is tried."""
 
 
-def search(trial: Trial, evidence: Sequence[Evidence]) -> tuple[Found, list[Evidence]]:
-    """Find the candidates that explain what is wrong.
+def search(
+    trial: Trial, evidence: Sequence[Evidence], without: Container[str] = ()
+) -> tuple[Found, list[Evidence]]:
+    """Find the candidates that explain what is wrong, but for results that are left out.
 
     Returns
     -------
@@ -58,9 +60,11 @@ def search(trial: Trial, evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
         What none does.
     """
     left = sorted(evidence, key=lambda e: e.size)
+    whole = {e.without(without): e for e in left} if without else {e: e for e in left}
+    left = list(whole)
     found: Found = []
     skipped: list[Evidence] = []
-    judge = _Judge(trial, left)
+    judge = _Judge(trial, left, without)
     for _ in range(PASSES):
         if not left or left[0].size > LARGE:
             break
@@ -71,16 +75,16 @@ def search(trial: Trial, evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
         # A result barely out of tolerance fits many causes: prefer the cause already found.
         rest = [e for e in (*left, *skipped) if e not in claimed]
         claimed = claimed + [e for e in rest if candidate.explains(e.loosely())]
-        found.append((candidate, claimed))
+        found.append((candidate, [whole[e] for e in claimed]))
         left, skipped = ([e for e in x if e not in claimed] for x in (left, skipped))
-    return found, [*skipped, *left]
+    return found, [whole[e] for e in (*skipped, *left)]
 
 
 class _Judge:
     """Judge of candidates: the failing problems, and others on which none failed yet."""
 
-    def __init__(self, trial: Trial, evidence: Sequence[Evidence]) -> None:
-        self.trial, self.evidence = trial, evidence
+    def __init__(self, trial: Trial, evidence: Sequence[Evidence], without: Container[str]) -> None:
+        self.trial, self.evidence, self.without = trial, evidence, without
 
     @cached_property
     def formats(self) -> list[Candidate]:
@@ -98,7 +102,7 @@ class _Judge:
         chosen = np.random.default_rng(recipes[0].seed).permutation(len(near))[:PROBES]
         others = islice(Pools(self.trial.space).cases(1, PROBES), PROBES)
         probes = sample(replace(self.trial, memo={}), chain((near[i] for i in chosen), others))
-        return [e for e in probes if e.size <= LARGE]
+        return [e.without(self.without) for e in probes if e.size <= LARGE]
 
     def best(self, left: Sequence[Evidence]) -> tuple[Candidate | None, list[Evidence]]:
         """Return the candidate that explains most, the smallest problem included, or None."""
