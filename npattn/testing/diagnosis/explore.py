@@ -6,6 +6,7 @@ contents. A place is learned from them, and tried on others.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import numpy as np
 
 from npattn.errors import NpattnError
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.cases.options import BIASES
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.contrasts import VALUES
@@ -28,6 +30,8 @@ from npattn.testing.trial import Trial
 PLAIN = Recipe()
 HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1), (14, 2))
 """Pairs H, K that are tried in place of those of a failing problem."""
+EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name))
+"""Kinds of bias with numbers that are no normal ones."""
 NEVER = 2**30
 """First visible key of a row that sees none."""
 LARGE = 2**17
@@ -118,6 +122,8 @@ def _options(base: Recipe) -> Iterator[Recipe]:
         yield replace(base, distribution="normal")
     for name in on:
         yield replace(base, **{name: getattr(PLAIN, name)})
+        for value in VALUES[name]:
+            yield replace(base, **{name: value})
     plain = replace(base, **{name: getattr(PLAIN, name) for name in on})
     if len(on) > 1:
         yield plain
@@ -161,7 +167,8 @@ def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
     recipe = point.recipe
     sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
     sizes["G"] = sizes["H"] // max(sizes["K"], 1)
-    options = {*options_on(recipe), *(["contents"] if recipe.distribution != "normal" else [])}
+    special = recipe.distribution != "normal" or recipe.bias in EXTREME
+    options = {*options_on(recipe), *(["contents"] if special else [])}
     trial, rows = point.evidence.trial, tuple(sizes[x] for x in "BHT")
     empty = np.asarray(trial.empty(problem)).reshape(rows)
     visible = trial.visible(problem).reshape(*rows, sizes["S"])
@@ -180,4 +187,6 @@ def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
         wrong, known = fault.wrong, fault.known | fault.wrong
     else:
         return None
-    return Sample(sizes, frozenset(options), axes, wrong, known, empty, first, (left, right))
+    return Sample(
+        sizes, frozenset(options), axes, wrong, known, empty, first, (left, right), recipe.scale
+    )

@@ -47,6 +47,7 @@ class Sample:
     first : array of int, (B, H, T)
         The first key that a row sees; a large number if it sees none.
     window : (int or None, int or None)
+    scale : float or None
     """
 
     sizes: dict[str, int]
@@ -57,6 +58,7 @@ class Sample:
     empty: Array
     first: Array
     window: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
 
     def reduce(self, axes: int) -> Sample:
         """Return the sample of the first axes alone: wrong where any element is."""
@@ -127,6 +129,7 @@ class Table:
             values["first"] = _rows_of(s, s.first, values)
             for name in OPTIONS:
                 values[name] = name in s.options
+            values["factor"] = 1.0 if s.scale is None else s.scale
             for name, x in values.items():
                 columns.setdefault(name, []).append(np.broadcast_to(x, len(rows)))
             y += [np.arange(len(rows)) < len(bad)]
@@ -262,6 +265,13 @@ def _options(table: Table) -> Iterator[Atom]:
     for name in varied:
         yield Atom(name, 1.0, lambda t, n=name: t[n])
         yield Atom(f"no {name}", 3.0, lambda t, n=name: ~t[n])
+    for text, sign in (
+        ("scale < 0", np.less),
+        ("scale ≤ 0", np.less_equal),
+        ("scale = 0", np.equal),
+    ):
+        if sign(table["factor"], 0).any():
+            yield Atom(text, 1.1, lambda t, f=sign: f(t["factor"], 0))
     for one, other in combinations(varied, 2):
         yield Atom(f"{one} or {other}", 1.6, lambda t, a=one, b=other: t[a] | t[b])
     on = [n for n in varied if n not in ("contents", "scale")]
