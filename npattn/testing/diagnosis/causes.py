@@ -251,8 +251,9 @@ class _Diagnosis:
         """Return where it is wrong; None if no predicate says so."""
         samples = [s for s in (sample_of(p, fault) for p in points) if s is not None]
         found: list[tuple[float, Place]] = []
-        several = sum(bool(s.wrong.any()) for s in samples) > 1  # one tells nothing of elements
-        for dropped in range(len(fault.axes)) if several else ():
+        if sum(bool(s.wrong.any()) for s in samples) < 2 < len(samples):
+            return Place("contents", 0.0, ())  # other numbers in its arrays are right
+        for dropped in range(len(fault.axes)):
             place = learn_and_confirm([s.reduce(len(fault.axes) - dropped) for s in samples])
             if place is not None:
                 found.append((COARSE[min(dropped, 3) if fault.axes[3:] else 2 * dropped], place))

@@ -137,7 +137,7 @@ def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]
     """Try the recipes around a failing one, as long as there is time."""
     end = time.process_time() + seconds
     points: list[Point] = []
-    seen: set[Recipe] = set()
+    seen = {base}
     for recipe in around(trial, base):
         if recipe in seen or recipe.H * recipe.T * recipe.S > LARGE:
             continue
