@@ -251,13 +251,14 @@ class _Diagnosis:
         """Return where it is wrong; None if no predicate says so."""
         samples = [s for s in (sample_of(p, fault) for p in points) if s is not None]
         found: list[tuple[float, Place]] = []
-        if sum(bool(s.wrong.any()) for s in samples) < 2 < len(samples):
-            return Place("contents", 0.0, ())  # other numbers in its arrays are right
+        coarse = learn_problems(samples)
+        failing = sum(bool(s.wrong.any()) for s in samples)
+        if 3 * failing < len(samples) and (coarse is None or coarse.errors > DOUBTFUL):
+            return Place("contents", 0.0, ())  # with other numbers, the same problem is right
         for dropped in range(len(fault.axes)):
             place = learn_and_confirm([s.reduce(len(fault.axes) - dropped) for s in samples])
             if place is not None:
                 found.append((COARSE[min(dropped, 3) if fault.axes[3:] else 2 * dropped], place))
-        coarse = learn_problems(samples)
         if coarse is not None and coarse.text != EVERYWHERE:
             found.append((max(COARSE), coarse))
         found = [(lost, place) for lost, place in found if place.errors <= DOUBTFUL]

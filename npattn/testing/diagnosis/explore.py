@@ -138,7 +138,9 @@ def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]
     end = time.process_time() + seconds
     points: list[Point] = []
     seen = {base}
-    for recipe in around(trial, base):
+    for n, recipe in enumerate(around(trial, base)):
+        if recipe.seed == base.seed and options_on(recipe) == options_on(base):
+            recipe = replace(recipe, seed=base.seed + 4 * n)  # other numbers, and sinks alike
         if recipe in seen or recipe.H * recipe.T * recipe.S > LARGE:
             continue
         seen.add(recipe)

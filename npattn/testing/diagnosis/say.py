@@ -74,6 +74,8 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
         text = f"{subject} {'are' if step in PLURAL else 'is'} wrong"
     text += " in the backward, and right in the forward," if backward else ""
     text = text.rstrip(",") if not place or place == "everywhere" else text
+    if place == "contents":
+        text, place = f"{text} with some numbers in the arrays, and right with others", ""
     text += " everywhere" if place == "everywhere" else f" where {place}" if place else ""
     text += f": {amount}" if amount else ""
     text += f" ({name})" if name else ""
