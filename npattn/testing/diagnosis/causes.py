@@ -28,7 +28,7 @@ from npattn.testing.diagnosis.explore import (
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate
 from npattn.testing.diagnosis.names import name_of
-from npattn.testing.diagnosis.place import EVERYWHERE, Place, Sample, learn, learn_problems
+from npattn.testing.diagnosis.place import EVERYWHERE, Sample, Where, learn, learn_problems
 from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sequences import find_sequence_causes
@@ -247,14 +247,14 @@ class _Diagnosis:
                 return [point, *explore(trial, base)]
         return [alone]
 
-    def _place(self, points: list[Point], fault: Fault) -> Place | None:
+    def _place(self, points: list[Point], fault: Fault) -> Where | None:
         """Return where it is wrong; None if no predicate says so."""
         samples = [s for s in (sample_of(p, fault) for p in points) if s is not None]
-        found: list[tuple[float, Place]] = []
+        found: list[tuple[float, Where]] = []
         coarse = learn_problems(samples)
         failing = sum(bool(s.wrong.any()) for s in samples)
         if 3 * failing < len(samples) and (coarse is None or coarse.errors > DOUBTFUL):
-            return Place("contents", 0.0, ())  # with other numbers, the same problem is right
+            return Where("contents", 0.0, ())  # with other numbers, the same problem is right
         for dropped in range(len(fault.axes)):
             place = learn_and_confirm([s.reduce(len(fault.axes) - dropped) for s in samples])
             if place is not None:
@@ -266,7 +266,7 @@ class _Diagnosis:
         return found[price.index(min(price))][1] if found else None
 
     def _state(
-        self, fault: Fault, points: list[Point], place: Place | None, tried: list[Point]
+        self, fault: Fault, points: list[Point], place: Where | None, tried: list[Point]
     ) -> Cause:
         """Return the cause in words."""
         amount, form = describe(points)
@@ -290,13 +290,13 @@ class _Diagnosis:
         )
 
     @staticmethod
-    def _condition(points: list[Point], fault: Fault) -> Place | None:
+    def _condition(points: list[Point], fault: Fault) -> Where | None:
         """Return the condition of the problems that fail; None if it is not known."""
         samples = (sample_of(p, fault) for p in points)
         place = learn_problems([s for s in samples if s is not None])
         return place if place is not None and place.errors <= CONFIRMED else None
 
-    def _claims(self, fault: Fault, evidence: Evidence, condition: Place | None) -> bool:
+    def _claims(self, fault: Fault, evidence: Evidence, condition: Where | None) -> bool:
         """Return True if a failing problem shows the same fault, changed or not.
 
         A fault that comes of it may be the first that shows there: a saturated row hides a wrong
@@ -319,7 +319,7 @@ class _Diagnosis:
         plain = [try_recipe(self.trial, recipe) for recipe in recipes]
         return any(p and p.fault and _same_step(p.fault, fault) for p in plain)
 
-    def _is_so_alone(self, fault: Fault, outcome: Outcome, condition: Place | None) -> bool:
+    def _is_so_alone(self, fault: Fault, outcome: Outcome, condition: Where | None) -> bool:
         """Return True if the second of two calls shows the fault when it is made alone.
 
         A mistake of some shapes is right in others, which looks like state of an earlier call.
@@ -358,10 +358,10 @@ def _of_one_call(outcome: Outcome) -> bool:
     return outcome.kind == "value" and bool(names) and names <= {"o", "lse", *GRADIENTS}
 
 
-def _single_place(evidence: Evidence) -> Place | None:
+def _single_place(evidence: Evidence) -> Where | None:
     """Return the place of a fault that one problem alone shows, which its rule has changed."""
     rule = evidence.outcome.rule if evidence.outcome is not None else ""
-    return Place("hidden keys", 0.0, ()) if rule.startswith("hidden-") else None
+    return Where("hidden keys", 0.0, ()) if rule.startswith("hidden-") else None
 
 
 def _point_of(evidence: Evidence) -> list[Point]:
@@ -380,7 +380,7 @@ def _is_right_in_order(evidence: Evidence) -> bool:
     return not own.wrong
 
 
-def learn_and_confirm(samples: list[Sample]) -> Place | None:
+def learn_and_confirm(samples: list[Sample]) -> Where | None:
     """Learn a place from most problems, and from all if it does not hold on the others."""
     others = samples[len(samples) - len(samples) // 4 :]
     place = learn(samples[: len(samples) - len(others)])

@@ -78,7 +78,7 @@ class Atom(NamedTuple):
     holds: Callable[..., Array]
 
 
-class Place(NamedTuple):
+class Where(NamedTuple):
     """A learned predicate.
 
     Attributes
@@ -168,7 +168,7 @@ def _rows_of(sample: Sample, x: Array, values: dict[str, Any]) -> Array:
     return np.asarray(whole[values["b"], values["h"], values["t"]])
 
 
-def learn(samples: Sequence[Sample]) -> Place | None:
+def learn(samples: Sequence[Sample]) -> Where | None:
     """Return the shortest predicate that separates the wrong elements; None if nothing is wrong."""
     table = Table(samples)
     y, weight = table.y, table.weight
@@ -207,10 +207,10 @@ def learn(samples: Sequence[Sample]) -> Place | None:
                 pool.append((mistakes(x), c + atoms[n].cost, (i, j, n)))
     errors, _, chosen = min(pool, key=_price)
     ordered = tuple(atoms[i] for i in _in_order(chosen, atoms))
-    return Place(" and ".join(atom.text for atom in ordered) or EVERYWHERE, errors, ordered)
+    return Where(" and ".join(atom.text for atom in ordered) or EVERYWHERE, errors, ordered)
 
 
-def learn_problems(samples: Sequence[Sample]) -> Place | None:
+def learn_problems(samples: Sequence[Sample]) -> Where | None:
     """Return the condition of the problems that are wrong, whatever their elements are."""
     whole = [
         replace(s, wrong=np.full(s.wrong.shape, s.wrong.any()), known=np.ones(s.wrong.shape, bool))
