@@ -90,9 +90,18 @@ def _is_small(fault: Fault) -> bool:
         q = fault.quantity
         if fault.wrong.shape != q.got.shape or not np.isfinite(q.got[fault.wrong]).all():
             return False
+        if is_one_factor(q.got[fault.wrong], q.want[fault.wrong]):
+            return False
         scale = abs(q.want[np.isfinite(q.want)]).max(initial=0)
         sizes = abs(q.got - q.want)[fault.wrong] / (scale or 1)
     return bool(sizes.size and sizes.max() < ROUNDINGS * unit_roundoff("bfloat16"))
+
+
+def is_one_factor(got: Array, want: Array) -> bool:
+    """Return True if wrong elements are one multiple of the exact ones: no rounding is."""
+    with np.errstate(all="ignore"):
+        factors = got[want != 0] / want[want != 0] - 1
+    return bool(len(factors) > 2 and np.std(factors) < abs(np.mean(factors)) / 4)
 
 
 def _as_precision(fault: Fault) -> Fault:

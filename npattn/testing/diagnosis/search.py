@@ -26,6 +26,8 @@ from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.explore import around
 from npattn.testing.diagnosis.layouts import layout_candidates
+from npattn.testing.diagnosis.locate import is_one_factor, result
+from npattn.testing.diagnosis.outputs import output_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
 from npattn.testing.diagnosis.verdicts import is_within
@@ -112,7 +114,10 @@ class _Judge:
             hits = [c for c in candidates if c.explains(first)]
             return {c: [first, *(e for e in others if c.explains(e))] for c in hits}
 
-        known = claims(chain(*(make(first) for make in MAKERS), self.formats))
+        wrong = [result(first, name) for name in first.wrong]
+        factor = any(is_one_factor(q.got[q.wrong], q.want[q.wrong]) for q in wrong)
+        formats = [] if factor else self.formats
+        known = claims(chain(*(make(first) for make in MAKERS), formats))
         whole = [c for c, own in known.items() if len(own) == len(left)]
         if not any(c.changes <= 2 for c in whole):
             known |= claims(convention_pairs(first))
@@ -138,6 +143,7 @@ MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
     convention_candidates,
     profile_candidates,
     layout_candidates,
+    output_candidates,
     descale_candidates,
     stored_gradient_candidates,
     dtype_candidates,
