@@ -1,0 +1,76 @@
+"""Read steps of the registered mistakes, on chosen recipes: those declared, but for a list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+import numpy as np
+import pytest
+
+from npattn.mistakes import MISTAKES
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.explore import Point, try_recipe
+from npattn.testing.diagnosis.say import say
+from tests.testing.diagnosis.failures import RECIPES, trial_of
+
+BIG = {"lead": (2,), "T": 19, "S": 37, "D": 11, "E": 7}
+CHOSEN = [
+    *RECIPES.values(),
+    Recipe(**BIG, H=2, K=2, seed=15),
+    Recipe(**BIG, H=4, K=2, seed=16, causal=True),
+    Recipe(**BIG, H=2, K=2, seed=17, sinks=True),
+    Recipe(**BIG, H=2, K=1, seed=18, softcap=2.0, scale=-0.5),
+    Recipe(**BIG, H=3, K=3, seed=19, mask="empty rows"),
+    Recipe(**BIG, H=2, K=2, seed=21, window=(3, 1), bias="-inf padding"),
+]
+PLAIN = [m for m in MISTAKES.values() if m.dtypes[0] == "float32" and m.rounding is None]
+FAMILIES = {f: [*own] for f, own in groupby(PLAIN, key=lambda m: m.family)}
+ONE_CALL = ("nan", "s", "visible", "p", "lse", "o", "dv", "dp", "delta", "ds", "dq", "dk", "dbias")
+
+
+def read(mistake):
+    """The step that most failing recipes show, and its sentence."""
+    trial = trial_of(mistake.forward, mistake.backward)
+    points: list[Point] = [p for p in (try_recipe(trial, r) for r in CHOSEN) if p and p.fault]
+    if not points:
+        return None, ""
+    step, _ = Counter(p.fault.step for p in points).most_common(1)[0]
+    amount, _ = describe([p for p in points if p.fault.step == step])
+    return step, say(step, "", amount)
+
+
+@pytest.mark.thorough
+@pytest.mark.every
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.usefixtures("few_problems")
+def test_most_recipes_show_the_declared_step(family):
+    declared = {m.name: m.step for m in FAMILIES[family] if m.step in ONE_CALL}
+    with np.errstate(all="ignore"):
+        found = {m.name: read(m) for m in FAMILIES[family] if m.step in ONE_CALL}
+    found = {name: x for name, x in found.items() if x[0] is not None}
+    assert all(text for _, text in found.values())
+    wrong = {name: step for name, (step, _) in found.items() if step != declared[name]}
+    assert wrong == {name: step for name, step in MISREAD.items() if name in found}
+
+
+MISREAD = {
+    "bias-minus-inf-lost": "p",  # visible
+    "dp-not-rescaled": "dq",  # dp
+    "dp-rescaled-twice": "dq",  # dp
+    "dp-rescaled-by-rate": "dq",  # dp
+    "empty-row-unwritten": "p",  # o
+    "sink-scaled": "lse",  # p
+    "sink-of-first-head": "lse",  # p
+    "sinks-ignored": "lse",  # p
+    "sink-has-a-value": "s",  # p
+    "weights-without-sink": "precision",  # p
+    "sinks-ignored-with-weights": "lse",  # p
+    "softcap-ignored": "o",  # s
+    "softcap-ignored-in-backward": "visible",  # s
+    "softcap-ignored-with-weights": "o",  # s
+    "sink-in-every-split": "lse",  # p
+    "out-of-each-split-in-backward": "dp",  # delta
+}
+"""Mistakes of which most of these recipes show another step than the declared one."""
