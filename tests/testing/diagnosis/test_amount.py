@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import NUMBERS, describe, recognise
 from npattn.testing.diagnosis.explore import Point
-from npattn.testing.diagnosis.locate import locate
+from npattn.testing.diagnosis.locate import Fault, locate
+from npattn.testing.diagnosis.read import Quantity
 from tests.testing.diagnosis.failures import evidence_of, trial_with
 from tests.testing.diagnosis.test_locate import (
     BACKWARD,
@@ -162,3 +164,57 @@ def test_amount_of_wrong_functions(name, text):
 @pytest.mark.broad
 def test_another_place_is_named(steps, sizes, text):
     assert amount_of(steps, replace(BASE, **sizes)) == text
+
+
+# --- faults that are made up ---
+
+
+def fault_of(step, got, want=1.0, wrong=True, axes="bht", form="", **facts):
+    got = np.full((1, 2, 5), got) if np.isscalar(got) else np.asarray(got, float)
+    want = np.broadcast_to(np.asarray(want, float), got.shape)
+    mask = np.broadcast_to(np.asarray(wrong, bool), got.shape).copy()
+    quantity = Quantity("x", axes, got, want, np.full(got.shape, 1e-7), np.ones(got.shape, bool))
+    return Fault(step, quantity, mask, mask | True, form=form, facts=facts)
+
+
+ROWS = np.arange(1.0, 11.0).reshape(1, 2, 5)
+SHIFTED = {(0, 1, t): (0, 1, t - 2) for t in range(2, 5)}
+MADE_UP = {
+    "rows sum to 0": fault_of("p", 0.0, form="rows", log=np.full((1, 2, 5), np.inf)),
+    "dropped weights are not 0": fault_of("p", 0.5, form="dropout"),
+    "× 1/2, 1/3": fault_of(
+        "p",
+        1.0,
+        form="factor",
+        log=np.log(np.where(np.arange(10).reshape(1, 2, 5) % 2, 1 / 2, 1 / 3)),
+    ),
+    "weights are not 0": fault_of("p", np.full((1, 1, 1, 3), 0.7), axes="bhts", form="empty rows"),
+    "softcap": fault_of("s", 1.0, form="softcap", softcap=0.37),
+    "the softcap is left out": fault_of("s", 1.0, form="softcap", softcap=1.0),
+    "the bias is left out": fault_of("s", 1.0, form="bias", bias=-1.0),
+    "of query t − 2": fault_of("s", 1.0, form="moved", moved=SHIFTED),
+    "of head 0, another query": fault_of(
+        "s", 1.0, form="moved", moved={(0, 1, 2): (0, 0, 4), (0, 2, 3): (0, 0, 1)}
+    ),
+    "keys of another sample": fault_of("s", 1.0, form="kv head", moved={(0, 1): (1, 1)}),
+    "no key is seen": fault_of("visible", 0.0, form="rows of zeros"),
+    "must be −∞": fault_of("lse", np.nan, -np.inf),
+    "finite, must be −∞": fault_of("lse", 0.0, -np.inf),
+    "× log₂ e": fault_of("lse", ROWS / np.log(2), ROWS),
+    "off by 0.7": fault_of("lse", ROWS + 0.7, ROWS),
+    "dlse is left out, or counted otherwise": fault_of("delta", 1.0, form="dlse"),
+    "0": fault_of("ds", 0.0, form="zeros"),
+    "hidden keys have a gradient": fault_of("ds", 1.0, form="extra"),
+    "finite, must not be": fault_of("nan", 1.0),
+    "dout is not used": fault_of("dv", 1.0, form="constant"),
+    "another shape": fault_of("dk", np.nan, form="shape"),
+    "values of query t − 2": fault_of("o", np.roll(ROWS, 2, -1), ROWS, np.arange(5) >= 2),
+    "0 in part": fault_of("dq", np.where(np.arange(5) < 4, 0, 7.3) * ROWS, ROWS**1.5 + 0.1),
+    "depends on earlier calls": fault_of("state", 1.0, form="kept"),
+}
+
+
+@pytest.mark.parametrize("text", MADE_UP)
+def test_forms_of_faults_have_their_words(text):
+    problem = SimpleNamespace(problem=replace(BASE, E=11).problem())
+    assert describe([Point(BASE, problem, MADE_UP[text])])[0] == text

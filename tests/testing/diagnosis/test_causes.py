@@ -24,7 +24,6 @@ from tests.testing.diagnosis.failures import (
 @pytest.mark.thorough
 @pytest.mark.every
 @pytest.mark.parametrize("name", wrong_kernels.KERNELS)
-@pytest.mark.unmeasured
 def test_kernels_of_public_reports(name):
     """The first line sends its author to the line of the code."""
     kernel = wrong_kernels.KERNELS[name]
@@ -58,7 +57,6 @@ SAMPLED = [m for m in MISTAKES.values() if m.dtypes[0] == "float32" and m.roundi
 @pytest.mark.thorough
 @pytest.mark.parametrize("mistake", SAMPLED, ids=lambda m: m.name)
 @pytest.mark.usefixtures("few_problems")
-@pytest.mark.unmeasured
 def test_registered_mistakes_have_their_step(mistake):
     report = check(
         mistake.forward, backward=mistake.backward, only=AGREEMENT, examples=12, framework="numpy",

@@ -80,7 +80,6 @@ DTYPES = ("float32", "float64", "bfloat16")
 @pytest.mark.thorough
 @pytest.mark.every
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.unmeasured
 def test_no_step_of_other_right_implementations_is_named(name):
     """As if each rule had failed: in one dtype each, in turn."""
     own, n = CORRECT[name], OTHERS.index(name)
