@@ -28,13 +28,13 @@ NUMBERS: dict[str, Name] = {
     "1/2": lambda p: 0.5,
     "ln 2": lambda p: math.log(2),
     "log₂ e": lambda p: 1 / math.log(2),
+    "the scale": lambda p: _scale(p),
+    "1/scale": lambda p: 1 / (_scale(p) or math.nan),
     "√D": lambda p: math.sqrt(p.D),
     "1/√D": lambda p: 1 / math.sqrt(p.D or 1),
     "1/(√D · scale), the default scale in place of the one given": lambda p: (
         1 / (math.sqrt(p.D or 1) * (_scale(p) or math.nan))
     ),
-    "the scale": lambda p: _scale(p),
-    "1/scale": lambda p: 1 / (_scale(p) or math.nan),
     "D": lambda p: float(p.D),
     "1/D": lambda p: 1 / (p.D or 1),
     "√(D/E)": lambda p: math.sqrt(p.D / (p.E or 1)),

@@ -96,7 +96,7 @@ AMOUNTS = [
     ("counted 2, 3 times", {"softmax": counted}),
     ("0", {"results": one_result(0, from_index(8, -1))}),
     ("× √D", in_gradient(0, lambda dq, c, *_: dq * c.q.shape[-1] ** 0.5)),
-    ("× 1/√D", in_gradient(1, lambda dk, c, *_: dk / c.q.shape[-1] ** 0.5)),
+    ("× the scale", in_gradient(1, lambda dk, c, *_: dk / c.q.shape[-1] ** 0.5)),
     ("δ is 0", {"delta": after(lambda x: 0 * x)}),
     ("δ × 2", {"delta": after(lambda x: 2 * x)}),
     ("× log₂ e", {"lse": after(lambda x: x / np.log(2))}),
