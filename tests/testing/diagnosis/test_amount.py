@@ -89,13 +89,13 @@ def counted(up, s, c, live):
 
 
 AMOUNTS = [
-    ("q·k × √D", {"default_scale": lambda up, H, D: 1.0}),
+    ("q·k × 1/scale", {"default_scale": lambda up, H, D: 1.0}),
     ("q·k × 1.1", {"product": after(lambda x: 1.1 * x)}),
     ("rows sum to 2", in_softmax(0, lambda p, *_: 2 * p)),
     ("rows sum to 1/S", in_softmax(0, lambda p, *_: p / p.shape[-1])),
     ("counted 2, 3 times", {"softmax": counted}),
     ("0", {"results": one_result(0, from_index(8, -1))}),
-    ("× √D", in_gradient(0, lambda dq, c, *_: dq * c.q.shape[-1] ** 0.5)),
+    ("× 1/scale", in_gradient(0, lambda dq, c, *_: dq * c.q.shape[-1] ** 0.5)),
     ("× the scale", in_gradient(1, lambda dk, c, *_: dk / c.q.shape[-1] ** 0.5)),
     ("δ is 0", {"delta": after(lambda x: 0 * x)}),
     ("δ × 2", {"delta": after(lambda x: 2 * x)}),
