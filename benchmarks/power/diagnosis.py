@@ -28,7 +28,7 @@ def explain(mistake: Mistake, examples: int | None) -> tuple[Report, float]:
     """Judge a mistake as a user does; return the report, and the seconds of its explanation."""
     seconds = 0.0
 
-    def timed(*args: Any) -> Any:
+    def time_diagnosis(*args: Any) -> Any:
         nonlocal seconds
         began = time.perf_counter()
         try:
@@ -37,7 +37,7 @@ def explain(mistake: Mistake, examples: int | None) -> tuple[Report, float]:
             seconds += time.perf_counter() - began
 
     given: dict[str, Any] = {} if examples is None else {"examples": examples}
-    with mock.patch.object(causes, "diagnose", timed):
+    with mock.patch.object(causes, "diagnose", time_diagnosis):
         report = check(
             mistake.forward,
             backward=mistake.backward,

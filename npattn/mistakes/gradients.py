@@ -151,7 +151,7 @@ class _DeltaWithoutDweights(Attention):
 
 @mistake("broadcast-last-wins", "gradient", step="dv", where="B > 1")
 class _BroadcastLastWins(Attention):
-    """If k or v broadcasts along the batch, its gradient is that of the last entry."""
+    """If k or v broadcasts along the batch, only the last entry adds to its gradient."""
 
     def reduce(self, dx: Array, shape: tuple[int, ...]) -> Array:
         if dx.size == 0:

@@ -163,7 +163,7 @@ def option(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def some_of_other_inputs(which: tuple[int, ...], f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step in place of `gradients` of which some results are those of changed inputs."""
+    """Return a step for `gradients` that computes some results from changed inputs."""
 
     def step(up: Callable[..., Any], c: Any, *cotangents: Any) -> Any:
         pairs = zip(up(c, *cotangents), up(f(c), *cotangents), strict=True)

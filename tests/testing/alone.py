@@ -13,7 +13,7 @@ from npattn.testing.runner.rounds import Judge
 from npattn.testing.trial import Trial
 
 
-def probed(implementation, dtype, rounding=None):
+def probe_trial(implementation, dtype, rounding=None):
     """Return the trial of an implementation, probed, under a model or its name."""
     model = rounding or Rounding.undeclared(dtype)
     model = Rounding.from_name(model) if isinstance(model, str) else model
@@ -24,7 +24,7 @@ def probed(implementation, dtype, rounding=None):
 @cache
 def probed_base(dtype, rounding, with_gate):
     forward, backward = (gated.base, gated.base_backward) if with_gate else (base, base_backward)
-    return probed(Implementation(forward, backward=backward), dtype, rounding)
+    return probe_trial(Implementation(forward, backward=backward), dtype, rounding)
 
 
 def judge_alone(mutant, rule, dtype, examples, **kwargs):

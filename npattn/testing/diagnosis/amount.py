@@ -81,8 +81,8 @@ def recognise(values: Sequence[tuple[float, Problem]]) -> str:
     return f"{low:.3g} to {high:.3g}"
 
 
-def describe(points: Sequence[Point]) -> tuple[str, str]:
-    """Return the amount of a fault that points share, in words, and its form."""
+def describe(points: Sequence[Point]) -> str:
+    """Return the amount of a fault that points share, in words."""
     faults = [(p.fault, p.evidence.problem) for p in points if p.fault is not None]
     fault = faults[0][0]
     describe_step = {
@@ -96,7 +96,7 @@ def describe(points: Sequence[Point]) -> tuple[str, str]:
         "nan": _nan,
         "state": _state,
     }.get(fault.step, _result)
-    return describe_step(faults, points), fault.form
+    return describe_step(faults, points)
 
 
 Faults = Sequence[tuple[Fault, Problem]]

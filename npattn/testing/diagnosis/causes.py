@@ -269,7 +269,7 @@ class _Diagnosis:
         self, fault: Fault, points: list[Point], place: Where | None, tried: list[Point]
     ) -> Cause:
         """Return the cause in words."""
-        amount, form = describe(points)
+        amount = describe(points)
         condition = self._condition(tried, fault)
         told = condition is not None and condition.text != EVERYWHERE
         where = fault.facts.get("where") or (place.text if place is not None else "")
@@ -277,7 +277,7 @@ class _Diagnosis:
         where = EVERYWHERE if step == "state" else where
         if fault.backward and step in AGAIN:
             where = BACKWARD + (where or EVERYWHERE)
-        name, known = name_of(step, where, amount, form, points)
+        name, known = name_of(step, where, amount)
         return Cause(
             say(step, where, amount, known),
             (),
@@ -320,7 +320,7 @@ class _Diagnosis:
         return any(p and p.fault and _same_step(p.fault, fault) for p in plain)
 
     def _is_so_alone(self, fault: Fault, outcome: Outcome, condition: Where | None) -> bool:
-        """Return True if the second of two calls shows the fault when it is made alone.
+        """Return True if the second of two calls shows the fault without the first.
 
         A mistake of some shapes is right in others, which looks like state of an earlier call.
         """
@@ -421,7 +421,7 @@ def _agree_on_rows(points: list[Point]) -> list[Point]:
 
 
 def _masks_moved(point: Point) -> bool:
-    """Return True if rows that are those of another place have another mask."""
+    """Return True if rows of P moved together with their masks."""
     fault, problem = point.fault, point.evidence.problem
     if fault is None or (fault.step, fault.form) != ("s", "moved"):
         return False

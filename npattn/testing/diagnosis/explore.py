@@ -29,7 +29,7 @@ from npattn.testing.trial import Trial
 
 PLAIN = Recipe()
 HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1), (14, 2))
-"""Pairs H, K that are tried in place of those of a failing problem."""
+"""Pairs H, K to which the heads of a failing problem are changed."""
 EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name))
 """Kinds of bias with numbers that are no normal ones."""
 NEVER = 2**30

@@ -114,7 +114,7 @@ def _locate(evidence: Evidence) -> Fault | None:
         return None
     way = 0
     first = next((n for n in ("o", "lse", *GRADIENTS) if n in wrong), None)
-    if first is None:  # weights or maxima alone, which are returned and no step
+    if first is None:  # only the weights or maxima that it returns
         name = next(iter(wrong))
         return _whole("p" if name == "weights" else "lse", evidence, name)
     other = [
@@ -300,7 +300,7 @@ def weights_fault(
             o = result(evidence, "o")
             return Fault("o", o, o.wrong, o.known, form="moved", facts={"moved": moved})
         return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "moved", {"moved": moved})
-    return _by_ratio(evidence, reader, p, lse, clear, backward)
+    return _by_ratio(evidence, reader, p, clear, backward)
 
 
 def _moves_weight(p: Quantity, lost: Array) -> bool:
@@ -353,7 +353,6 @@ def _by_ratio(
     evidence: Evidence,
     reader: Reader,
     p: Quantity,
-    lse: Quantity | None,
     clear: Array,
     backward: bool,
 ) -> Fault:
@@ -503,7 +502,6 @@ def _other_head(evidence: Evidence, reader: Reader, p: Quantity) -> dict[int, in
 
 def _backward(evidence: Evidence, reader: Reader) -> Fault:
     wrong: list[str] = [name for name in GRADIENTS if name in evidence.wrong]
-    has = evidence.observed.keys()
     core: list[str] = [n for n in ("dv", "dq", "dk") if n in wrong]
     if not core:
         alone = next(n for n in ("dbias", "dsinks", "dgate") if n in wrong)
@@ -512,16 +510,15 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
         if "dv" in core:
             return _from_dv(evidence, reader, core)
         delta = _delta_by_dq(evidence, reader) if "dq" in core else None
-        if "dv" not in core and _is_right_without_dlse(evidence):
+        if _is_right_without_dlse(evidence):
             q = result(evidence, core[0])
             return Fault("delta", q, q.wrong, q.known, form="dlse", facts={"where": "dlse"})
         if delta is not None or core == ["dq"]:
             return delta or _whole("dq", evidence, "dq")
         ds = reader.ds
     except Unreadable:
-        name = "dv" if "dv" in core else ("ds" if len(core) > 1 else core[0])
-        shown = core[0] if name == "ds" else name
-        return _whole(name, evidence, shown)
+        step = core[0] if "dv" in core or len(core) == 1 else "ds"
+        return _whole(step, evidence, core[0])
     fault = _from_ds(evidence, reader, ds)
     if core == ["dk"]:
         if fault is not None and fault.step == "delta":
@@ -530,7 +527,7 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
         if fault is not None and fault.quantity.wrong.any():
             return Fault("dk", ds, ds.wrong, ds.known, form="by query", facts=fault.facts)
         return dk
-    if fault is None or ("dq" not in has):
+    if fault is None or "dq" not in evidence.observed:
         return _whole(core[0], evidence, core[0])
     return fault
 
@@ -627,13 +624,7 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
     problem = evidence.problem
     if min(problem.D, problem.S) < 3 or problem.softcap or problem.score_mod is not None:
         return None
-    weights = reader.exact_steps["p"]
-    k = np.asarray(problem.k, np.float64)
-    lead = () if problem.headless else k.shape[:-3]
-    k = np.broadcast_to(
-        k.reshape(*lead, problem.K, problem.S, -1), (*problem.lead, problem.K, problem.S, problem.D)
-    ).reshape(reader.B, problem.K, problem.S, -1)[:, reader.kv_head]
-    along = np.einsum("bhts,bhsd->bhtd", weights, k)
+    along = np.einsum("bhts,bhsd->bhtd", reader.exact_steps["p"], reader.keys)
     if dq.got.shape != along.shape:
         return None
     error = dq.got - dq.want

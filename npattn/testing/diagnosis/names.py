@@ -6,10 +6,7 @@ A name is added to what was read if its pattern holds, never the other way round
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
-
-from npattn.testing.diagnosis.explore import Point
 
 
 class Name(NamedTuple):
@@ -75,9 +72,7 @@ NAMES = (
 """Patterns, the most special first."""
 
 
-def name_of(
-    step: str, where: str, amount: str, form: str, points: Sequence[Point]
-) -> tuple[str, str]:
+def name_of(step: str, where: str, amount: str) -> tuple[str, str]:
     """Return a short id, and the name of a pattern; "" if it has none."""
     for name in NAMES:
         if (

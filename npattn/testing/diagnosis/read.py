@@ -378,9 +378,7 @@ class Reader:
         sources = list(self._sources())
         rows = self._rows(T, max(1, MOST_CALLS // 4 // max(len(sources), 1)))
         got, known = np.zeros((B, H, T, S)), np.zeros((B, H, T, S), bool)
-        heads = () if problem.headless else (problem.H,)
-        q = np.broadcast_to(problem.q, (*problem.lead, *heads, T, problem.D))
-        q = q.reshape(B, H, T, -1).astype(np.float64)
+        q = self.queries
         norm = (q * q).sum(-1)
         # A row adds no more to the error of dk than all rows together.
         allowed = self.by_query_head(self._tolerance_of_dk(), 2)
@@ -453,16 +451,25 @@ class Reader:
     @cached_property
     def products(self) -> Array:
         """q kᵀ, unscaled, (B, H, T, S)."""
+        with np.errstate(all="ignore"):
+            return np.asarray(np.einsum("bhtd,bhsd->bhts", self.queries, self.keys))
+
+    @cached_property
+    def queries(self) -> Array:
+        """q as (B, H, T, D), float64."""
         p = self.problem
         heads = () if p.headless else (p.H,)
-        q = np.broadcast_to(p.q, (*p.lead, *heads, p.T, p.D)).reshape(self.B, p.H, p.T, -1)
+        q = np.broadcast_to(p.q, (*p.lead, *heads, p.T, p.D))
+        return q.reshape(self.B, p.H, p.T, p.D).astype(np.float64)
+
+    @cached_property
+    def keys(self) -> Array:
+        """k of each query head, (B, H, S, D), float64."""
+        p = self.problem
         k = np.asarray(p.k, np.float64)
         lead = () if p.headless else k.shape[:-3]
-        k = k.reshape(*lead, p.K, p.S, -1)
-        k = np.broadcast_to(k, (*p.lead, *k.shape[-3:])).reshape(self.B, *k.shape[-3:])
-        with np.errstate(all="ignore"):
-            product = np.einsum("bhtd,bhsd->bhts", q.astype(np.float64), k[:, self.kv_head])
-        return np.asarray(product)
+        k = np.broadcast_to(k.reshape(*lead, p.K, p.S, p.D), (*p.lead, p.K, p.S, p.D))
+        return k.reshape(self.B, p.K, p.S, p.D)[:, self.kv_head]
 
     def flat_scores(self, x: Array | float) -> Array:
         """Return an array that broadcasts against the scores as (B, H, T, S)."""

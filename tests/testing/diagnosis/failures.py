@@ -84,7 +84,7 @@ def fail(trial, names, rule="agreement", status="failed", **details):
     return outcomes
 
 
-def changed(of=Gated, **steps):
+def attention_with(of=Gated, **steps):
     """Return a right implementation but for some steps, each called with what it replaces."""
 
     def override(name, f):
@@ -95,7 +95,7 @@ def changed(of=Gated, **steps):
 
 
 def trial_with(dtype="float32", **steps):
-    f = changed(**steps)
+    f = attention_with(**steps)
     return trial_of(f.forward, f.backward, dtype=dtype)
 
 

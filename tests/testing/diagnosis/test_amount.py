@@ -39,7 +39,7 @@ def amount_of(steps, *recipes):
     for recipe in recipes or (BASE, replace(BASE, D=17, T=3, seed=5)):
         evidence = evidence_of(trial, recipe)
         points.append(Point(recipe, evidence, locate(evidence)))
-    return describe(points)[0]
+    return describe(points)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -84,7 +84,7 @@ def one_later(x):
     return np.concatenate([x[..., :1, :], x[..., :-1, :]], -2)
 
 
-def counted(up, s, c, live):
+def count_tiles_twice(up, s, c, live):
     return up(s + np.log(1 + np.arange(s.shape[-1]) // 4), c, live)
 
 
@@ -93,7 +93,7 @@ AMOUNTS = [
     ("q·k × 1.1", {"product": after(lambda x: 1.1 * x)}),
     ("rows sum to 2", in_softmax(0, lambda p, *_: 2 * p)),
     ("rows sum to 1/S", in_softmax(0, lambda p, *_: p / p.shape[-1])),
-    ("counted 2, 3 times", {"softmax": counted}),
+    ("counted 2, 3 times", {"softmax": count_tiles_twice}),
     ("0", {"results": one_result(0, from_index(8, -1))}),
     ("× 1/scale", in_gradient(0, lambda dq, c, *_: dq * c.q.shape[-1] ** 0.5)),
     ("× the scale", in_gradient(1, lambda dk, c, *_: dk / c.q.shape[-1] ** 0.5)),
@@ -217,4 +217,4 @@ MADE_UP = {
 @pytest.mark.parametrize("text", MADE_UP)
 def test_forms_of_faults_have_their_words(text):
     problem = SimpleNamespace(problem=replace(BASE, E=11).problem())
-    assert describe([Point(BASE, problem, MADE_UP[text])])[0] == text
+    assert describe([Point(BASE, problem, MADE_UP[text])]) == text

@@ -13,7 +13,7 @@ from npattn.testing.diagnosis import causes
 from tests.testing.diagnosis import wrong_kernels
 from tests.testing.diagnosis.failures import (
     attend,
-    changed,
+    attention_with,
     diagnose,
     fail,
     only_cause,
@@ -39,12 +39,12 @@ def test_kernels_of_public_reports(name):
 def test_results_that_are_kept_between_calls_are_state():
     kept = {}
 
-    def cached(q, k, v):
+    def attend_by_cache(q, k, v):
         key = q.shape, k.shape, v.shape, float(q.sum())
         return kept.setdefault(key, attend(q, k, v)).copy()
 
     rules = ("value-linear", "permute-keys", "repeatable")
-    report = check(cached, only=rules, examples=6, framework="numpy", shrink=False)
+    report = check(attend_by_cache, only=rules, examples=6, framework="numpy", shrink=False)
     assert {(c.step, c.where, c.amount) for c in report.causes} == {
         ("state", "everywhere", "depends on earlier calls")
     }
@@ -69,7 +69,7 @@ def test_registered_mistakes_have_their_step(mistake):
 @pytest.mark.usefixtures("few_problems")
 def test_two_mistakes_are_two_causes():
     steps = {"delta": lambda up, p, dp: 0 * up(p, dp), "mask": lambda up, mask, c: mask | True}
-    wrong = changed(**steps)
+    wrong = attention_with(**steps)
     trial = trial_of(wrong.forward, wrong.backward, features=("mask",))
     outcomes = fail(trial, ["plain", "mask"])
     found = {c.step: (c.where, c.amount) for c in diagnose(trial, outcomes)}

@@ -1,4 +1,4 @@
-"""Problems around a failing one: what is changed, and what a space forbids."""
+"""Problems around a failing one: what is attention_with, and what a space forbids."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 import npattn
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.explore import around, enlarge, explore, sample_of, try_recipe
-from tests.testing.diagnosis.failures import changed, trial_of
+from tests.testing.diagnosis.failures import attention_with, trial_of
 
 SHRUNK = Recipe(lead=(2,), H=1, K=1, T=2, S=3, D=1, E=2)
 BASE = Recipe(lead=(2,), H=2, K=2, T=3, S=5, D=7, E=11, mask="matrix", distribution="saturated")
@@ -65,7 +65,7 @@ def test_rows_that_see_nothing_are_left_out_where_they_are_known_to_be_wrong():
 
 
 def test_a_problem_that_is_right_has_no_wrong_element():
-    wrong = changed(dk=lambda up, *args: 2 * up(*args))
+    wrong = attention_with(dk=lambda up, *args: 2 * up(*args))
     own = trial_of(wrong.forward, wrong.backward)
     base = replace(BASE, mask=None, distribution="normal")
     points = explore(own, base)

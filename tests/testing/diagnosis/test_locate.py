@@ -10,7 +10,7 @@ import pytest
 from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.locate import locate, result
-from tests.testing.diagnosis.failures import changed, evidence_of, trial_of, trial_with
+from tests.testing.diagnosis.failures import attention_with, evidence_of, trial_of, trial_with
 
 BASE = Recipe(lead=(2,), H=3, K=3, T=5, S=11, D=7, E=13, seed=3)
 
@@ -194,7 +194,7 @@ def test_weights_alone_are_those_returned_as_p():
 
 def test_a_result_of_another_shape_is_not_nan():
     def sums(q, k, v):
-        return changed().forward(q, k, v).sum(-1, keepdims=True)
+        return attention_with().forward(q, k, v).sum(-1, keepdims=True)
 
     fault = locate(evidence_of(trial_of(sums, features=()), BASE))
     assert fault.step in ("", "o", "layout")
@@ -204,7 +204,7 @@ def test_a_function_that_refuses_unit_columns_is_wrong_in_no_step():
     def refuses(q, k, v):
         if np.any(v == 0):
             raise ValueError("zeros")
-        return 2 * changed().forward(q, k, v)
+        return 2 * attention_with().forward(q, k, v)
 
     fault = locate(evidence_of(trial_of(refuses, features=()), BASE))
     assert fault.step == ""
@@ -223,7 +223,7 @@ def test_a_result_of_another_shape_is_wrong_everywhere():
 
 
 def test_without_gradients_the_forward_is_read():
-    f = changed(**FORWARD["keys counted twice"][3])
+    f = attention_with(**FORWARD["keys counted twice"][3])
     fault = locate(evidence_of(trial_of(f.forward), BASE))
     assert (fault.step, fault.form) == ("p", "factor")
 

@@ -90,7 +90,7 @@ PLACES = [
 ]
 
 
-def spaced(text):
+def with_spaces(text):
     return text.replace("s ≥ t + 1", "s > t")
 
 
@@ -99,7 +99,7 @@ def spaced(text):
 @pytest.mark.broad(3)
 def test_a_place_is_learned(text, axes, rule):
     found = place(axes, rule, in_turn)
-    assert spaced(found.text) == text
+    assert with_spaces(found.text) == text
     assert found.errors < 0.01
 
 

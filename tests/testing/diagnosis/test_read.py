@@ -1,4 +1,4 @@
-"""What is read from right implementations is exact, and two placements tell P from o."""
+"""Readings of right implementations are exact, and two placements tell P from o."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from npattn.testing.diagnosis.locate import locate
 from npattn.testing.diagnosis.read import LARGEST, Reader, Unreadable
 from npattn.testing.diagnosis.verdicts import is_within
 from npattn.testing.trial import GRADIENTS
-from tests.testing.diagnosis.failures import changed, evidence_of, trial_of, trial_with
+from tests.testing.diagnosis.failures import attention_with, evidence_of, trial_of, trial_with
 
 BASE = Recipe(lead=(2,), H=3, K=3, T=5, S=11, D=7, E=13, seed=3)
 RECIPES = {
@@ -122,12 +122,12 @@ def test_placements_agree_where_weights_are_wrong():
     np.testing.assert_allclose(quantity.got[..., 4:], quantity.want[..., 4:] / 2, rtol=1e-5)
 
 
-def rolled(up, w, x, live):
+def shift_columns(up, w, x, live):
     return up(w, np.roll(x, 1, -3) if x.shape[-1] == BASE.E and w.shape[-1] == BASE.S else x, live)
 
 
 def test_values_of_another_head_are_found():
-    reader = reader_of(trial_with(masked_matmul=rolled), BASE)
+    reader = reader_of(trial_with(masked_matmul=shift_columns), BASE)
     found = {own: other[:2] for own, other in reader.foreign_values.items()}
     assert found == {(b, h): (b, (h - 1) % 3) for b in range(2) for h in range(3)}
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_read_is_said(recipe, steps, text):
 
 
 def test_gradients_that_are_not_returned_are_not_read():
-    trial = trial_of(changed().forward, lambda dout, q, k, v, **options: {"q": q})
+    trial = trial_of(attention_with().forward, lambda dout, q, k, v, **options: {"q": q})
     reader = reader_of(trial, BASE)
     with pytest.raises(Unreadable, match="dv is not returned"):
         _ = reader.p_of_backward
@@ -184,7 +184,7 @@ def test_a_problem_is_read_in_its_view():
 
     def f(q, k, v):
         seen.append(min(v.strides) < 0)
-        return changed().forward(q, k, v)
+        return attention_with().forward(q, k, v)
 
     trial = trial_of(f, features=())
     recipe = replace(BASE, view="reversed")

@@ -37,7 +37,7 @@ def read(mistake):
     if not points:
         return None, ""
     step, _ = Counter(p.fault.step for p in points).most_common(1)[0]
-    amount, _ = describe([p for p in points if p.fault.step == step])
+    amount = describe([p for p in points if p.fault.step == step])
     return step, say(step, "", amount)
 
 

@@ -51,9 +51,9 @@ def test_sentence(cause, text):
 def test_a_name_is_added_only_if_its_pattern_holds(monkeypatch):
     rows = (Name("grid", "delta", "t ≥", "is 0", "rows beyond the grid"),)
     monkeypatch.setattr(names, "NAMES", rows)
-    assert name_of("delta", "t ≥ 128", "δ is 0", "", ()) == ("grid", "rows beyond the grid")
-    assert name_of("delta", "t ≥ 128", "δ × 2", "", ()) == ("delta where t ≥ 128", "")
-    assert name_of("", "", "", "", ()) == ("unknown", "")
+    assert name_of("delta", "t ≥ 128", "δ is 0") == ("grid", "rows beyond the grid")
+    assert name_of("delta", "t ≥ 128", "δ × 2") == ("delta where t ≥ 128", "")
+    assert name_of("", "", "") == ("unknown", "")
 
 
 def test_every_name_is_of_a_step():

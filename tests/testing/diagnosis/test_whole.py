@@ -113,7 +113,7 @@ def test_a_convention_is_predicted_on_the_keys_of_each_sequence(monkeypatch):
     assert {rule.partition("[")[0] for rule in cause.rules} == {*rules}
 
 
-def swapped(q, k, v, **options):
+def swap_axes(q, k, v, **options):
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     return npattn.attention(q, k, v, **options).swapaxes(1, 2).astype(q.dtype)
 
@@ -127,7 +127,7 @@ def swapped_gradients(dout, q, k, v, **options):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("declared", "layout", "forward", "backward"),
-    [(None, "BTHD", swapped, swapped_gradients), ("BTHD", "BHTD", attend, gradients)],
+    [(None, "BTHD", swap_axes, swapped_gradients), ("BTHD", "BHTD", attend, gradients)],
 )
 def test_other_layout_is_a_cause(declared, layout, forward, backward):
     trial = trial_of(forward, backward, features=(), layout=declared)
@@ -157,7 +157,7 @@ def test_an_exception_in_either_layout_is_no_layout():
     def raises(q, k, v):
         if q.shape[-1] == 13:  # as in "wide"
             raise ValueError("no 13")
-        return swapped(q, k, v)
+        return swap_axes(q, k, v)
 
     trial = trial_of(raises)
     square, wide = fail(trial, ["square", "wide"])

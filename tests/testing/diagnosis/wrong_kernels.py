@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npattn.testing.cases.recipe import Recipe
-from tests.testing.diagnosis.failures import RECIPES, changed
+from tests.testing.diagnosis.failures import RECIPES, attention_with
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ SIZES = {"lead": (1,), "D": 5, "E": 7}
 
 
 def kernel(name, sizes, features, cause, *, backward=False, **steps):
-    f = changed(**steps)
+    f = attention_with(**steps)
     RECIPES[name] = Recipe(**SIZES | sizes)
     KERNELS[name] = Kernel(name, f.forward, f.backward if backward else None, features, *cause)
 
