@@ -236,3 +236,28 @@ def test_both_keys_and_values_of_another_sample():
     fault = locate(evidence_of(trial_with(inputs=first), BASE))
     assert (fault.step, fault.form) == ("s", "kv head")
     assert fault.wrong.tolist() == [[False] * 3, [True] * 3]
+
+
+def test_values_that_are_clipped_do_not_halve_the_weights():
+    """Unit columns show P / 2, which gives another o than the one that is wrong."""
+
+    def clip(up, *arrays, **options):
+        c = up(*arrays, **options)
+        return c._replace(v=np.clip(c.v, -0.5, 0.5))
+
+    fault = locate(evidence_of(trial_with(inputs=clip), BASE))
+    assert (fault.step, fault.form) == ("o", "unlike P")
+
+
+def test_values_of_other_keys_are_of_o():
+    """Weight that keys lack is not hidden if other keys have it instead."""
+
+    def stale(up, *arrays, **options):
+        c = up(*arrays, **options)
+        s = np.arange(c.v.shape[-2])
+        return c._replace(v=c.v[..., np.where(s % 8 >= 4, s - 4, s), :])
+
+    fault = locate(evidence_of(trial_with(inputs=stale), BASE))
+    assert (fault.step, fault.form) == ("o", "values of other keys")
+    lost = np.arange(fault.wrong.shape[-1]) % 8 >= 4
+    assert (fault.wrong == lost).all()

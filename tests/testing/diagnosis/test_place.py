@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from npattn.testing.diagnosis.causes import learn_and_confirm
 from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn, learn_problems
 
 NEVER = 2**30
@@ -159,3 +160,10 @@ def test_axes_are_left_out_where_any_element_is_wrong():
     assert rows.axes == "bht"
     assert (rows.wrong == (np.arange(5) >= 3)).all()
     assert sample.reduce(4) is sample
+
+
+def test_a_place_that_other_problems_refute_is_learned_again():
+    every = [*samples("bht", lambda x: x["t"] == x["T"] - 1, count=41)]
+    alike = [s for s in every if s.sizes["T"] == 5]
+    assert learn(alike).text != "t = T − 1"
+    assert learn_and_confirm([*alike, *every[1:3]]).text == "t = T − 1"

@@ -192,3 +192,16 @@ def test_dtype_that_a_sum_is_rounded_to():
     trial = trial_of(halves, features=())
     cause = only_cause(trial, fail(trial, ["plain", "wide"]))
     assert (cause.step, cause.name) == ("precision", "o: bfloat16")
+
+
+def test_a_convention_that_a_right_result_refutes_is_none():
+    """Only short calls are aligned top-left: longer ones are right under the declared alignment."""
+
+    def short(q, k, v, causal=False):
+        own = {"causal": "top_left"} if q.shape[-2] <= 8 else {}
+        return attend(q, k, v, causal, own)
+
+    trial = trial_of(short)
+    cause = only_cause(trial, fail(trial, ["causal"]))
+    assert cause.conventions is None
+    assert cause.step == "visible"
