@@ -12,6 +12,7 @@ from npattn.testing import check
 from npattn.testing.diagnosis import causes
 from tests.testing.diagnosis import wrong_kernels
 from tests.testing.diagnosis.failures import (
+    RECIPES,
     attend,
     attention_with,
     diagnose,
@@ -127,3 +128,27 @@ def test_passed_outcomes_have_no_diagnosis():
     outcomes, found = causes.diagnose([(trial, fail(trial, ["plain"], status="passed"))])
     assert found == ()
     assert outcomes[0].diagnosis is None
+
+
+def test_numbers_that_decide_are_contents_and_no_place():
+    """One number of q turns the fault on: neither sizes nor indices tell where."""
+    marked = float(RECIPES["plain"].problem().q.flat[0])
+
+    def f(q, k, v):
+        o = attend(q, k, v)
+        return 2 * o if abs(float(q.flat[0]) - marked) < 0.01 else o
+
+    trial = trial_of(f)
+    cause = only_cause(trial, fail(trial, ["plain"]))
+    assert cause.where == "contents"
+    assert "and right with others" in cause.text
+
+
+def test_a_convention_is_found_beside_a_mistake_in_a_gradient():
+    wrong = attention_with(
+        diagonal=lambda up, T, S: np.arange(T)[:, None], dk=lambda up, *args: 2 * up(*args)
+    )
+    trial = trial_of(wrong.forward, wrong.backward, features=("causal",))
+    found = diagnose(trial, fail(trial, ["causal", "plain"]))
+    assert [c.conventions for c in found if c.conventions] == [Conventions(causal="top_left")]
+    assert [(c.step, c.amount) for c in found if not c.conventions] == [("dk", "× 2")]
