@@ -9,6 +9,7 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention
 from npattn.testing import check
+from npattn.testing.compare import Comparison
 from npattn.testing.diagnosis import causes
 from tests.testing.diagnosis import wrong_kernels
 from tests.testing.diagnosis.failures import (
@@ -152,3 +153,29 @@ def test_a_convention_is_found_beside_a_mistake_in_a_gradient():
     found = diagnose(trial, fail(trial, ["causal", "plain"]))
     assert [c.conventions for c in found if c.conventions] == [Conventions(causal="top_left")]
     assert [(c.step, c.amount) for c in found if not c.conventions] == [("dk", "× 2")]
+
+
+def test_strides_that_are_misread_are_a_layout():
+    def f(q, k, v):
+        return attend(q, k, v.ravel(order="K").reshape(v.shape))
+
+    trial = trial_of(f)
+    cause = only_cause(trial, fail(trial, ["plain", "wide"], view="transposed"))
+    assert (cause.step, cause.where, cause.name) == ("layout", "everywhere", "strides")
+
+
+def test_a_failure_that_a_second_call_does_not_show_is_state():
+    trial = trial_of(attend)
+    comparison = Comparison("o", 3.0, (0,), 1.0, 2.0, 0.1, 1, 1)
+    cause = only_cause(trial, fail(trial, ["plain"], comparisons=(comparison,)))
+    assert (cause.step, cause.where) == ("state", "everywhere")
+    assert "is right when it is made again" in cause.text
+
+
+def test_without_time_failures_are_joined_by_what_may_come_of_a_step(monkeypatch):
+    monkeypatch.setattr(causes, "SECONDS", -1.0)
+    wrong = attention_with(dk=lambda up, *args: 2 * up(*args))
+    trial = trial_of(wrong.forward, wrong.backward)
+    cause = only_cause(trial, fail(trial, ["plain", "wide", "groups"]))
+    assert cause.step == "dk"
+    assert len(cause.rules) == 3
