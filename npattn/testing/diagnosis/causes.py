@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.candidates import Found
@@ -84,7 +86,9 @@ def diagnose(
     for trial, outcomes in judged:
         bad = [o for o in outcomes if o.failed or o.status == "suspect"]
         bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
-        for cause in _Diagnosis(trial.fresh(), bad).causes() if bad else ():
+        with np.errstate(all="ignore"):  # results of a wrong function may be anything
+            found = _Diagnosis(trial.fresh(), bad).causes() if bad else ()
+        for cause in found:
             known = causes.get(cause.name)
             joined = known and replace(known, rules=known.rules + cause.rules)
             causes[cause.name] = joined or cause
