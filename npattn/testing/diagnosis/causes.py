@@ -87,7 +87,7 @@ def diagnose(
         bad = [o for o in outcomes if o.failed or o.status == "suspect"]
         bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
         with np.errstate(all="ignore"):  # results of a wrong function may be anything
-            found = _Diagnosis(trial.fresh(), bad).causes() if bad else ()
+            found = list(_Diagnosis(trial.fresh(), bad).causes()) if bad else []
         for cause in found:
             known = causes.get(cause.name)
             joined = known and replace(known, rules=known.rules + cause.rules)
