@@ -8,6 +8,7 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.problem.options import FEATURES
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import SHAPES
 
@@ -104,6 +105,27 @@ class Space:
     def refuses(self, classes: frozenset[str]) -> bool:
         """Return True if some of these classes are refused, together or alone."""
         return any(combination <= classes for combination in self.refused)
+
+    def takes(self, recipe: Recipe) -> bool:
+        """Return True if it has the options, the structure and the sizes of a recipe."""
+        sizes = {x: getattr(recipe, x) for x in "HKTSDE"}
+        sizes["B"] = recipe.lead[0] if recipe.lead else 1
+        structure = {
+            "K < H": recipe.K < recipe.H,
+            "E != D": recipe.E != recipe.D,
+            "T != S": recipe.T != recipe.S,
+            "T > S": recipe.T > recipe.S,
+            "D % 8": bool(recipe.D % 8 or recipe.E % 8),
+            "broadcast": recipe.broadcast,
+            **{f"{letter} = 0": sizes[letter] == 0 for letter in "BHTSDE"},
+        }
+        options = {"dropout_mask" if name == "dropout" else name for name in options_on(recipe)}
+        return (
+            options <= self.features
+            and {name for name, has in structure.items() if has} <= self.structure
+            and all(sizes[letter] in allowed for letter, allowed in self.sizes.items())
+            and (recipe.lead is not None or recipe.H == recipe.K == 1)
+        )
 
     def pool(self, letter: str) -> tuple[int, ...]:
         """Return the sizes to sample from; 0 is sampled apart."""

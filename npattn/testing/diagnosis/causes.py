@@ -30,7 +30,13 @@ from npattn.testing.diagnosis.explore import (
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate
 from npattn.testing.diagnosis.names import name_of
-from npattn.testing.diagnosis.place import EVERYWHERE, Sample, Where, learn, learn_problems
+from npattn.testing.diagnosis.place import (
+    CONFIRMED,
+    EVERYWHERE,
+    Where,
+    learn_and_confirm,
+    learn_problems,
+)
 from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sequences import find_sequence_causes
@@ -53,8 +59,6 @@ ATOM = 0.02
 """Share of elements that a place must set right with each of its conditions."""
 COARSE = (0.0, 0.01, 0.08, 0.1, 0.12, 0.12, 0.12)
 """Share of elements by which a place must be better that says nothing of the last axes."""
-CONFIRMED = 0.05
-"""Share of elements of further problems on which a place may be mistaken more often."""
 SMALL = 2**13
 """Scores of the largest failing problem whose elements a place is learned from."""
 AGAIN = ("s", "visible", "p")
@@ -382,15 +386,6 @@ def _is_right_in_order(evidence: Evidence) -> bool:
     """Return True if the same arrays are right when they are contiguous."""
     own = observe(evidence.trial, evidence.problem, evidence.cotangents)
     return not own.wrong
-
-
-def learn_and_confirm(samples: list[Sample]) -> Where | None:
-    """Learn a place from most problems, and from all if it does not hold on the others."""
-    others = samples[len(samples) - len(samples) // 4 :]
-    place = learn(samples[: len(samples) - len(others)])
-    if place is None or (others and place.errors_on(others) > place.errors + CONFIRMED):
-        return learn(samples)
-    return place
 
 
 def _same(one: Fault, other: Fault) -> bool:

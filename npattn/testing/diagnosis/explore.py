@@ -8,26 +8,40 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.cases.options import BIASES
+from npattn.testing.cases.options import BIASES, GATES
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.contrasts import VALUES
+from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.evidence import Evidence, observe, problem_size
 from npattn.testing.diagnosis.locate import Fault, locate
 from npattn.testing.diagnosis.place import Sample
-from npattn.testing.diagnosis.verdicts import is_within
 from npattn.testing.report.cause import STEPS
 from npattn.testing.trial import Trial
 
 PLAIN = Recipe()
+VALUES: dict[str, tuple[Any, ...]] = {
+    "mask": ("matrix", "first tile", "padding"),
+    "causal": (True,),
+    "window": ((1, 0), (0, 1), (3, None)),
+    "bias": ("matrix", "-inf padding"),
+    "scale": (0.5, -0.75, 0.0),
+    "softcap": (2.0,),
+    "score_mod": ("distance",),
+    "sinks": (True,),
+    "dropout": (0.5,),
+    "gate": tuple(GATES)[:1],
+}
+"""Values of each option that are tried in place of another."""
 HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1), (14, 2))
 """Pairs H, K to which the heads of a failing problem are changed."""
 EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name))
@@ -52,7 +66,7 @@ class Point:
 
 def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
     """Return what an implementation does on a recipe; None if it does not take it."""
-    if not is_within(trial.space, recipe) or trial.refuses_recipe(recipe):
+    if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
         return None
     trial.memo.clear()
     try:
@@ -67,19 +81,38 @@ def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
 
 def enlarge(trial: Trial, recipe: Recipe) -> Recipe:
     """Return the recipe with rows of several numbers, which a shrunk one lacks."""
-    changes: dict[str, Any] = {}
-    for letter, least in (("D", 5), ("E", 7)):
-        if getattr(recipe, letter) < least and letter not in trial.space.sizes:
-            changes[letter] = least
-    if "E != D" not in trial.space.structure and changes:
-        changes = {"D": max(recipe.D, recipe.E, 7), "E": max(recipe.D, recipe.E, 7)}
-    if "D % 8" not in trial.space.structure and changes:
-        changes = {x: -(-n // 8) * 8 for x, n in changes.items()}
-    return replace(recipe, **changes)
+    least = {"D": 5, "E": 7}
+    changes: dict[str, Any] = {
+        x: n for x, n in least.items() if getattr(recipe, x) < n and x not in trial.space.sizes
+    }
+    if changes and "E != D" not in trial.space.structure:
+        changes = dict.fromkeys("DE", max(recipe.D, recipe.E, *least.values()))
+    return _fit(trial.space, replace(recipe, **changes), recipe)
+
+
+def _fit(space: Space, recipe: Recipe, base: Recipe) -> Recipe:
+    """Return a recipe with the equal sizes and multiples of 8 that a space asks for.
+
+    Of two sizes that must be equal, the one that differs from the base decides.
+    """
+    sizes: dict[str, Any] = {x: getattr(recipe, x) for x in "TSDE"}
+    for name, a, b in (("T != S", "T", "S"), ("E != D", "D", "E")):
+        if name not in space.structure and sizes[a] != sizes[b]:
+            sizes[a] = sizes[b] = sizes[b] if sizes[b] != getattr(base, b) else sizes[a]
+    if "T > S" not in space.structure and sizes["T"] > sizes["S"]:
+        sizes["T"], sizes["S"] = sizes["S"], sizes["T"]
+    if "D % 8" not in space.structure:
+        sizes |= {x: -(-sizes[x] // 8) * 8 for x in "DE"}
+    return replace(recipe, **sizes)
 
 
 def around(trial: Trial, base: Recipe) -> Iterator[Recipe]:
     """Yield recipes around a failing one, those first that tell most."""
+    for recipe in _vary(trial, base):
+        yield _fit(trial.space, recipe, base)
+
+
+def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
     if trial.space.few_shapes:
         for n in range(1, 3):
             yield replace(base, seed=base.seed + 4 * n)
@@ -133,10 +166,20 @@ def _options(base: Recipe) -> Iterator[Recipe]:
             yield replace(base, **{name: values[0]})
 
 
+Found = TypeVar("Found")
+
+
 def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]:
     """Try the recipes around a failing one, as long as there is time."""
+    return explore_by(lambda recipe: try_recipe(trial, recipe), trial, base, seconds)
+
+
+def explore_by(
+    look: Callable[[Recipe], Found | None], trial: Trial, base: Recipe, seconds: float = SECONDS
+) -> list[Found]:
+    """Return what a function finds on the recipes around one, as long as there is time."""
     end = time.process_time() + seconds
-    points: list[Point] = []
+    points: list[Found] = []
     seen = {base}
     for n, recipe in enumerate(around(trial, base)):
         if recipe.seed == base.seed and options_on(recipe) == options_on(base):
@@ -146,7 +189,7 @@ def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]
         seen.add(recipe)
         if len(points) >= LEAST and time.process_time() > end:
             break
-        point = try_recipe(trial, recipe)
+        point = look(recipe)
         if point is not None:
             points.append(point)
     return points
@@ -165,30 +208,33 @@ def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
 
     With `alone`, all elements are taken for wrong.
     """
-    fault, problem = point.fault, point.evidence.problem
-    recipe = point.recipe
-    sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
-    sizes["G"] = sizes["H"] // max(sizes["K"], 1)
-    special = recipe.distribution != "normal" or recipe.bias in EXTREME
-    options = {*options_on(recipe), *(["contents"] if special else [])}
-    trial, rows = point.evidence.trial, tuple(sizes[x] for x in "BHT")
-    empty = np.asarray(trial.empty(problem)).reshape(rows)
-    visible = trial.visible(problem).reshape(*rows, sizes["S"])
-    first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
-    left, right = recipe.window or (None, None)
-    axes = like.axes
+    fault, problem, axes = point.fault, point.evidence.problem, like.axes
     if fault is not None and not alone and _is_later(fault, like):
         fault = None  # all before it was right
     if fault is None or alone:
-        letters = {x: sizes[x.upper()] for x in axes}
+        letters = {x: problem_size(problem, x.upper()) for x in axes}
         if axes[0:2] == "bh" and like.quantity.name in ("dk", "dv"):
-            letters["h"] = sizes["K"]
+            letters["h"] = problem_size(problem, "K")
         shape = tuple(letters[x] for x in axes)
         wrong, known = np.full(shape, alone), np.ones(shape, bool)
     elif (fault.step, fault.backward, fault.axes) == (like.step, like.backward, like.axes):
         wrong, known = fault.wrong, fault.known | fault.wrong
     else:
         return None
-    return Sample(
-        sizes, frozenset(options), axes, wrong, known, empty, first, (left, right), recipe.scale
-    )
+    return sample(point.evidence.trial, point.recipe, problem, axes, wrong, known)
+
+
+def sample(
+    trial: Trial, recipe: Recipe, problem: Problem, axes: str, wrong: Array, known: Array
+) -> Sample:
+    """Return elements of a problem, or with axes "" a problem, for learning."""
+    sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
+    sizes["G"] = sizes["H"] // max(sizes["K"], 1)
+    special = recipe.distribution != "normal" or recipe.bias in EXTREME
+    options = {*options_on(recipe), *(["contents"] if special else [])}
+    rows = tuple(sizes[x] for x in "BHT")
+    empty = np.asarray(trial.empty(problem)).reshape(rows)
+    visible = trial.visible(problem).reshape(*rows, sizes["S"])
+    first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
+    window = recipe.window or (None, None)
+    return Sample(sizes, frozenset(options), axes, wrong, known, empty, first, window, recipe.scale)

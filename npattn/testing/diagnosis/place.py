@@ -26,6 +26,8 @@ MISSED = 0.04
 """Largest share of the wrong elements that an atom may leave out."""
 WORTH = 0.008
 """Share of elements that one more atom of the predicate must set right."""
+CONFIRMED = 0.05
+"""Share of elements of further problems on which a place may be mistaken more often."""
 EVERYWHERE = "everywhere"
 
 
@@ -208,6 +210,15 @@ def learn(samples: Sequence[Sample]) -> Where | None:
     errors, _, chosen = min(pool, key=_price)
     ordered = tuple(atoms[i] for i in _in_order(chosen, atoms))
     return Where(" and ".join(atom.text for atom in ordered) or EVERYWHERE, errors, ordered)
+
+
+def learn_and_confirm(samples: Sequence[Sample]) -> Where | None:
+    """Learn a place from most problems, and from all if it does not hold on the others."""
+    others = samples[len(samples) - len(samples) // 4 :]
+    place = learn(samples[: len(samples) - len(others)])
+    if place is None or (others and place.errors_on(others) > place.errors + CONFIRMED):
+        return learn(samples)
+    return place
 
 
 def learn_problems(samples: Sequence[Sample]) -> Where | None:

@@ -30,7 +30,6 @@ from npattn.testing.diagnosis.locate import is_one_factor, result
 from npattn.testing.diagnosis.outputs import output_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
-from npattn.testing.diagnosis.verdicts import is_within
 from npattn.testing.trial import Trial
 
 PROBES = 12
@@ -100,7 +99,7 @@ class _Judge:
         recipes = [r for r in sampled if r is not None][:NEAR]
         if self.trial.space.few_shapes or not recipes:
             return []
-        near = [r for x in recipes for r in around(self.trial, x) if is_within(self.trial.space, r)]
+        near = [r for x in recipes for r in around(self.trial, x) if self.trial.space.takes(r)]
         chosen = np.random.default_rng(recipes[0].seed).permutation(len(near))[:PROBES]
         others = islice(Pools(self.trial.space).cases(1, PROBES), PROBES)
         probes = sample(replace(self.trial, memo={}), chain((near[i] for i in chosen), others))

@@ -6,9 +6,8 @@ differ by roundings of their sums: by (D + E + S + T) u of the largest element.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,12 +17,11 @@ from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import short
-from npattn.testing.diagnosis.contrasts import describe_contrast
-from npattn.testing.diagnosis.verdicts import SECONDS, Verdicts
+from npattn.testing.diagnosis.explore import explore_by, sample
+from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn_and_confirm
 from npattn.testing.difference.measure import Measurement, share_cotangents
 from npattn.testing.difference.sides import Sides
 from npattn.testing.difference.wrong import Wrong
-from npattn.testing.report.outcome import Outcome
 
 MOST = 0.5
 """Share of the problems beyond which a function with a wrong o is not plain attention."""
@@ -78,7 +76,7 @@ def compare_pair(sides: Sides, recipes: Sequence[Recipe]) -> tuple[bool, tuple[s
         return True, (*lines, f"{text}, as roundings of the sums do.")
     text = f"They differ on {len(different)} of {len(gaps)} problems, by up to {size}"
     lines += [f"{text}: roundings of the sums explain {short(worst.allowed)}.", worst.line]
-    return False, (*lines, *_find_contrast(sides, different))
+    return False, (*lines, *_find_place(sides, different))
 
 
 def _measure(sides: Sides, recipe: Recipe) -> Gap | None:
@@ -122,29 +120,24 @@ def _compare(name: str, a: Array, b: Array, allowed: float) -> Gap:
 # --- where they differ ----------------------------------------------------------------------------
 
 
-@dataclass
-class _Differences(Verdicts):
-    """Verdicts on recipes: a problem fails if the two differ on it."""
-
-    sides: Sides = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        self.deadline, self.property = time.process_time() + SECONDS, None
-
-    def _judge(self, recipe: Recipe) -> bool | None:
-        if not self._asks(recipe):
-            return None
-        gap = _measure(self.sides, recipe)
-        return None if gap is None else gap.ratio > 1
-
-
-def _find_contrast(sides: Sides, different: Sequence[Recipe]) -> Iterator[str]:
+def _find_place(sides: Sides, different: Sequence[Recipe]) -> Iterator[str]:
     """Say where they differ, if a condition separates such problems from the others."""
-    recipe = min(different, key=lambda r: (r.T * r.S, r.D))
-    if recipe.T * recipe.S > LARGE or sides.a.space.few_shapes:
+    base = min(different, key=lambda r: (r.T * r.S, r.D))
+    if base.T * base.S > LARGE or sides.a.space.few_shapes:
         return
-    outcome = Outcome("difference", "", "", recipe.dtype, "failed")
-    verdicts = _Differences(sides.a.fresh(), outcome, sides=sides)
-    text = describe_contrast(verdicts, recipe).text
-    if text:
-        yield text.replace("fails only", "They differ only", 1) + "."
+    trial = sides.a.fresh()
+
+    def look(recipe: Recipe) -> Sample | None:
+        if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
+            return None
+        gap = _measure(sides, recipe)
+        if gap is None:
+            return None
+        own = np.asarray(gap.ratio > 1), np.asarray(True)
+        return sample(trial, recipe, trial.problem(recipe), "", *own)
+
+    first = look(base)
+    samples = [] if first is None else [first, *explore_by(look, trial, base)]
+    place = learn_and_confirm(samples)
+    if place is not None and place.text != EVERYWHERE and not place.errors_on(samples):
+        yield f"They differ only where {place.text}."

@@ -13,7 +13,6 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.locate import locate
 from npattn.testing.diagnosis.read import LARGEST, Reader, Unreadable
-from npattn.testing.diagnosis.verdicts import is_within
 from npattn.testing.trial import GRADIENTS
 from tests.testing.diagnosis.failures import attention_with, evidence_of, trial_of, trial_with
 
@@ -94,7 +93,7 @@ def test_no_step_of_other_right_implementations_is_named(name):
     trial.implementation.conventions = own.conventions
     for key in ("groups", "mask", "causal window", "bias")[n % 2 :: 2]:
         recipe = replace(BASE, **RECIPES[key], seed=n)
-        if is_within(trial.space, recipe):
+        if trial.space.takes(recipe):
             assert_right(reader_of(trial, recipe))
             assert locate(evidence_of(trial, recipe)) is None
 
