@@ -4,12 +4,13 @@
     python -m benchmarks.power.diagnosis --every 6 --start 3
 
 Each mistake is checked as a user does it. Its `step` and `where` were written down from the code,
-before any diagnosis was run; `where` of the first cause is compared as text, without spaces. A step
-is false if it is named, and is another one.
+before any diagnosis was run; `where` of the first cause is compared by what it holds for, on random
+indices, sizes and options. A step is false if it is named, and is another one.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from statistics import median
@@ -17,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import click
+import numpy as np
 
 from npattn.mistakes import MISTAKES, Mistake
 from npattn.testing import Cause, Report, check
@@ -58,12 +60,64 @@ def grade(mistake: Mistake, report: Report) -> str:
         return "no step"
     if first.step != mistake.step:
         return "false step"
-    is_there = _letters(first.where) == _letters(mistake.where)
+    is_there = agree(first.where, mistake.where) >= SAME
     return "right step and place" if is_there else "right step"
 
 
-def _letters(where: str) -> str:
-    return "".join(where.split())
+SAME = 0.9
+"""Share of what either place holds for that both must hold for, to be the same place."""
+DRAWS = 20_000
+COMPARISONS = {"≥": ">=", "≤": "<=", "≠": "!=", "=": "==", "<": "<", ">": ">"}
+
+
+def agree(one: str, other: str) -> float:
+    """Return for which share of what either place holds for both do."""
+    if one.startswith("backward: ") != other.startswith("backward: "):
+        return 0.0
+    drawn = _draw()
+    a, b = (_holds(x.removeprefix("backward: ") or "everywhere", drawn) for x in (one, other))
+    return float((a & b).sum() / max((a | b).sum(), 1))
+
+
+def _draw() -> dict[str, Any]:
+    """Draw sizes and indices; sizes are often equal, and often 0, 1 or multiples of 16."""
+    rng = np.random.default_rng(0)
+
+    def draw(low: int, high: int) -> np.ndarray:
+        x = rng.integers(low, high, DRAWS)
+        x = np.where(rng.random(DRAWS) < 0.2, 16 * -(-x // 16), x)
+        return np.where(rng.random(DRAWS) < 0.15, rng.integers(0, 2, DRAWS), x)
+
+    sizes = {x: draw(1, 5) for x in "BKG"}
+    sizes |= {x: draw(1, 300) for x in "TSDE"}
+    for a, b in ("TS", "DE"):
+        sizes[a] = np.where(rng.random(DRAWS) < 0.3, sizes[b], sizes[a])
+    sizes["H"] = sizes["K"] * sizes["G"]
+    return sizes | {x.lower(): rng.integers(0, np.maximum(sizes[x], 1)) for x in "BHTSDE"}
+
+
+def _holds(place: str, drawn: dict[str, Any]) -> np.ndarray:
+    """Evaluate a place; words that are no formula, such as options, hold on random draws."""
+    holds = np.ones(DRAWS, bool)
+    for atom in place.split(" and "):
+        any_of = np.zeros(DRAWS, bool)
+        for part in atom.split(" or "):
+            any_of |= _atom(part.strip(), drawn)
+        holds &= any_of
+    return holds
+
+
+def _atom(text: str, drawn: dict[str, Any]) -> np.ndarray:
+    if text == "everywhere":
+        return np.ones(DRAWS, bool)
+    sign = next((x for x in COMPARISONS if f" {x} " in text), None)
+    if sign is None:
+        word = text.removeprefix("no ")
+        is_on = np.random.default_rng([*word.encode()]).random(DRAWS) < 0.5
+        return is_on if word == text else ~is_on
+    code = re.sub(r"⌈(.*?) / (.*?)⌉", r"-(-(\1) // (\2))", text)
+    code = code.replace(f" {sign} ", f" {COMPARISONS[sign]} ").replace("−", "-").replace("·", "*")
+    return np.broadcast_to(eval(code, {"scale": drawn["t"] - drawn["s"]}, drawn), DRAWS)
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
