@@ -117,7 +117,8 @@ def _atom(text: str, drawn: dict[str, Any]) -> np.ndarray:
         return is_on if word == text else ~is_on
     code = re.sub(r"⌈(.*?) / (.*?)⌉", r"-(-(\1) // (\2))", text)
     code = code.replace(f" {sign} ", f" {COMPARISONS[sign]} ").replace("−", "-").replace("·", "*")
-    return np.broadcast_to(eval(code, {"scale": drawn["t"] - drawn["s"]}, drawn), DRAWS)
+    with np.errstate(divide="ignore"):  # sizes of 0
+        return np.broadcast_to(eval(code, {"scale": drawn["t"] - drawn["s"]}, drawn), DRAWS)
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
