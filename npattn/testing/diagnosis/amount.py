@@ -269,6 +269,8 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
     """Say what is taken for δ, from the error in each row."""
     if faults[0][0].form == "dlse":
         return "dlse is left out, or counted otherwise"
+    if faults[0][0].form == "parts":
+        return "each part of the keys has its own"
     shares, moved = [], []
     for point in points:
         fault, problem = point.fault, point.evidence.problem

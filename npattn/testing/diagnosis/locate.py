@@ -28,6 +28,8 @@ FEW = 3
 """Number of keys to each value of a log ratio from which the values are few."""
 APART = 0.1
 """Share of the wrong elements of P that two placements must disagree on to acquit P."""
+MANY = 8
+"""Keys of a row from which a difference that changes at few of them is said to."""
 ROUNDINGS = 4
 """Largest error that counts as roundings, in units of one rounding to bfloat16."""
 ALL = 0.97
@@ -281,6 +283,10 @@ def weights_fault(
         if problem.dropout_mask is not None and dropped.sum() > extra.sum() / 2:
             return Fault("p", p, p.wrong, known, backward, "dropout")
         hidden = extra | (lost & ~whole[..., None])
+        if not extra.any():  # far lower scores leave no weight, and are not hidden
+            fit = _regress(evidence, reader, *_log_ratios(p, clear))
+            if fit is not None:
+                return Fault("s", p, clear, clear, backward, fit[0], {fit[0]: fit[1]})
         if not backward and not extra.any() and _moves_weight(p, lost):
             return Fault("o", p, lost, clear, form="values of other keys")
         moved = _find_rows(got, want, tol, p.wrong_rows)
@@ -357,10 +363,7 @@ def _by_ratio(
     backward: bool,
 ) -> Fault:
     """Tell s from p by the log ratio of the weights, which a row knows up to a constant."""
-    with np.errstate(all="ignore"):
-        ok = clear & (p.got > p.tolerance)
-        log = np.where(ok, np.log(np.where(ok, p.got, 1) / np.where(ok, p.want, 1)), np.nan)
-        slack = np.where(ok, 2 * p.tolerance / np.where(ok, p.want, 1), np.inf)
+    log, slack, ok = _log_ratios(p, clear)
     rows = ok.sum(-1) > 0
     spread = _nan_range(log)
     row_slack = np.where(ok, slack, 0).max(-1)
@@ -388,6 +391,15 @@ def _by_ratio(
         off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
     facts = {"log": relative, "off": off}
     return Fault("p" if few else "s", p, off, ok, backward, "factor" if few else "content", facts)
+
+
+def _log_ratios(p: Quantity, clear: Array) -> tuple[Array, Array, Array]:
+    """Return log ratios of weights to the exact ones, how far they may be off, and where known."""
+    with np.errstate(all="ignore"):
+        ok = clear & (p.got > p.tolerance)
+        log = np.where(ok, np.log(np.where(ok, p.got, 1) / np.where(ok, p.want, 1)), np.nan)
+        slack = np.where(ok, 2 * p.tolerance / np.where(ok, p.want, 1), np.inf)
+    return log, slack, ok
 
 
 def _row_medians(x: Array, ok: Array) -> Array:
@@ -578,6 +590,12 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
     factors = f[np.isfinite(f)]
     if len(factors) > 2 and np.ptp(factors) <= 1e-2 * abs(np.median(factors)):
         value = float(np.median(factors))
+        if evidence.problem.dropout_mask is not None:
+            rate = evidence.problem.dropout_rate
+            kept = 1 - rate
+            scales = (kept, 1 / kept, kept * rate, kept / rate)
+            if any(abs(value - x) <= 1e-2 * value for x in scales):
+                return Fault("dp", ds, wrong, ds.known, form="factor", facts={"value": value})
         name = "dq" if "dq" in evidence.wrong and "dk" in evidence.wrong else "dk"
         q = result(evidence, name)
         return Fault(name, q, q.wrong, q.known, form="factor", facts={"value": value})
@@ -585,6 +603,9 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         rows = ds.known.any(-1)
         facts = {"shift": shift, "bad": bad}
         return Fault("delta", ds, bad, rows & several, form="delta", facts=facts)
+    if bad.any() and _is_stepwise(off, slack, ok)[bad].mean() > ALL:
+        facts = {"shift": shift, "bad": bad}
+        return Fault("delta", ds, bad, ds.known.any(-1) & several, form="parts", facts=facts)
     step = "ds" if evidence.problem.softcap or evidence.problem.score_mod else "dp"
     by_terms = _ds_by_terms(evidence, reader, ds)
     if by_terms:
@@ -597,6 +618,16 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         known = ds.known & (abs(ds.want) > CLEAR * ds.tolerance)
         return Fault("ds", ds, wrong, known, form="zeros")
     return Fault(step, ds, wrong, ds.known, form="content", facts={"f": f})
+
+
+def _is_stepwise(off: Array, slack: Array, ok: Array) -> Array:
+    """Return True for rows of few values, each of several keys side by side: a δ for each part."""
+    stepwise = np.zeros(ok.shape[:-1], bool)
+    for place in map(tuple, np.argwhere(ok.sum(-1) >= MANY)):
+        x, width = off[place][ok[place]], slack[place][ok[place]]
+        steps = abs(np.diff(x)) > 4 * np.maximum(width[1:], width[:-1])
+        stepwise[place] = steps.sum() * MANY <= 2 * len(x)
+    return stepwise
 
 
 def _ds_by_terms(evidence: Evidence, reader: Reader, ds: Quantity) -> str:
