@@ -786,6 +786,7 @@ def test_mixed_precision_gradients_are_rounded_once(
 # --- what is illegal ------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("name", "value"),
     [

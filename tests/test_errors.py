@@ -81,6 +81,7 @@ WRONG = {
 }
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("case", WRONG)
 def test_misuse_is_answered_with_a_sentence(case):
     call, message = WRONG[case]

@@ -217,6 +217,7 @@ WRONG = (
 )
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("call", "error", "message"), WRONG)
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):

@@ -181,6 +181,7 @@ def test_mistakes_are_seen(wrong):
     assert abs(wrong(q, k, v, of_q, of_k) - right).max() > 1e-3
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

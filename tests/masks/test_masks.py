@@ -683,6 +683,7 @@ def test_what_no_mask_is_made_of_is_said(make, error, message):
         make()
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
@@ -773,6 +774,7 @@ def test_patterns_that_are_others():
         assert np.array_equal(one.to_array(**sizes), other.to_array(**sizes))
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -646,6 +646,7 @@ def module(**kwargs):
     return MultiHeadAttention(**(w | {"num_heads": 3} | kwargs))
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -677,6 +678,7 @@ def test_illegal_module_raises(kwargs, message):
 X = np.zeros((2, 5, 6))
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("inputs", "options", "error", "message"),
     [

@@ -452,6 +452,7 @@ def test_style_of_user_moves_nothing():
 # --- illegal arguments ----------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [

@@ -176,6 +176,7 @@ def test_values_are_kept_from_changes():
         frequencies.values[0] = 2
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

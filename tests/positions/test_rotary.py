@@ -181,6 +181,7 @@ def test_sizes_of_0(shape):
     assert rope(np.zeros(shape)).shape == shape
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("shape", "options", "error", "words"),
     [

@@ -199,6 +199,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("changes", "error", "words"), MISTAKES)
 def test_error_of_a_wrong_argument(changes, error, words):
     with pytest.raises(npattn.errors.NpattnError) as caught:

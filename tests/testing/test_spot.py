@@ -645,6 +645,7 @@ def test_report_prints_first_failures_and_counts_the_rest() -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

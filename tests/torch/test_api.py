@@ -150,6 +150,7 @@ WRONG = {
 }
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("case", WRONG)
 def test_errors_have_the_messages_of_npattn(case, backend):
     options = {"q": x, "k": x, "v": x, **WRONG[case]}

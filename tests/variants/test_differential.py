@@ -315,6 +315,7 @@ def test_mistakes_are_beyond_the_bound(mistake, names):
 # --- errors -----------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

@@ -491,6 +491,7 @@ def test_mistakes_of_gradients_are_beyond_the_bound(mistake, name):
 # --- errors -----------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

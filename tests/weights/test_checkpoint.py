@@ -357,6 +357,7 @@ def without(arrays, *ends):
     return {n: x for n, x in arrays.items() if not n.endswith(ends)}
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("arrays", "config", "options", "error", "message"),
     [

@@ -1015,6 +1015,7 @@ def arrays_with(**changes):
 SHAPES = '{"wq": [2, 2], "wk": [2, 2], "wv": [2, 3]}'
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,15 +119,34 @@ def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
             yield replace(base, seed=base.seed + 4 * n)
         yield from _options(base)
         return
-    T, S, H, K = base.T, base.S, base.H, base.K
     yield replace(base, seed=base.seed + 4)
-    yield from _options(base)
+    kinds = zip_longest(_options(base), _lengths(base), _heads_and_widths(base))
+    yield from (recipe for several in kinds for recipe in several if recipe is not None)
+    rng = np.random.default_rng([base.seed, 23])
+    for _ in range(12):
+        changes: dict[str, Any] = {x: int(rng.integers(1, 100)) for x in "TS"}
+        changes |= {x: int(rng.integers(4, 40)) for x in "DE"}
+        h, k = ((1, 1), (4, 2), (6, 3), (3, 3))[int(rng.integers(4))]
+        if base.lead is not None and not {"H", "K"} & set(trial.space.sizes):
+            changes |= {"H": h, "K": k}
+        changes["seed"] = base.seed + 4 * int(rng.integers(1, 2**16))
+        yield replace(base, **changes)
+
+
+def _lengths(base: Recipe) -> Iterator[Recipe]:
+    """Yield the base with other numbers of queries and keys."""
+    T, S = base.T, base.S
     for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
         yield replace(base, T=t, S=s)
     for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 100, 5):
         yield replace(base, S=max(s, 2))
     for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 70, 3):
         yield replace(base, T=max(t, 1))
+
+
+def _heads_and_widths(base: Recipe) -> Iterator[Recipe]:
+    """Yield the base with other heads, samples and numbers of columns."""
+    H, K = base.H, base.K
     if base.lead is not None:
         for h, k in (*HEADS, (2 * H, 2 * K), (2 * H, K)):
             if (h, k) != (H, K):
@@ -137,15 +157,6 @@ def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
         yield replace(base, D=d)
         yield replace(base, E=d)
         yield replace(base, D=d, E=d)
-    rng = np.random.default_rng([base.seed, 23])
-    for _ in range(12):
-        changes: dict[str, Any] = {x: int(rng.integers(1, 100)) for x in "TS"}
-        changes |= {x: int(rng.integers(4, 40)) for x in "DE"}
-        h, k = ((1, 1), (4, 2), (6, 3), (3, 3))[int(rng.integers(4))]
-        if base.lead is not None and not {"H", "K"} & set(trial.space.sizes):
-            changes |= {"H": h, "K": k}
-        changes["seed"] = base.seed + 4 * int(rng.integers(1, 2**16))
-        yield replace(base, **changes)
 
 
 def _options(base: Recipe) -> Iterator[Recipe]:
@@ -199,6 +210,8 @@ def _is_later(fault: Fault, like: Fault) -> bool:
     """Return True if a fault is of a quantity that is computed later than another's."""
     if like.step in ("nan", "layout", "state", "") or fault.step in ("nan", "layout", "state", ""):
         return False
+    if {like.step, fault.step} <= {"s", "visible", "p"}:
+        return False  # they are read from the same weights
     order = [(x.step[:1] == "d" or x.backward, STEPS.index(x.step)) for x in (like, fault)]
     return order[0] < order[1]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ APART = 0.1
 """Share of the wrong elements of P that two placements must disagree on to acquit P."""
 MANY = 8
 """Keys of a row from which a difference that changes at few of them is said to."""
+SHARP = 64
+"""Odd log ratios, those known best, of which few values are looked for: of many, some are close."""
 ROUNDINGS = 4
 """Largest error that counts as roundings, in units of one rounding to bfloat16."""
 ALL = 0.97
@@ -423,35 +426,39 @@ def _reference(log: Array, slack: Array, ok: Array) -> tuple[Array, Array, bool]
     """
     shape = log.shape[:-1]
     reference, whole = np.zeros(shape), np.zeros(shape, bool)
-    values, keys, odd = 0, 0, []
+    values, keys = 0, 0
+    odd: list[tuple[float, float]] = []
     for place in map(tuple, np.argwhere(ok.any(-1))):
         index = np.flatnonzero(ok[place])
-        x, width = log[place][index], slack[place][index]
-        groups: list[list[int]] = []
-        for i in np.argsort(x, kind="stable"):
+        x, width = log[place][index].tolist(), slack[place][index].tolist()
+        groups: list[list[int]] = []  # keys of one value, in the order of their values
+        for i in sorted(range(len(x)), key=x.__getitem__):
             last = groups[-1][-1] if groups else None
             if last is not None and x[i] - x[last] <= 2 * max(width[i], width[last]):
-                groups[-1].append(int(i))
+                groups[-1].append(i)
             else:
-                groups.append([int(i)])
+                groups.append([i])
         best = max(groups, key=lambda g: (len(g), -min(g)))
-        if len(best) == 1 and len(index) > 3:  # no two keys agree: none is known to be right
+        if len(best) == 1 and len(x) > 3:  # no two keys agree: none is known to be right
             whole[place] = True
-        if len(groups) > 1 and len(index) > 1:
+        if len(groups) > 1:
             first = next(g for g in groups if 0 in g)
             if len(first) * 3 >= len(best):
                 best = first
-        reference[place] = float(np.median(x[best]))
+        reference[place] = x[best[len(best) // 2]]
         others = [g for g in groups if g is not best]
         values += len(others)
         keys += sum(map(len, others))
-        odd += [float(np.median(x[g])) - reference[place] for g in others]
+        middle = [g[len(g) // 2] for g in others]
+        odd += [(width[i], x[i] - float(reference[place])) for i in middle]
     if not values:
         return reference, whole, True
     few = keys >= FEW * values
-    if not few:  # one odd key a row: a factor of its place is the same in every row
-        distinct = len({round(v, 3) for v in odd})
-        few = len(odd) >= FEW and distinct * FEW <= len(odd)
+    if not few and len(odd) >= FEW:  # one odd key a row: a factor of its place is in every row
+        some = sorted(x for _, x in sorted(odd)[:SHARP])
+        slack_of_some = 4 * sorted(odd)[: len(some)][-1][0]
+        distinct = 1 + sum(b - a > slack_of_some for a, b in pairwise(some))
+        few = distinct * FEW <= len(some)
     return reference, whole, few
 
 

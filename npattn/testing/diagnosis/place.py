@@ -113,20 +113,26 @@ class Table:
         rng = np.random.default_rng(seed)
         self.axes = next((s.axes for s in samples if s.wrong.any()), "")
         columns: dict[str, list[Array]] = {}
-        y, weight, number = [], [], []
+        y, weight = [], []
+        if samples and "contents" not in samples[0].options:  # extreme contents hide what is wrong
+            samples = [s for s in samples if s.wrong.any() or "contents" not in s.options]
         failing = sum(bool(s.wrong.any()) for s in samples)
         passing = len(samples) - failing
-        for i, s in enumerate(samples):
-            bad, good = np.argwhere(s.wrong & s.known), np.argwhere(~s.wrong & s.known)
-            bad, good = (x[rng.permutation(len(x))[:MOST]] for x in (bad, good))
-            rows = np.concatenate([bad, good])
+        twin = samples[0].wrong & samples[0].known if samples else np.zeros(0, bool)
+        for s in samples:
+            right = ~s.wrong & s.known
+            is_twin = s.wrong.shape == twin.shape  # what is wrong in the first and right here tells
+            masks = [s.wrong & s.known, *([right & twin, right & ~twin] if is_twin else [right])]
+            if masks[0].any():
+                masks[1:] = [right]
+            kinds = [x[rng.permutation(len(x))[:MOST]] for x in map(np.argwhere, masks)]
+            rows = np.concatenate(kinds)
             if not len(rows):
                 continue
+            bad = len(kinds[0])
             values: dict[str, Any] = {x: s.sizes[x] for x in SIZES}
             values |= dict(zip(s.axes, rows.T, strict=True))
-            left, right = s.window
-            values["left"] = -1 if left is None else left
-            values["right"] = -1 if right is None else right
+            values["left"], values["right"] = (-1 if x is None else x for x in s.window)
             values["empty"] = _rows_of(s, s.empty, values)
             values["first"] = _rows_of(s, s.first, values)
             for name in OPTIONS:
@@ -134,25 +140,16 @@ class Table:
             values["factor"] = 1.0 if s.scale is None else s.scale
             for name, x in values.items():
                 columns.setdefault(name, []).append(np.broadcast_to(x, len(rows)))
-            y += [np.arange(len(rows)) < len(bad)]
-            if len(bad):
-                w = [np.full(len(bad), 1 / failing / len(bad))]
-                w += [np.full(len(good), 1 / failing / max(len(good), 1))]
-            else:
-                w = [np.full(len(good), 1 / max(passing, 1) / len(good))]
-            weight += w
-            number += [np.full(len(rows), i)]
+            y += [np.arange(len(rows)) < bad]
+            filled = [len(x) for x in kinds if len(x)]
+            share = 1 / failing if bad else 1 / max(passing, 1) / len(filled)
+            weight += [np.full(n, share / n) for n in filled]
         self.columns = {name: np.concatenate(x) for name, x in columns.items()}
         self.y = np.concatenate(y) if y else np.zeros(0, bool)
         self.weight = np.concatenate(weight) if y else np.zeros(0)
-        self.problem = np.concatenate(number) if y else np.zeros(0, int)
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
-
-    def has(self, name: str) -> bool:
-        """Return True if elements have an index with this letter."""
-        return name in self.columns
 
 
 OPTIONS = (
@@ -223,11 +220,7 @@ def learn_and_confirm(samples: Sequence[Sample]) -> Where | None:
 
 def learn_problems(samples: Sequence[Sample]) -> Where | None:
     """Return the condition of the problems that are wrong, whatever their elements are."""
-    whole = [
-        replace(s, wrong=np.full(s.wrong.shape, s.wrong.any()), known=np.ones(s.wrong.shape, bool))
-        for s in samples
-    ]
-    return learn(whole)
+    return learn([s.reduce(0) for s in samples])
 
 
 def _price(entry: tuple[float, float, Any]) -> float:

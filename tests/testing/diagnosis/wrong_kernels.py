@@ -49,7 +49,7 @@ kernel(
     "split_overlap",
     {"H": 2, "K": 2, "T": 3, "S": 37},
     ("causal", "return_lse"),
-    ("p", "s ≥ 32", "counted 2, 3, 4 times"),
+    ("p", "s ≥ 32 and no causal", "counted 2, 3, 4 times"),
     softmax=overlapping_splits,
 )
 

@@ -84,6 +84,7 @@ def test_flash_passes():
     assert 0 < outcome.worst < 1
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("T", "S"), [(5, 5), (3, 7), (1, 4), (6, 2)])
 @pytest.mark.parametrize("seed", range(4))
 def test_masks_are_what_their_names_say(T, S, seed):

@@ -115,6 +115,7 @@ def test_description_has_defaults():
     assert read_description({"parameters": PARAMETERS, "backward": []})["gradients"] == "backward"
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     "answer",
     [
