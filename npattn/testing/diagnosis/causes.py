@@ -24,7 +24,9 @@ from npattn.testing.diagnosis.explore import (
     Point,
     enlarge,
     explore,
+    narrow,
     sample_of,
+    tame,
     try_recipe,
 )
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
@@ -224,6 +226,9 @@ class _Diagnosis:
             if fault is None:
                 left.pop(0)
                 continue
+            if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
+                fault = replace(fault, step="p")
+                points = [_with_step(p, "visible", "p") for p in points]
             holds = self._condition(points, fault)
             claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
@@ -249,22 +254,32 @@ class _Diagnosis:
             trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
         if trial.skips_empty_rows and trial.empty(evidence.problem).any():
             trial = replace(trial, skips_empty_rows=False)
-        for base in (enlarge(trial, recipe), recipe):
+        tried = dict.fromkeys((tame(enlarge(trial, recipe)), enlarge(trial, recipe), recipe))
+        for base in tried:
             point = try_recipe(trial, base)
             if point is not None and point.fault is not None:
                 return [point, *explore(trial, base)]
         return [alone]
 
+    def _is_of_contents(self, point: Point) -> bool:
+        """Return True if a problem that fails is right with tame numbers: no mask is wrong then."""
+        plain = tame(point.recipe)
+        other = try_recipe(self.trial, plain) if plain != point.recipe else None
+        return other is not None and other.fault is None
+
     def _place(self, points: list[Point], fault: Fault) -> Where | None:
         """Return where it is wrong; None if no predicate says so."""
-        samples = [s for s in (sample_of(p, fault) for p in points) if s is not None]
+        pairs = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
+        samples = [s for _, s in pairs]
+        elements = [narrow(s, p, fault) for p, s in pairs]
         found: list[tuple[float, Where]] = []
         coarse = learn_problems(samples)
         failing = sum(bool(s.wrong.any()) for s in samples)
         if 3 * failing < len(samples) and (coarse is None or coarse.errors > DOUBTFUL):
             return Where("contents", 0.0, ())  # with other numbers, the same problem is right
         for dropped in range(len(fault.axes)):
-            place = learn_and_confirm([s.reduce(len(fault.axes) - dropped) for s in samples])
+            axes = len(fault.axes) - dropped
+            place = learn_and_confirm([s.reduce(axes) for s in (samples if dropped else elements)])
             if place is not None:
                 found.append((COARSE[min(dropped, 3) if fault.axes[3:] else 2 * dropped], place))
         if coarse is not None and coarse.text != EVERYWHERE:
@@ -396,15 +411,19 @@ def _same_step(one: Fault, other: Fault) -> bool:
     return (one.step, one.backward) == (other.step, other.backward)
 
 
+def _with_step(point: Point, step: str, other: str) -> Point:
+    """Return a point whose fault has another step, if it has this one."""
+    fault = point.fault
+    if fault is None or fault.step != step:
+        return point
+    return replace(point, fault=replace(fault, step=other))
+
+
 def _agree_on_ds(points: list[Point]) -> list[Point]:
     """Return points that call dS wrong where one of them tells so, and others cannot tell."""
-    faults = [p.fault for p in points if p.fault is not None]
-    if not any(f.form == "terms" for f in faults):
+    if not any(p.fault is not None and p.fault.form == "terms" for p in points):
         return points
-    return [
-        replace(p, fault=replace(p.fault, step="ds")) if p.fault and p.fault.step == "dp" else p
-        for p in points
-    ]
+    return [_with_step(p, "dp", "ds") for p in points]
 
 
 def _agree_on_rows(points: list[Point]) -> list[Point]:

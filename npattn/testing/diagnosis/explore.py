@@ -24,7 +24,7 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.diagnosis.evidence import Evidence, observe, problem_size
-from npattn.testing.diagnosis.locate import Fault, locate
+from npattn.testing.diagnosis.locate import Fault, locate, visible_keys
 from npattn.testing.diagnosis.place import Sample
 from npattn.testing.report.cause import STEPS
 from npattn.testing.trial import Trial
@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mask": ("matrix", "first tile", "padding"),
     "causal": (True,),
     "window": ((1, 0), (0, 1), (3, None)),
-    "bias": ("matrix", "-inf padding"),
+    "bias": ("full", "matrix", "-inf padding"),
     "scale": (0.5, -0.75, 0.0),
     "softcap": (2.0,),
     "score_mod": ("distance",),
@@ -49,6 +49,10 @@ EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name)
 """Kinds of bias with numbers that are no normal ones."""
 NEVER = 2**30
 """First visible key of a row that sees none."""
+OF_SEVERAL_KEYS = ("s", "p", "dp", "delta", "ds", "dq")
+"""Steps that rows of one key say nothing of."""
+HIDING = {"mask", "causal", "window", "bias"}
+"""Options that hide keys: with them, only hidden keys can take weight that they should not."""
 LARGE = 2**17
 """Scores of the largest problem that is tried."""
 SECONDS = 2.5
@@ -89,6 +93,12 @@ def enlarge(trial: Trial, recipe: Recipe) -> Recipe:
     if changes and "E != D" not in trial.space.structure:
         changes = dict.fromkeys("DE", max(recipe.D, recipe.E, *least.values()))
     return _fit(trial.space, replace(recipe, **changes), recipe)
+
+
+def tame(recipe: Recipe) -> Recipe:
+    """Return the recipe with normal numbers, and a bias of normal numbers."""
+    bias = "full" if recipe.bias in EXTREME else recipe.bias
+    return replace(recipe, distribution="normal", bias=bias)
 
 
 def _fit(space: Space, recipe: Recipe, base: Recipe) -> Recipe:
@@ -222,6 +232,7 @@ def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
     With `alone`, all elements are taken for wrong.
     """
     fault, problem, axes = point.fault, point.evidence.problem, like.axes
+    trial = point.evidence.trial
     if fault is not None and not alone and _is_later(fault, like):
         fault = None  # all before it was right
     if fault is None or alone:
@@ -230,11 +241,25 @@ def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
             letters["h"] = problem_size(problem, "K")
         shape = tuple(letters[x] for x in axes)
         wrong, known = np.full(shape, alone), np.ones(shape, bool)
+        if not alone and like.step in OF_SEVERAL_KEYS and axes[:3] == "bht":
+            several = trial.visible(problem).sum(-1) > 1
+            several = several.reshape(shape[:3] + (1,) * len(axes[3:]))
+            known &= several  # a row of one key has weight 1 and dS = 0, whatever its score is
     elif (fault.step, fault.backward, fault.axes) == (like.step, like.backward, like.axes):
         wrong, known = fault.wrong, fault.known | fault.wrong
     else:
         return None
-    return sample(point.evidence.trial, point.recipe, problem, axes, wrong, known)
+    return sample(trial, point.recipe, problem, axes, wrong, known)
+
+
+def narrow(elements: Sample, point: Point, like: Fault) -> Sample:
+    """Return the elements that a wrong mask can show in: hidden keys with weight, or seen ones."""
+    hides = HIDING & {*options_on(point.recipe)}
+    if like.step != "visible" or like.form not in ("extra", "zeros") or not hides:
+        return elements
+    visible = visible_keys(point.evidence.trial, point.evidence.problem)
+    visible = visible.reshape(elements.known.shape)
+    return replace(elements, known=elements.known & (visible ^ (like.form == "extra")))
 
 
 def sample(

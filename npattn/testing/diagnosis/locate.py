@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.diagnosis.evidence import Evidence, observe
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
-from npattn.testing.trial import GRADIENTS
+from npattn.testing.trial import GRADIENTS, Trial
 
 CLEAR = 8.0
 """Size of a weight, in units of its tolerance, from which its ratio tells anything."""
@@ -87,10 +88,16 @@ def locate(evidence: Evidence) -> Fault | None:
 
 def _is_small(fault: Fault) -> bool:
     """Return True if an error without a form is no larger than roundings to 16 bits are."""
-    if fault.form not in ("", "content", "factor") or fault.step in ("lse", "nan", "visible"):
+    if fault.form not in ("", "content", "factor", "rows") or fault.step in (
+        "lse",
+        "nan",
+        "visible",
+    ):
         return False
-    if "log" in fault.facts:
+    if "log" in fault.facts and fault.facts["log"].shape == fault.wrong.shape:
         sizes = abs(fault.facts["log"][fault.wrong])
+        if fault.form == "rows" and is_one_factor(np.exp(sizes), np.ones(len(sizes))):
+            return False
     else:
         q = fault.quantity
         if fault.wrong.shape != q.got.shape or not np.isfinite(q.got[fault.wrong]).all():
@@ -119,15 +126,15 @@ def _locate(evidence: Evidence) -> Fault | None:
         return None
     way = 0
     first = next((n for n in ("o", "lse", *GRADIENTS) if n in wrong), None)
-    if first is None:  # only the weights or maxima that it returns
-        name = next(iter(wrong))
-        return _whole("p" if name == "weights" else "lse", evidence, name)
     other = [
         n for n in wrong if any(x.shape != evidence.exact[n].shape for x in evidence.observed[n])
     ]
     if other:
         step = "layout" if other[0] in ("o", "lse", "weights", "max_score") else other[0]
         return _whole(step, evidence, other[0], "shape")
+    if first is None:  # only the weights or maxima that it returns
+        name = next(iter(wrong))
+        return _whole("p" if name == "weights" else "lse", evidence, name)
     nan = _nan(evidence)
     if nan is not None:
         return nan
@@ -258,12 +265,8 @@ def weights_fault(
     """Return what is wrong in weights that were read: visible, s or p."""
     got, want, tol = p.got, p.want, p.tolerance
     trial, problem = evidence.trial, evidence.problem
-    visible = trial.visible(problem).reshape(want.shape)
+    visible = visible_keys(trial, problem).reshape(want.shape)
     kept = want != 0
-    if problem.bias_array is not None:
-        visible = visible & ~np.isneginf(
-            np.broadcast_to(problem.bias_array, evidence_shape(problem)).reshape(want.shape)
-        )
     finite = np.isfinite(got)
     empty = np.asarray(~visible.any(-1))
     with np.errstate(all="ignore"):
@@ -328,6 +331,15 @@ def _moves_weight(p: Quantity, lost: Array) -> bool:
     return bool(several.any() and total[rows].all() and unequal[several].mean() > 0.5)
 
 
+def visible_keys(trial: Trial, problem: Problem) -> Array:
+    """Return the keys that each query sees, and that no bias of −∞ hides."""
+    visible = trial.visible(problem)
+    if problem.bias_array is None:
+        return visible
+    bias = np.broadcast_to(problem.bias_array, evidence_shape(problem))
+    return np.asarray(visible & ~np.isneginf(bias.reshape(visible.shape)))
+
+
 def evidence_shape(problem: Any) -> tuple[int, ...]:
     """Return the shape of the scores of a problem."""
     heads = () if problem.headless else (problem.H,)
@@ -389,6 +401,7 @@ def _by_ratio(
         facts = {"moved": moved}
         return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "kv head", facts)
     reference, whole, few = _reference(log, slack, ok)
+    few = few or (evidence.problem.bias_array is None and _is_by_key(log, slack, ok))
     with np.errstate(invalid="ignore"):
         relative = log - reference[..., None]
         off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
@@ -460,6 +473,19 @@ def _reference(log: Array, slack: Array, ok: Array) -> tuple[Array, Array, bool]
         distinct = 1 + sum(b - a > slack_of_some for a, b in pairwise(some))
         few = distinct * FEW <= len(some)
     return reference, whole, few
+
+
+def _is_by_key(log: Array, slack: Array, ok: Array) -> bool:
+    """Return True if each key has one factor, up to one of each row, that is not 1."""
+    both = ok & ok[..., :1, :]
+    change = np.where(both, log - log[..., :1, :], 0)  # of a key from the first row to another
+    first = both.argmax(-1)[..., None]
+    with np.errstate(invalid="ignore"):
+        gap = abs(change - np.take_along_axis(change, first, -1))
+        width = slack + slack[..., :1, :]
+        near = gap <= 2 * (width + np.take_along_axis(width, first, -1))
+    asked = (both & (both.sum(-1) > 2)[..., None])[..., 1:, :]
+    return bool(asked.any() and near[..., 1:, :][asked].mean() > ALL)
 
 
 def _regress(

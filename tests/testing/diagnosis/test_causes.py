@@ -64,7 +64,8 @@ def test_registered_mistakes_have_their_step(mistake):
         mistake.forward, backward=mistake.backward, only=AGREEMENT, examples=12, framework="numpy",
         shrink=False,
     )  # fmt: skip
-    assert [c.step for c in report.causes[:1]] == [mistake.step] * (not report.passed)
+    steps = [c.step for c in report.causes[:1]]
+    assert steps == [mistake.step] or (report.passed and not steps)
 
 
 @pytest.mark.thorough

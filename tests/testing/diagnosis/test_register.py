@@ -57,9 +57,6 @@ def test_most_recipes_show_the_declared_step(family):
 
 MISREAD = {
     "bias-minus-inf-lost": "p",  # visible
-    "dp-not-rescaled": "dq",  # dp
-    "dp-rescaled-twice": "dq",  # dp
-    "dp-rescaled-by-rate": "dq",  # dp
     "empty-row-unwritten": "p",  # o
     "sink-scaled": "lse",  # p
     "sink-of-first-head": "lse",  # p
@@ -67,9 +64,6 @@ MISREAD = {
     "sink-has-a-value": "s",  # p
     "weights-without-sink": "precision",  # p
     "sinks-ignored-with-weights": "lse",  # p
-    "softcap-ignored": "o",  # s
-    "softcap-ignored-in-backward": "visible",  # s
-    "softcap-ignored-with-weights": "o",  # s
     "sink-in-every-split": "lse",  # p
     "out-of-each-split-in-backward": "dp",  # delta
 }
