@@ -75,6 +75,8 @@ class Space:
         Classes of options that are refused together, as {"mask", "causal"}, or alone.
     always : mapping
         Options that are always on, and a value that is accepted alone.
+    longest : int, optional
+        Largest T and S.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -84,6 +86,7 @@ class Space:
     few_shapes: bool = False
     refused: frozenset[frozenset[str]] = frozenset()
     always: Mapping[str, Any] = field(default_factory=dict)
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         for letter, values in self.sizes.items():
@@ -135,6 +138,8 @@ class Space:
             return ROUND_D
         if self.few_shapes and letter != "K":
             return tuple(dict.fromkeys(getattr(shape, letter) for shape in SHAPES))
+        if letter in "TS" and self.longest is not None:
+            return (*(n for n in POOLS[letter] if n <= self.longest), self.longest)
         return POOLS[letter]
 
     @property
@@ -185,7 +190,7 @@ class Space:
 
     def extents(self, forced: frozenset[str]) -> tuple[str, ...]:
         """Return extents of T, S and D to sample from: plain, long in S, or wide in S and D."""
-        if self.few_shapes:
+        if self.few_shapes or self.longest is not None:
             return ("",)
         free = set("BTSD") - set(self.sizes) - forced
         long = ("long",) if free >= set("BTS") and "T != S" in self.structure else ()
