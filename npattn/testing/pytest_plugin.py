@@ -45,9 +45,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the mark, and take a random seed from the process that has drawn it."""
     line = "npattn(f, **settings): a test of each rule of f (npattn.testing.parametrize)"
     config.addinivalue_line("markers", line)
+    config.option.npattn_seed = _input_of(config).get("npattn_seed", config.option.npattn_seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the seed on to a worker of pytest-xdist, which would draw another."""
+    node.workerinput["npattn_seed"] = node.config.option.npattn_seed
+
+
+def _input_of(config: pytest.Config) -> dict[str, Any]:
+    """Return what a worker of pytest-xdist was given; {} in any other process."""
+    return getattr(config, "workerinput", {})
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -71,7 +83,7 @@ def _npattn_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPat
 
     folder = tmp_path_factory.getbasetemp()
     # A worker of pytest-xdist has its own folder in that of the run.
-    pytestconfig.stash[FOLDER] = folder.parent if hasattr(pytestconfig, "workerinput") else folder
+    pytestconfig.stash[FOLDER] = folder.parent if _input_of(pytestconfig) else folder
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ import json
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -76,19 +76,20 @@ def parametrize(f: Callable[..., Any] | Implementation, **settings: Any) -> Call
     ... def test_rule(rule):
     ...     rule()
     """
-    # By with_args, since a mark that is called with a function alone marks that.
-    marks = pytest.mark.npattn.with_args(f, **settings), pytest.mark.usefixtures("_npattn_folder")
 
     def decorate(test: Test) -> Test:
-        for mark in marks:
-            test = mark(test)
-        return test
+        return _mark(test, f, **settings)
 
     return decorate
 
 
-@pytest.mark.npattn
-@pytest.mark.usefixtures("_npattn_folder")
+def _mark(test: Test, *f: Any, **settings: Any) -> Test:
+    """Mark a test, or a class of tests, for the plugin."""
+    # By with_args, since a mark that is called with a function alone marks that.
+    mark = pytest.mark.npattn.with_args(*f, **settings)
+    return pytest.mark.usefixtures("_npattn_folder")(mark(test))
+
+
 class Suite:
     """Class of tests of an implementation: one for each rule and dtype, ``test_rule``.
 
@@ -108,6 +109,9 @@ class Suite:
     ...     dtypes = ("float32", "float64")
     ...     expect = {"empty-row": "divides by 0"}
     """
+
+    def __init_subclass__(cls) -> None:  # not Suite itself: the plugin may not be loaded yet
+        _mark(cls)
 
     def test_rule(self, rule: Rule) -> None:
         """Pass if the rule holds."""
@@ -160,6 +164,7 @@ class Rule:
             pytest.xfail(first)
         if verdict.status != "passed":  # or with --runxfail, where pytest.xfail does nothing
             pytest.fail(verdict.text, pytrace=False)
+        print(verdict.text, end="")  # of the test of the whole report, for -rP
 
 
 class Judged:
@@ -223,7 +228,8 @@ class Judged:
         verdicts = {
             rule.id: rule_verdict(report, rule.name, rule.dtype, names) for rule in self.rules
         }
-        verdicts[WHOLE] = rest_verdict(report)
+        rest = rest_verdict(report)
+        verdicts[WHOLE] = replace(rest, text=f"{rest.text}\n{report}".lstrip())
         if self.artifacts is not None:
             self._write(self.artifacts, report, verdicts)
         return verdicts
