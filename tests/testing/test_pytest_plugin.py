@@ -1,6 +1,7 @@
 """Tests of rules in pytest: a test each, judged once a run, red with the cause and the script."""
 
 import configparser
+import doctest
 import json
 import os
 import re
@@ -14,6 +15,8 @@ import npattn
 import npattn.testing.suite  # here, so that runs in this process do not load it anew
 from npattn.testing.diagnosis import causes  # noqa: F401  the same
 from npattn.testing.pytest_plugin import HELP
+from tests.pages import block, blocks, difference
+from tests.pages import run as run_python
 
 pytest_plugins = ["pytester"]
 
@@ -268,7 +271,9 @@ def test_two_tests_of_one_function_judge_twice(run, pytester):
 @pytest.mark.thorough
 def test_a_function_that_ends_its_process_fails_the_tests_that_are_left(run):
     code = "def ends(q, k, v):\n    os._exit(3)\n"
-    code = "from kernels import *\n" + code + decorate("ends, framework='numpy', only='agreement-o'")
+    code = (
+        "from kernels import *\n" + code + decorate("ends, framework='numpy', only='agreement-o'")
+    )
     result = run(code, "-n", "1", process=True)
     assert result.parseoutcomes()["failed"] == 3
     result.stdout.fnmatch_lines("*worker 'gw0' crashed*")
@@ -418,3 +423,73 @@ def test_the_entry_point_alone_is_enough(run, pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{pytester.path}")
     pytester.makepyfile(test_it=decorate("right, only='agreement-o', examples=2"))
     assert pytester.runpytest_subprocess().parseoutcomes() == {"passed": 3}
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the files of both pages."""
+    for page in ("docs/pytest.md", "docs/strategies.md"):
+        for text in blocks(page, "python"):
+            name = re.match(r"# (\w+\.py)\n", text)[1]
+            (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def run_files(folder, *arguments):
+    return run_python("-m", "pytest", "-p", PLUGIN, *arguments, cwd=folder)
+
+
+@pytest.mark.thorough
+def test_the_page_shows_what_its_tests_print(folder):
+    command, shown = block("docs/pytest.md", "console", "pytest -rsx").split("\n", 1)
+    printed = run_files(folder, "test_kernels.py", *command.split()[2:])
+    shown, printed = (re.sub(r" in [\d.]+s.*", "", text) for text in (shown, printed))
+    assert difference(shown, re.sub("={3,} ", "", printed)) is None, printed
+
+
+@pytest.mark.thorough
+def test_the_other_files_of_the_pages_run(folder):
+    printed = run_files(folder, "test_suite.py", "test_whole.py", "test_invariant.py", "-rx", "-q")
+    assert re.search(r"\b1 failed, 8 passed, \d+ skipped, 4 xfailed", printed), printed
+    assert "<Report of attention: FAILED: " in printed  # of test_whole.py, in one line
+    assert "XFAIL test_suite.py::TestAttention::test_rule[empty-row-float32] - expected" in printed
+
+
+@pytest.mark.thorough
+def test_the_workflow_of_the_page_runs_in_a_shell(folder):
+    """Its steps, but for those of GitHub and the first, which installs."""
+    text = block("docs/pytest.md", "yaml", "on:")
+    install, test = re.findall(r"- run: (.*)", text)
+    assert install == 'python -m pip install pytest pytest-xdist "npattn[check]"'
+    [more] = re.findall(r"MORE: \${{ .* && '(.*)' \|\| '' }}", text)
+    test = re.sub(r"\${{ matrix.dtype }}", "float32", test)
+    test = test.replace("-m pytest", f"-m pytest -p {PLUGIN}")  # as if it were installed
+    for nightly in ("", more.replace("1000", "2")):
+        done = subprocess.run(
+            ["bash", "-ec", f"{test} test_suite.py"],
+            cwd=folder,
+            env=os.environ | {
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+                "MORE": nightly,
+            },
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ("npattn: seed" in done.stdout) is bool(nightly)
+        assert nightly or "4 passed, 8 skipped, 2 xfailed" in done.stdout, done.stdout
+        [report] = folder.glob("rules/*/report.json")
+        examples = json.loads(report.read_text())["settings"]["examples"]
+        assert examples == (2 if nightly else 20)
+
+
+@pytest.mark.thorough
+def test_examples_of_the_strategies_are_true():
+    page = ROOT / "docs" / "strategies.md"
+    text = page.read_text().replace("```", "")
+    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
+    assert doctest.DocTestRunner().run(examples).failed == 0
+    result = doctest.testmod(npattn.testing.strategies)
+    assert result.attempted > 0 == result.failed
