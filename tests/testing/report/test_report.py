@@ -81,3 +81,12 @@ def test_outcome_has_id_and_script():
     assert FAILED.id == "agreement-o[float32]"
     assert FAILED.script() == "print('shown')"
     assert "shown" not in repr(FAILED)
+
+
+def test_the_repr_of_a_report_is_one_line_with_its_first_cause():
+    """It is what pytest prints of ``assert report.passed``."""
+    assert repr(report(outcome())) == "<Report of mine:f: passed: 1 passed>"
+    bad = report(FAILED, outcome("nan-query", "failed", level="non-finite"))
+    assert repr(bad).endswith("1 failed; agreement-o[float32] failed>")
+    cause = Cause("causal is aligned\n  top-left", ("agreement-o[float32]",), step="visible")
+    assert repr(replace(bad, causes=(cause,))).endswith("1 failed; causal is aligned top-left>")
