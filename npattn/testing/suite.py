@@ -155,7 +155,6 @@ class Rule:
 
     def __call__(self) -> None:
         """Pass, or end the test: skipped, expected to fail, or failed."""
-        __tracebackhide__ = True
         verdict = self.verdict
         first = verdict.text.partition("\n")[0]
         if verdict.status == "skipped":
@@ -256,15 +255,22 @@ class Judged:
 
 
 def improve(report: pytest.TestReport, item: pytest.Function) -> None:
-    """Add the script to the report of a failed test; a skipped one is where the user wrote it."""
+    """Show a verdict where the user wrote the test, without a frame of npattn, with its script."""
     rule = item.funcargs.get("rule")
-    if not isinstance(rule, Rule):
-        return
-    if report.skipped and isinstance(report.longrepr, tuple):
-        path, line, _ = (item.getparent(pytest.Class) or item).reportinfo()
-        report.longrepr = str(path), (line or 0) + 1, report.longrepr[2]
-    if report.failed and report.when == "call" and rule.verdict.script:
-        report.sections.append(rule.script_section())
+    if not isinstance(rule, Rule) or "verdicts" not in vars(rule.judged):
+        return  # the test has ended before it called the rule
+    path, line, _ = (item.getparent(pytest.Class) or item).reportinfo()
+    place = str(path), (line or 0) + 1
+    if hasattr(report, "wasxfail"):
+        report.longrepr = rule.verdict.text
+    elif report.skipped and isinstance(report.longrepr, tuple):
+        report.longrepr = *place, report.longrepr[2]
+    elif report.failed and rule.verdict.status != "passed":
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if crash is not None:
+            crash.path, crash.lineno = place
+        if rule.verdict.script:
+            report.sections.append(rule.script_section())
 
 
 # --- from a mark to tests -------------------------------------------------------------------------

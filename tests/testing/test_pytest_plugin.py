@@ -112,13 +112,38 @@ def test_no_line_shows_where_npattn_is(run):
     """Neither a traceback nor the place of a skip leads into the package."""
     suite = "class TestIt(npattn.testing.Suite):\n    implementation = wrong\n"
     suite += "    only = FEW['only']\n    examples = 3\n"
-    result = run(decorate("wrong, **FEW") + suite, "--show-capture=no", "--tb=long")
+    code = decorate("wrong, **FEW") + suite
+    result = run(code, "--show-capture=no", "--tb=long")
     assert result.parseoutcomes()["failed"] == 2
     text = "\n".join(result.outlines)
     assert "suite.py" not in text
     assert "Error" not in text
     places = re.findall(r"SKIPPED \[\d\] (\S+): no backward", text)
     assert places == ["test_it.py:2", "test_it.py:5"]
+    result = run(code, "--tb=line", "--xfail-tb", "--show-capture=no")
+    places = re.findall(r"(test_it.py:\d): Failed: a query that sees nothing", result.stdout.str())
+    assert places == ["test_it.py:2", "test_it.py:5"]
+    result.stdout.fnmatch_lines(["*XFAILURES*", "not required: *D = 0*", "D = 0: o*: got nan*"])
+    assert "suite.py" not in result.stdout.str()
+
+
+def test_what_else_a_test_does_is_shown_as_it_is(run, pytester):
+    code = """
+from kernels import *
+@npattn.testing.parametrize(right, only="agreement-o", examples=3)
+def test_rule(rule):
+    if rule.name == "structure":
+        pytest.skip("mine")
+    if rule.name == "report":
+        assert rule.dtype == "none"
+    rule()
+    assert rule.name is None
+"""
+    result = run("import pytest\n" + code, "-k", "structure or report")
+    assert result.parseoutcomes() == {"failed": 1, "skipped": 1, "deselected": 1}
+    assert not (pytester.path / "calls").exists()  # nothing was judged for these
+    result = run("import pytest\n" + code)
+    result.stdout.fnmatch_lines(["*assert rule.dtype == *", "*assert rule.name is None"])
 
 
 def test_a_long_script_is_cut_in_the_terminal_and_whole_in_its_file(run, pytester):

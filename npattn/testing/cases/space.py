@@ -190,7 +190,7 @@ class Space:
 
     def extents(self, forced: frozenset[str]) -> tuple[str, ...]:
         """Return extents of T, S and D to sample from: plain, long in S, or wide in S and D."""
-        if self.few_shapes or self.longest is not None:
+        if self.few_shapes:
             return ("",)
         free = set("BTSD") - set(self.sizes) - forced
         long = ("long",) if free >= set("BTS") and "T != S" in self.structure else ()

@@ -106,6 +106,8 @@ def test_what_does_not_apply_is_skipped_with_its_reason():
 
 def test_what_was_not_asked_is_skipped():
     assert one(report(outcome("nan-query", "failed"))).text == "not asked, after an earlier failure"
+    stopped = report(outcome(status="failed"))  # before another dtype was asked
+    assert rule_verdict(stopped, "structure", "float16", RULES).status == "skipped"
     record = replace(
         report(outcome("structure", "not applicable", message="raises")),
         refused=("float64: nothing: other", "float32: nothing: even the plainest problem fails"),
