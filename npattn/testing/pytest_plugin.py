@@ -77,8 +77,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def _npattn_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep the folder that all processes of this run share."""
+def _npattn_plugin(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the folder that all processes of this run share; without the plugin, tests miss it."""
     from npattn.testing.suite import FOLDER
 
     folder = tmp_path_factory.getbasetemp()

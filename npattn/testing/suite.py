@@ -39,6 +39,7 @@ OF_FUNCTION = {
     name for name, (_, one) in options(Settings).items() if one.group == JUDGED and name != "dtypes"
 } | {"expect"}
 """Settings that describe a function, which a known target has of its own."""
+NO_ARGUMENT = "is no argument of npattn.testing.check"
 ENDED = (
     "the check was begun in this run and did not end: the function has crashed its process, or a "
     "time limit has ended the test; isolate=True judges it in a process of its own"
@@ -87,7 +88,8 @@ def _mark(test: Test, *f: Any, **settings: Any) -> Test:
     """Mark a test, or a class of tests, for the plugin."""
     # By with_args, since a mark that is called with a function alone marks that.
     mark = pytest.mark.npattn.with_args(*f, **settings)
-    return pytest.mark.usefixtures("_npattn_folder")(mark(test))
+    marked: Test = pytest.mark.usefixtures("_npattn_plugin")(mark(test))
+    return marked
 
 
 class Suite:
@@ -307,20 +309,18 @@ def _read(metafunc: pytest.Metafunc) -> Judged:
         if name not in options(Settings):
             hint = get_close_matches(name, options(Settings), 1)
             more = f"; did you mean {hint[0]}?" if hint else ""
-            raise OptionError(f"{name} is no argument of npattn.testing.check{more}")
+            raise OptionError(f"{name} {NO_ARGUMENT}{more}")
     dtypes = config.getoption("npattn_dtype")
-    changes = {
-        "dtypes": dtypes,
-        "examples": config.getoption("npattn_examples"),
-        "seed": config.getoption("npattn_seed"),
-    }
+    changes = {name: config.getoption(f"npattn_{name}") for name in ("examples", "seed")}
+    changes["dtypes"] = dtypes
     given |= {name: value for name, value in changes.items() if value is not None}
     if target is not None:
         f, given = _load(target, given)
-    if dtypes and given.get("expect"):
-        own = {name: why for name, why in given["expect"].items() if _is_of(name, dtypes)}
-        given["expect"] = own
-    return Judged(test.nodeid, f, Settings(**given), config)
+    settings = Settings(**given)
+    if dtypes and settings.expect:
+        own = {name: why for name, why in settings.expect.items() if _is_of(name, dtypes)}
+        settings = replace(settings, expect=own)
+    return Judged(test.nodeid, f, settings, config)
 
 
 def _is_of(expected: str, dtypes: list[str]) -> bool:
@@ -339,10 +339,7 @@ def _read_suite(cls: Any, target: str | None) -> tuple[Any, dict[str, Any]]:
     for name in names:  # others are those of its own tests
         near = get_close_matches(name, known, 1)
         if near and name not in known and not callable(getattr(cls, name)):
-            raise OptionError(
-                f"{cls.__name__}.{name} is no argument of npattn.testing.check; did you mean "
-                f"{near[0]}?"
-            )
+            raise OptionError(f"{cls.__name__}.{name} {NO_ARGUMENT}; did you mean {near[0]}?")
     return f, {name: getattr(cls, name) for name in names if name in known}
 
 

@@ -201,6 +201,7 @@ def test_nothing_tested_is_red(run):
         ("right, dtypes='fp16'", "dtypes has 'fp16', must be among * did you mean float16[?]"),
         ("right, only='empty-rwo'", "'empty-rwo' is not a rule; did you mean empty-row[?]"),
         ("3", "f is 3, must be a callable *"),
+        ("right, expect=3", "expect is 3, must be a mapping, *"),
         ("right)\n@npattn.testing.parametrize(wrong", "test_rule is parametrized 2 times: *"),
     ],
 )
@@ -421,6 +422,14 @@ def test_others_may_have_a_mark_and_an_argument_of_their_own(rule=3):
 """
     result = run(code, "--strict-markers", process=True)
     assert result.parseoutcomes() == {"passed": 2}
+
+
+@pytest.mark.thorough
+def test_without_pytest_the_error_says_how_to_install_it():
+    code = "import sys; sys.modules['pytest'] = None; import npattn.testing as t; t.Suite"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    line = "MissingExtraError: npattn.testing.parametrize and Suite need pytest; npattn itself"
+    assert line in done.stderr
 
 
 @pytest.mark.thorough
