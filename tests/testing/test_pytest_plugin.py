@@ -144,6 +144,8 @@ def test_rule(rule):
     assert not (pytester.path / "calls").exists()  # nothing was judged for these
     result = run("import pytest\n" + code)
     result.stdout.fnmatch_lines(["*assert rule.dtype == *", "*assert rule.name is None"])
+    lines = run("import pytest\n" + code, "--tb=line").outlines
+    assert len([x for x in lines if re.search(r"test_it.py:(9|11): .*assert", x)]) == 2
 
 
 def test_a_long_script_is_cut_in_the_terminal_and_whole_in_its_file(run, pytester):
