@@ -43,7 +43,8 @@ TESTING_LAYERS = (
     {"runner", "difference"},
     {"settings"},
     {"check"},
-    {"units"},
+    {"units", "suite"},
+    {"pytest_plugin"},
     {"extend", "strategies", "tolerance", "__init__"},
 )
 
@@ -89,6 +90,7 @@ CONFINED = {
         "testing/runner/search.py",
         "testing/variants/search.py",
     ),
+    "pytest": ("testing/pytest_plugin.py", "testing/suite.py"),
     "matplotlib": ("plot/",),
     "sklearn": (),
     "distributed": ("cli/cluster.py",),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from npattn.testing.bounds.rounding import Integers, Rounding
     from npattn.testing.cases.recipe import Recipe
     from npattn.testing.check import check
-    from npattn.testing.compare import Comparison, compare
+    from npattn.testing.compare import Comparison, Exact, compare, exact
     from npattn.testing.diagnosis.fingerprint import Fingerprint, fingerprint
     from npattn.testing.difference.diff import diff
     from npattn.testing.difference.record import Difference
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
     from npattn.testing.spot import SpotCheck, spot_check
+    from npattn.testing.suite import Suite, parametrize
     from npattn.testing.variants.check import check_variant
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Comparison",
     "Cotangents",
     "Difference",
+    "Exact",
     "Fingerprint",
     "Implementation",
     "ImplementationError",
@@ -40,11 +42,14 @@ __all__ = [
     "Report",
     "Rounding",
     "SpotCheck",
+    "Suite",
     "check",
     "check_variant",
     "compare",
     "diff",
+    "exact",
     "fingerprint",
+    "parametrize",
     "spot_check",
 ]
 
@@ -53,6 +58,7 @@ _HOMES = {
     "Comparison": "npattn.testing.compare",
     "Cotangents": "npattn.problem",
     "Difference": "npattn.testing.difference.record",
+    "Exact": "npattn.testing.compare",
     "Fingerprint": "npattn.testing.diagnosis.fingerprint",
     "Implementation": "npattn.testing.adapters.implementation",
     "ImplementationError": "npattn.testing.adapters.base",
@@ -62,10 +68,13 @@ _HOMES = {
     "Integers": "npattn.testing.bounds.rounding",
     "Rounding": "npattn.testing.bounds.rounding",
     "SpotCheck": "npattn.testing.spot",
+    "Suite": "npattn.testing.suite",
     "check": "npattn.testing.check",
     "compare": "npattn.testing.compare",
     "diff": "npattn.testing.difference.diff",
+    "exact": "npattn.testing.compare",
     "fingerprint": "npattn.testing.diagnosis.fingerprint",
+    "parametrize": "npattn.testing.suite",
     "spot_check": "npattn.testing.spot",
     "check_variant": "npattn.testing.variants.check",
 }

@@ -37,7 +37,7 @@ from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
 from npattn.testing.settings import DTYPES, Settings, takes_settings
 from npattn.testing.trial import Trial
 
-__all__ = ["DTYPES", "OF_IMPLEMENTATION", "check", "choose_rules"]
+__all__ = ["DTYPES", "OF_IMPLEMENTATION", "check", "choose_rules", "name_rules"]
 
 SWEEPS = ("sweep", "long")
 """Rules asked with ``sweep=``, which sample on the device."""
@@ -251,6 +251,15 @@ def choose_rules(only: Iterable[str] | None) -> list[Property]:
             raise OptionError(f"{wanted!r} is not a rule{hint or f', {must}'}")
         chosen += [p for p in matches if p not in chosen]
     return chosen
+
+
+def name_rules(only: Iterable[str] | None, sweep: int) -> list[str]:
+    """Return the ids of all rules that a check may have an outcome of, but findings of options."""
+    asked = tuple(only or ())
+    sweeps = [rule for rule in SWEEPS if rule in asked] or SWEEPS
+    names = ["structure", *(rule.rule for rule in choose_rules(only))]
+    names += [ROBUSTNESS] if ROBUSTNESS in asked else []
+    return names + list(sweeps if sweep else ())
 
 
 def _choose_sweeps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ from npattn.problem.arrays import Array, to_numpy
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.bounds.ulp import excess_of, largest, real
+from npattn.testing.bounds.ulp import excess_of, half_ulp, largest, real
 from npattn.testing.excerpt import Excerpt
 
 
@@ -210,22 +210,94 @@ def compare(
             raise OptionError(f"got is a tuple of {len(got)}: pass (o, lse), or a mapping by name")
         got = dict(zip(("o", "lse"), got, strict=True))
     results: dict[str, Any] = dict(got) if isinstance(got, Mapping) else {"o": got}
-    if isinstance(rounding, str):
-        rounding = Rounding.from_name(rounding)
-    problem = problem.materialise()
-    cotangents: dict[str, Any] = {"dout": dout, "dlse": dlse, "dweights": dweights}
     more = tuple(name for name in ("weights", "max_score") if name in results)
-    exact = _exact(problem, conventions, more, **cotangents)
-    dtype = problem.q.dtype
-    tolerances = tolerance(problem, dtype, rounding, conventions=conventions, **cotangents)
-    for name, free in free_elements(problem, conventions).items():
-        if name in tolerances:
-            tolerances[name] = np.where(free, np.inf, tolerances[name])
+    cotangents: dict[str, Any] = {"dout": dout, "dlse": dlse, "dweights": dweights}
+    exact, tolerances = _evaluate(problem, conventions, rounding, more, cotangents)
     comparisons = []
     for name, value in results.items():
         array = _check_result(name, value, exact)
         comparisons.append(compare_arrays(name, array, exact[name], tolerances[name]))
     return tuple(comparisons)
+
+
+class Exact(NamedTuple):
+    """Exact value of a result, and how far a right one may be from it, in every element."""
+
+    value: Array
+    tolerance: Array
+
+
+def exact(
+    problem: Problem,
+    *,
+    dout: Array | None = None,
+    dlse: Array | None = None,
+    dweights: Array | None = None,
+    conventions: Conventions | None = None,
+    rounding: Rounding | str | None = None,
+) -> dict[str, Exact]:
+    """Return the exact results of a problem with their tolerances, for tests of your own.
+
+    Parameters
+    ----------
+    problem, dout, dlse, dweights, conventions, rounding
+        As of `compare`.
+
+    Returns
+    -------
+    dict of str to Exact
+        o, lse and, with `dout`, the gradients, each ``(value, tolerance)``, float64, of the shape
+        of the result: ``abs(got - value) <= tolerance`` holds for every right result in the dtype
+        of q or a wider one. The tolerance has the last rounding in it, of which `compare` need
+        not know; inf where the result may overflow. Where the value itself is not finite, as
+        the lse of a row that sees nothing, no difference tells: `compare` does.
+
+    Raises
+    ------
+    OptionError, ShapeError, DtypeError
+        As of `compare`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import npattn
+    >>> from npattn.testing import exact
+    >>> q = k = v = np.eye(3, dtype=np.float32)[None]
+    >>> value, tolerance = exact(npattn.Problem(q, k, v, causal=True))["o"]
+    >>> bool((abs(npattn.attention(q, k, v, causal=True) - value) <= tolerance).all())
+    True
+    """
+    cotangents: dict[str, Any] = {"dout": dout, "dlse": dlse, "dweights": dweights}
+    problem = _check_problem(problem)
+    values, tolerances = _evaluate(problem, conventions, rounding, (), cotangents)
+    dtype = problem.q.dtype
+    found = {}
+    for name, value in values.items():
+        with np.errstate(over="ignore"):
+            size = abs(value) + tolerances[name]  # of the number that is rounded, at most
+            last = np.where(size > float(largest(dtype)), np.inf, half_ulp(size.astype(dtype)))
+        found[name] = Exact(value, tolerances[name] + last)
+    return found
+
+
+def _evaluate(
+    problem: Problem,
+    conventions: Conventions | None,
+    rounding: Rounding | str | None,
+    more: tuple[str, ...],
+    cotangents: dict[str, Any],
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return exact values and tolerances by name, inf where a result is free."""
+    problem = problem.materialise()
+    if isinstance(rounding, str):
+        rounding = Rounding.from_name(rounding)
+    values = _exact(problem, conventions, more, **cotangents)
+    dtype = problem.q.dtype
+    tolerances = tolerance(problem, dtype, rounding, conventions=conventions, **cotangents)
+    for name, free in free_elements(problem, conventions).items():
+        if name in tolerances:
+            tolerances[name] = np.where(free, np.inf, tolerances[name])
+    return values, tolerances
 
 
 def _check_problem(problem: Any) -> Problem:

@@ -13,6 +13,7 @@ from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem.options import OPTIONS
 from npattn.testing import Implementation, Recipe, Rounding, check
+from npattn.testing.check import name_rules
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 
@@ -1015,3 +1016,18 @@ def test_a_function_of_one_rank_is_asked_for_views_and_other_dtypes(rank):
     rules = ("packed-inputs", "after-other-dtype", "inputs-unchanged")
     report = judge(of_rank, *rules, framework="numpy", dtypes="float32", examples=4)
     assert statuses(report) == dict.fromkeys(rules, "passed")
+
+
+def test_rules_are_named_before_they_are_asked():
+    assert name_rules(None, 0) == ["structure", *PROPERTIES]
+    assert name_rules(["agreement-d", "robustness", "double-backward"], 0) == [
+        "structure",
+        *(name for name in PROPERTIES if name.startswith("agreement-d")),
+        "double-backward",
+        "robustness",
+    ]
+    assert name_rules(["views"], 5) == ["structure", "views", "sweep", "long"]
+    assert name_rules(["views", "long"], 5) == ["structure", "views", "long"]
+    only = ("robustness", "agreement-o")
+    report = check(naive, only=only, examples=2, framework="numpy", diagnosis=False)
+    assert {o.rule for o in report.outcomes} <= set(name_rules(only, 0))

@@ -17,7 +17,7 @@ from npattn.problem.arrays import finfo
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess
-from npattn.testing.compare import Comparison, compare, compare_arrays
+from npattn.testing.compare import Comparison, compare, compare_arrays, exact
 
 Array = np.ndarray[Any, Any]
 BF16 = ml_dtypes.bfloat16
@@ -390,3 +390,46 @@ def test_tensors_are_compared_in_their_dtype() -> None:
     tensors = (torch.tensor(x.astype("f4")) for x in (problem.q, problem.k, problem.v))
     with pytest.raises(OptionError, match=r"a Problem of tensors, .*, with NumPy arrays$"):
         compare(o, npattn.torch.Problem(*tensors))
+
+
+# --- exact ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounding", [None, "upcast"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_plain_difference_is_within_the_tolerance_of_exact(dtype: Any, rounding: Any) -> None:
+    """Of what is computed at the edge of the bound, and then rounded to the dtype."""
+    problem, dout, dlse = make_problem(dtype)
+    found = exact(problem, dout=dout, dlse=dlse, rounding=rounding)
+    assert list(found) == ["o", "lse", "dq", "dk", "dv"]
+    model = None if rounding is None else Rounding.from_name(rounding)
+    bound = tolerance(problem, problem.q.dtype, model, dout=dout, dlse=dlse)
+    limits = finfo(dtype)
+    for name, (value, allowed) in found.items():
+        size = (abs(value) + bound[name]) * (1 + float(limits.eps))  # it may be rounded up
+        last = float(limits.eps) / 2 * size
+        more = (allowed - bound[name]) * (1 - 2.0**-40)
+        assert (more <= last + float(limits.smallest_subnormal)).all()
+        for sign in (1, -1):
+            got = (value + sign * bound[name]).astype(dtype)
+            assert compare({name: got}, problem, dout=dout, dlse=dlse, rounding=rounding)[0].passed
+            assert (abs(got.astype(float) - value) <= allowed).all()
+
+
+def test_exact_has_gradients_with_dout_only_and_takes_conventions() -> None:
+    problem, _, _ = make_problem()
+    assert list(exact(problem)) == ["o", "lse"]
+    empty = npattn.Problem(*np.ones((3, 2, 2), "f4"), np.zeros((2, 2), bool))
+    assert (exact(empty)["o"].value == 0).all()
+    nan = exact(empty, conventions=npattn.Conventions(empty_row="nan"))
+    assert np.isnan(nan["o"].value).all()
+    with pytest.raises(OptionError, match="problem is None, must be npattn"):
+        exact(None)  # type: ignore[arg-type]
+
+
+def test_exact_lets_overflow_be() -> None:
+    top = float(np.finfo(np.float16).max)
+    problem = npattn.Problem(*np.full((3, 2, 2), top, "f2"), scale=0.0)
+    value, allowed = exact(problem)["o"]
+    assert (value == top).all()
+    assert np.isposinf(allowed).all()

@@ -75,6 +75,8 @@ class Space:
         Classes of options that are refused together, as {"mask", "causal"}, or alone.
     always : mapping
         Options that are always on, and a value that is accepted alone.
+    longest : int, optional
+        Largest T and S.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -84,6 +86,7 @@ class Space:
     few_shapes: bool = False
     refused: frozenset[frozenset[str]] = frozenset()
     always: Mapping[str, Any] = field(default_factory=dict)
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         for letter, values in self.sizes.items():
@@ -135,6 +138,8 @@ class Space:
             return ROUND_D
         if self.few_shapes and letter != "K":
             return tuple(dict.fromkeys(getattr(shape, letter) for shape in SHAPES))
+        if letter in "TS" and self.longest is not None:
+            return (*(n for n in POOLS[letter] if n <= self.longest), self.longest)
         return POOLS[letter]
 
     @property

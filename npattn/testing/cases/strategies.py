@@ -8,7 +8,7 @@ to which Hypothesis shrinks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npattn.errors import MissingExtraError
+from npattn.errors import DtypeError, MissingExtraError, OptionError
 from npattn.problem import Problem
+from npattn.problem.arrays import finfo
+from npattn.problem.checks import check_integer
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.assemble import assemble
 from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, field_of
@@ -187,6 +189,8 @@ class Pools:
     def _assemble(self, seed: int, chosen: Mapping[str, Any]) -> Recipe:
         """Return the recipe of a value of each list, changed until nothing of it is refused."""
         recipe = assemble(self.space, frozenset(self.force), seed, dict(chosen))
+        if (longest := self.space.longest) is not None:  # round lengths and tiles may be longer
+            recipe = replace(recipe, T=min(recipe.T, longest), S=min(recipe.S, longest))
         return self._leave_out(recipe) if self.space.refused else recipe
 
     def _choose(self, seed: int) -> dict[str, Any]:
@@ -423,6 +427,79 @@ def _options(features: frozenset[str]) -> dict[str, Sequence[Any]]:
     return values
 
 
-def problems(space: Space | None = None, **options: Any) -> st.SearchStrategy[Problem]:
-    """Return a strategy of problems within a space, with the arguments of `recipes`."""
-    return recipes(space, **options).map(Recipe.problem)
+def problems(
+    space: Space | None = None,
+    *,
+    heads: int | tuple[int, int] | None = None,
+    max_len: int | None = None,
+    options: str | Iterable[str] | None = None,
+    dtype: str | None = None,
+    **pools: Any,
+) -> st.SearchStrategy[Problem]:
+    """Return a strategy of problems.
+
+    Parameters
+    ----------
+    space : Space, optional
+        Problems to sample from. Default: everything that `npattn.Problem` accepts.
+    heads : int or (int, int), optional
+        H, with every K that divides it; or (H, K). Default: 1 to 192, and 0.
+    max_len : int, optional
+        Largest number of queries and of keys, T and S. Default: mostly below 20, up to 4096.
+    options : str or iterable of str, optional
+        Names of the options that may be on, as "causal"; () for none. Each is off in most of the
+        problems. Default: all of `npattn.attention`.
+    dtype : str, optional
+        Dtype of the arrays, default "float32".
+    **pools
+        `force`, `forbid` and `nonempty` of `Pools`: values of fields of a recipe, as
+        ``force={"causal": True}``; options that are off; True for no size of 0.
+
+    Returns
+    -------
+    strategy of npattn.Problem
+
+    Raises
+    ------
+    OptionError
+        If `heads` is not ≥ 1 or K does not divide H, `max_len` is not ≥ 1, or an option is unknown.
+    DtypeError
+        If `dtype` is no floating dtype.
+
+    Examples
+    --------
+    >>> from npattn.testing.strategies import problems
+    >>> strategy = problems(heads=(6, 2), max_len=16, options=("causal", "mask"), dtype="float64")
+    """
+    space = space or Space()
+    changes: dict[str, Any] = {}
+    if heads is not None:
+        H, *K = (heads,) if isinstance(heads, int) else heads
+        if H < 1 or any(n < 1 or H % n for n in K):
+            raise OptionError(f"heads is {heads}, must be H ≥ 1, or (H, K) where K divides H")
+        changes["sizes"] = {**space.sizes, "H": (H,), **({"K": tuple(K)} if K else {})}
+        changes["structure"] = space.structure - (set() if H == 1 else {"rank 2"})  # has no heads
+    if max_len is not None:
+        changes["longest"] = check_integer("max_len", max_len, 1)
+    if options is not None:
+        changes["features"] = _read_options(options)
+    if dtype is not None:
+        changes["dtype"] = _check_dtype(dtype)
+    return recipes(replace(space, **changes), **pools).map(Recipe.problem)
+
+
+def _read_options(options: str | Iterable[str]) -> frozenset[str]:
+    """Return the names of options; a mask and a rate of dropout are one option."""
+    names = {options} if isinstance(options, str) else set(options)
+    for name in sorted(names - OPTIONS.keys()):
+        raise OptionError(f"options has {name!r}, must be among {', '.join(OPTIONS)}")
+    dropout = {"dropout_mask", "dropout_rate"}
+    return frozenset(names | (dropout if names & dropout else set()))
+
+
+def _check_dtype(dtype: str) -> str:
+    try:
+        finfo(dtype)
+    except (TypeError, ValueError) as err:
+        raise DtypeError(f"dtype is {dtype!r}, must be floating, as float32 or bfloat16") from err
+    return dtype

@@ -28,9 +28,12 @@ class Report(Record):
     __doc__ = Record.__doc__
 
     def __repr__(self) -> str:
-        """Return a form of a line for each failure; `str` has the report."""
-        bad = [f"{o.id}: {o.message.partition(chr(10))[0]}" for o in self.outcomes if o.failed]
-        return "\n".join([f"<Report of {self.target}: {verdict(self)}>", *bad])
+        """Return the verdict and the first cause, in a line; `str` has the report."""
+        first = ""
+        for group in self.groups()[:1]:
+            text = group.cause.text if group.cause else f"{group.smallest.id} failed"
+            first = f"; {text}"
+        return " ".join(f"<Report of {self.target}: {verdict(self)}{first}>".split())
 
     def __str__(self) -> str:
         return self.text()

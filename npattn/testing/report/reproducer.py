@@ -87,19 +87,24 @@ def _write(trial: Trial, rule: str, message: str, **values: Any) -> str:
         imports = _import_object(f.f, "f", f.spec)
         if f.backward is not None:
             imports += _import_object(f.backward, "f_backward", f.backward_spec)
-    default = Conventions()
-    changed = {n: x for n, x in vars(trial.conventions).items() if x != getattr(default, n)}
     rounding = repr(trial.rounding).replace("Integers(", "npattn.testing.Integers(")
     return render(
         "script.jinja",
         docstring=f'"""{"".join(shown)}\n"""',
         rule=repr(rule),
         imports=imports,
-        conventions=f"npattn.Conventions({_keywords(changed)})",
+        conventions=write_conventions(trial.conventions),
         rounding=f"npattn.testing.{rounding}",
         implementation=_implementation(f),
         **values,
     )
+
+
+def write_conventions(conventions: Conventions) -> str:
+    """Return the call that makes the conventions: ``npattn.Conventions(causal='top_left')``."""
+    default = Conventions()
+    changed = {n: x for n, x in vars(conventions).items() if x != getattr(default, n)}
+    return f"npattn.Conventions({_keywords(changed)})"
 
 
 def _keywords(values: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import seed as hypothesis_seed
 
-from npattn.errors import OptionError
+from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem
 from npattn.problem.options import FEATURES, OPTIONS
 from npattn.testing.cases import pairwise as cover
@@ -492,3 +492,68 @@ def test_problems_stay_within_size_limit():
         heads = math.prod(recipe.lead or ()) * recipe.H
         assert heads * recipe.T * recipe.S <= 2**16, recipe
         assert heads * (recipe.T + recipe.S) * max(recipe.D, recipe.E) <= 2**18, recipe
+
+
+# --- plain arguments of problems ------------------------------------------------------------------
+
+
+def sizes_of(strategy):
+    return [(p.H, p.K, p.T, p.S) for p in sample_from(strategy, 150)]
+
+
+def test_heads_are_those_asked_for():
+    assert {s[:2] for s in sizes_of(problems(heads=6))} == {(6, 1), (6, 2), (6, 3), (6, 6)}
+    assert {s[:2] for s in sizes_of(problems(heads=(6, 2)))} == {(6, 2)}
+    assert any(p.headless for p in sample_from(problems(heads=1), 100))
+
+
+@pytest.mark.parametrize("longest", [1, 2, 7, 40])
+def test_lengths_are_at_most_max_len(longest):
+    """Whatever makes them longer: round sizes, tiles, extents."""
+    masks = {"mask": ("first tile", None)}
+    for strategy in (problems(max_len=longest), problems(max_len=longest, force=masks)):
+        sizes = sizes_of(strategy)
+        assert {max(s[i] for s in sizes) for i in (2, 3)} == {longest}
+        assert {s[2] for s in sizes} >= {0, 1, longest}
+        assert longest < 3 or share(lambda s: s[2] == longest, sizes) < 0.4  # not cut to it
+    assert min(s[2] for s in sizes_of(problems(max_len=longest, nonempty=True))) == 1
+
+
+def test_recipes_of_seeds_keep_to_the_longest_too():
+    pools = Pools(Space(longest=11))
+    assert max(max(r.T, r.S) for r in map(pools.recipe, range(200))) == 11
+
+
+def test_options_are_those_named():
+    named = sample_from(problems(options=("causal", "softcap"), max_len=5, dtype="float16"), 100)
+    assert {bool(p.causal) for p in named} == {True, False}
+    assert {p.softcap is None for p in named} == {True, False}
+    assert all(p.mask is p.bias is p.sinks is None for p in named)
+    assert {p.q.dtype.name for p in named} == {"float16"}
+    plain = sample_from(problems(options=(), max_len=5), 50)
+    assert not any(p.causal or p.mask is not None or p.dropout_rate for p in plain)
+    dropped = sample_from(problems(options="dropout_rate", max_len=5), 50)
+    assert any(p.dropout_mask is not None for p in dropped)
+
+
+def test_arguments_narrow_a_space_that_is_given():
+    space = Space(structure=frozenset({"rank 3"}), sizes={"D": (5,)})
+    found = sample_from(problems(space, heads=2, max_len=3, options="causal"), 50)
+    assert {(p.q.ndim, p.H, p.D) for p in found} == {(3, 2, 5)}
+    assert space.sizes == {"D": (5,)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"heads": 0}, "heads is 0, must be H ≥ 1"),
+        ({"heads": (6, 4)}, r"heads is \(6, 4\), must be .* where K divides H"),
+        ({"max_len": 0}, "max_len is 0, must be"),
+        ({"options": "causl"}, "options has 'causl', must be among mask, causal"),
+        ({"dtype": "int32"}, "dtype is 'int32', must be floating"),
+        ({"dtype": "fp16"}, "dtype is 'fp16', must be floating"),
+    ],
+)
+def test_arguments_that_are_not_legal_are_errors(arguments, message):
+    with pytest.raises(NpattnError, match=message):
+        problems(**arguments)

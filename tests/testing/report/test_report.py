@@ -81,3 +81,14 @@ def test_outcome_has_id_and_script():
     assert FAILED.id == "agreement-o[float32]"
     assert FAILED.script() == "print('shown')"
     assert "shown" not in repr(FAILED)
+
+
+def test_the_repr_of_a_report_is_one_line_with_its_first_cause():
+    """It is what pytest prints of ``assert report.passed``."""
+    assert repr(report(outcome())) == "<Report of mine:f: passed: 1 passed>"
+    bad = report(FAILED, outcome("nan-query", "failed", level="non-finite"))
+    verdict = "FAILED: 1 failed, 1 failed (not required)"
+    assert repr(bad) == f"<Report of mine:f: {verdict}; agreement-o[float32] failed>"
+    cause = Cause("causal is aligned\n  top-left", ("agreement-o[float32]",), step="visible")
+    known = replace(bad, causes=(cause,))
+    assert repr(known) == f"<Report of mine:f: {verdict}; causal is aligned top-left>"

@@ -1,0 +1,105 @@
+"""Verdicts of tests: a report, told rule by rule as a test runner tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from npattn.testing.report.escape import escape_controls
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.record import FailureGroup, Record
+from npattn.testing.report.reproducer import write_conventions
+from npattn.testing.report.words import failure_lines
+
+PROBE = "structure"
+"""Rule that comes first, with which findings of the probe are told."""
+WORST_FIRST = ("failed", "xfailed", "passed", "skipped")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a test.
+
+    Attributes
+    ----------
+    status : {"passed", "failed", "xfailed", "skipped"}
+    text : str
+        The reason, in its first line; "" if passed.
+    script : str
+        Standalone Python file that shows a failure, or "".
+    """
+
+    status: Literal["passed", "failed", "xfailed", "skipped"]
+    text: str = ""
+    script: str = ""
+
+
+def rule_verdict(record: Record, rule: str, dtype: str, asked: Collection[str]) -> Verdict:
+    """Return the verdict on one rule in one dtype.
+
+    Parameters
+    ----------
+    record : Record
+    rule, dtype : str
+    asked : collection of str
+        Every rule that has a test. Outcomes of others (``option-mask``) belong to "structure".
+    """
+    here = [o for o in record.outcomes if o.dtype == dtype]
+    own = [o for o in here if o.rule == rule or (rule == PROBE and o.rule not in asked)]
+    if not own:
+        refused = [text for text in record.refused if text.startswith(f"{dtype}: nothing")]
+        if here and rule == PROBE and not refused:  # it has an outcome if it finds something
+            return Verdict("passed")
+        return Verdict("skipped", refused[0] if refused else "not asked, after an earlier failure")
+    verdicts = [_outcome_verdict(record, outcome) for outcome in own]
+    status = min((v.status for v in verdicts), key=WORST_FIRST.index)
+    told = [v for v in verdicts if v.status == status]
+    return Verdict(status, "\n\n".join(v.text for v in told if v.text), told[0].script)
+
+
+def rest_verdict(record: Record) -> Verdict:
+    """Return the verdict on what belongs to no rule: a report fails if this or a rule does."""
+    names = {name for outcome in record.outcomes for name in (outcome.id, outcome.rule)}
+    lines = [_stale_line(record, name) for name in record.stale if name not in names]
+    if record.missing:
+        lines.append(f"not tested, and asked for: {', '.join(record.missing)}")
+    if not record.tested:
+        lines += ["nothing could be tested", *record.refused, *record.untested]
+    return Verdict("failed", "\n".join(lines)) if lines else Verdict("passed")
+
+
+def _outcome_verdict(record: Record, outcome: Outcome) -> Verdict:
+    stale = [_stale_line(record, n) for n in (outcome.id, outcome.rule) if n in record.stale]
+    if stale:
+        return Verdict("failed", "\n".join(stale))
+    if outcome.status == "not applicable":
+        return Verdict("skipped", outcome.message)
+    if outcome.status == "passed":
+        return Verdict("passed")
+    text, script = _failure_text(record, outcome), outcome.script()
+    if record.counts(outcome):
+        return Verdict("failed", text, script)
+    excuse = record.excuse(outcome) or outcome.status  # one that is suspect has none
+    if excuse == "expected":
+        text = f"{record.reason(outcome)}\n{text}"
+    elif excuse == "not promised":
+        text = f"{record.taken_back[outcome.rule]}\n{text}"
+    return Verdict("xfailed", f"{excuse}: {text}", script)
+
+
+def _stale_line(record: Record, name: str) -> str:
+    return f"expected failure {name} {record.stale[name]}: remove it"
+
+
+def _failure_text(record: Record, outcome: Outcome) -> str:
+    """Return the cause, the values got and expected, and the problem that shows them."""
+    cause = next((c for c in record.causes if outcome.id in c.rules), None)
+    lines = [] if cause is None else [" ".join(cause.text.split())]
+    lines += escape_controls(outcome.message).splitlines()
+    if contrast := FailureGroup(cause, (outcome,)).contrast:
+        lines.append(contrast)
+    lines += failure_lines(outcome, most=0)
+    if cause is not None and cause.conventions is not None:
+        lines.append(f"  passes with conventions={write_conventions(cause.conventions)}")
+    return "\n".join(lines)
