@@ -28,6 +28,12 @@ CLOSER = 4
 """A prediction has to come this many times closer to a wrong result than the exact values do."""
 
 
+def rounding_of(trial: Trial, problem: Problem) -> float:
+    """Relative rounding error of the longest sums."""
+    unit = Units.of(trial.rounding, problem.q.dtype)
+    return float((problem.D + problem.E + problem.S + problem.T) * unit.u)
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """One problem, the results of the implementation under test, and the exact ones.
@@ -86,9 +92,7 @@ class Evidence:
     @property
     def rounding(self) -> float:
         """Relative rounding error of the longest sums."""
-        problem = self.problem
-        unit = Units.of(self.trial.rounding, problem.q.dtype)
-        return (problem.D + problem.E + problem.S + problem.T) * unit.u
+        return rounding_of(self.trial, self.problem)
 
     @property
     def size(self) -> int:

@@ -24,7 +24,7 @@ from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.bounds.rounding import Units
+from npattn.testing.diagnosis.evidence import rounding_of
 from npattn.testing.trial import Trial
 
 MOST_CALLS = 400
@@ -80,12 +80,6 @@ def half_ulp_of(x: Array, dtype: Any) -> Array:
     """Largest rounding of values that are delivered in a dtype."""
     info = finfo(dtype)
     return np.asarray(abs(x) * float(info.eps) / 2 + float(info.smallest_subnormal) / 2)
-
-
-def rounding_of(trial: Trial, problem: Problem) -> float:
-    """Relative rounding error of the longest sums."""
-    unit = Units.of(trial.rounding, problem.q.dtype)
-    return float((problem.D + problem.E + problem.S + problem.T) * unit.u)
 
 
 def _disagree(first: Array, second: Array, tolerance: Array, rounding: float) -> Array:

@@ -13,10 +13,10 @@ import numpy as np
 
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
-from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import short
+from npattn.testing.diagnosis.evidence import rounding_of
 from npattn.testing.diagnosis.explore import explore_by, sample
 from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn_and_confirm
 from npattn.testing.difference.measure import Measurement, share_cotangents
@@ -90,8 +90,7 @@ def _measure(sides: Sides, recipe: Recipe) -> Gap | None:
         except ImplementationError:
             return None
     problem, gap = sides.a.problem(recipe), Gap()
-    terms = problem.D + problem.E + problem.S + problem.T
-    allowed = terms * Units.of(sides.a.rounding, problem.q.dtype).u
+    allowed = rounding_of(sides.a, problem)
     for name in (n for n in answers[0] if n in answers[1]):
         first, second = (real(x[name]).astype(np.float64) for x in answers)
         own = _compare(name, first, second, allowed)
