@@ -110,7 +110,8 @@ def _holds(place: str, drawn: dict[str, Any]) -> np.ndarray:
 def _atom(text: str, drawn: dict[str, Any]) -> np.ndarray:
     if text == "everywhere":
         return np.ones(DRAWS, bool)
-    sign = next((x for x in COMPARISONS if f" {x} " in text), None)
+    is_formula = not text.startswith("rows ")
+    sign = next((x for x in COMPARISONS if is_formula and f" {x} " in text), None)
     if sign is None:
         word = text.removeprefix("no ")
         is_on = np.random.default_rng([*word.encode()]).random(DRAWS) < 0.5

@@ -53,6 +53,8 @@ OF_SEVERAL_KEYS = ("s", "p", "dp", "delta", "ds", "dq")
 """Steps that rows of one key say nothing of."""
 HIDING = {"mask", "causal", "window", "bias"}
 """Options that hide keys: with them, only hidden keys can take weight that they should not."""
+READ_TOGETHER = ({"s", "visible", "p"}, {"dp", "delta", "ds"})
+"""Steps that are told apart by the form of what is wrong in P, and in dS."""
 LARGE = 2**17
 """Scores of the largest problem that is tried."""
 SECONDS = 2.5
@@ -220,8 +222,8 @@ def _is_later(fault: Fault, like: Fault) -> bool:
     """Return True if a fault is of a quantity that is computed later than another's."""
     if like.step in ("nan", "layout", "state", "") or fault.step in ("nan", "layout", "state", ""):
         return False
-    if {like.step, fault.step} <= {"s", "visible", "p"}:
-        return False  # they are read from the same weights
+    if any({like.step, fault.step} <= steps for steps in READ_TOGETHER):
+        return False
     order = [(x.step[:1] == "d" or x.backward, STEPS.index(x.step)) for x in (like, fault)]
     return order[0] < order[1]
 

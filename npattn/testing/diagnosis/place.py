@@ -268,7 +268,8 @@ def _options(table: Table) -> Iterator[Atom]:
     varied = [n for n in OPTIONS if table[n].any() and not table[n].all()]
     for name in varied:
         yield Atom(name, 1.0, lambda t, n=name: t[n])
-        yield Atom(f"no {name}", 3.0, lambda t, n=name: ~t[n])
+        if name != "window":  # a narrow one leaves no key where something is wrong
+            yield Atom(f"no {name}", 3.0, lambda t, n=name: ~t[n])
     for text, sign in (
         ("scale < 0", np.less),
         ("scale ≤ 0", np.less_equal),
