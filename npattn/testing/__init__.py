@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from npattn.testing.diagnosis.fingerprint import Fingerprint, fingerprint
     from npattn.testing.difference.diff import diff
     from npattn.testing.difference.record import Difference
+    from npattn.testing.gradients.check import check_gradients
+    from npattn.testing.gradients.report import GradientReport
     from npattn.testing.report.cause import Cause
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
@@ -32,6 +34,7 @@ __all__ = [
     "Cotangents",
     "Difference",
     "Fingerprint",
+    "GradientReport",
     "Implementation",
     "ImplementationError",
     "Integers",
@@ -41,6 +44,7 @@ __all__ = [
     "Rounding",
     "SpotCheck",
     "check",
+    "check_gradients",
     "check_variant",
     "compare",
     "diff",
@@ -54,6 +58,7 @@ _HOMES = {
     "Cotangents": "npattn.problem",
     "Difference": "npattn.testing.difference.record",
     "Fingerprint": "npattn.testing.diagnosis.fingerprint",
+    "GradientReport": "npattn.testing.gradients.report",
     "Implementation": "npattn.testing.adapters.implementation",
     "ImplementationError": "npattn.testing.adapters.base",
     "Outcome": "npattn.testing.report.outcome",
@@ -63,6 +68,7 @@ _HOMES = {
     "Rounding": "npattn.testing.bounds.rounding",
     "SpotCheck": "npattn.testing.spot",
     "check": "npattn.testing.check",
+    "check_gradients": "npattn.testing.gradients.check",
     "compare": "npattn.testing.compare",
     "diff": "npattn.testing.difference.diff",
     "fingerprint": "npattn.testing.diagnosis.fingerprint",
