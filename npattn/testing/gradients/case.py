@@ -1,6 +1,9 @@
-"""The function under test near its arguments: cotangents, differences, and the rounding of claims."""
+"""The function near its arguments: cotangents, differences, and the rounding of claims."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,6 +13,9 @@ from npattn.testing.gradients.directions import tied
 from npattn.testing.gradients.function import Function, Leaf
 from npattn.testing.gradients.slopes import Line, norm
 
+Result = TypeVar("Result")
+PERTURBATIONS = 3
+"""Points near the arguments at which the rounding of a claim is measured."""
 COTANGENTS = 8
 """Results up to which each has a cotangent of its own."""
 
@@ -36,9 +42,6 @@ class Case:
         self.finite = np.isfinite(own)
         own = np.where(self.finite, own, 0)
         self.value, self.eps = own, self.own_eps
-        near = self._evaluate(self.x + tied(self.x, self.rng) / 512, False)
-        live = abs(own[own != near[0]]) if near is not None else abs(own)
-        self.typical = float(np.median(live)) if live.size else 0.0
         self.cotangents = self._sample_cotangents()
         self.wide, self.gap = False, np.zeros(len(self.cotangents))
         if max(self.own_eps, *(leaf.eps for leaf in function.inputs)) > 2.0**-50:
@@ -60,52 +63,99 @@ class Case:
         w = self.cotangents
         with np.errstate(invalid="ignore"):
             difference, size = norm(w * (own - result[0])), norm(w * own)
-        gap = np.divide(difference, size, out=np.zeros_like(size), where=size > 0)
-        if (gap < 1 / 8).all():
-            self.wide, self.gap, (self.value, self.eps) = True, gap, result
+        near = difference <= size / 8
+        if near.any():
+            self.cotangents, self.wide, (self.value, self.eps) = w[near], True, result
+            self.gap = (difference / np.where(size > 0, size, 1))[near]
 
     def _sample_cotangents(self) -> Array:
-        results, m = self.function.results, len(self.value)
-        rows = [self.rng.standard_normal(m) for _ in range(2)]
-        for row in rows:
-            for leaf in results:
-                sizes = abs(self.value[leaf.part])
-                # A few fills of −1e9 must not make all others small.
-                row[leaf.part] /= np.median(sizes[sizes > 0]) if sizes.any() else 1
-        if len(results) > 1:
-            for leaf in results:
-                one = np.zeros(m)
-                one[leaf.part] = rows[0][leaf.part]
-                rows.append(one)
+        """Return random cotangents: of all results, of each array, of a few single results.
+
+        Results that stay as they are if the arguments move a little have one of their own: a fill
+        of −1e9, or a weight that rounds to 1, has roundings in which all others would disappear.
+        """
+        m = len(self.value)
+        self.live = live = np.zeros(m, bool)
+        for _ in range(2):
+            near = self._evaluate(self.x + tied(self.x, self.rng) / 512, False)
+            live |= True if near is None else near[0] != self.value
+        rows = []
+        for part in (live, live, ~live & self.finite):
+            sizes = np.abs(self.value[part])
+            unit = np.median(sizes[sizes > 0]) if sizes.any() else 1.0
+            rows += [part * self.rng.standard_normal(m) / unit] if part.any() else []
+        for leaf in self.function.results:
+            one = np.zeros(m)
+            one[leaf.part] = np.sum(rows, axis=0)[leaf.part] if rows else 0
+            rows += [one] if len(self.function.results) > 1 and one.any() else []
         if 1 < m <= COTANGENTS:
-            rows += list(np.eye(m) * np.abs(rows[1]))
-        w = np.stack(rows) * self.finite
-        for leaf in results:  # the numbers that the function is given
-            w[:, leaf.part] = w[:, leaf.part].astype(_real(leaf)).astype(float)
+            sizes = np.where(self.value == 0, 1, np.abs(self.value))
+            rows += list(np.eye(m)[self.finite] / sizes)
+        w = np.stack(rows) if rows else np.zeros((1, m))
+        for leaf in self.function.results:  # the numbers that the function is given
+            own = w[:, leaf.part].astype(_real(leaf)).astype(float)
+            w[:, leaf.part] = np.where(np.isfinite(own), own, np.sign(w[:, leaf.part]))
         return w
+
+    @property
+    def coarse(self) -> Array:
+        """Rounding of the results that stay as they are: what changes them by less may be 0."""
+        return self.own_eps * norm(self.cotangents * np.where(self.live, 0, self.value))
 
     def evaluate(self, x: Array) -> tuple[Array, float] | None:
         return self._evaluate(x, self.wide)
 
     def _evaluate(self, x: Array, wide: bool) -> tuple[Array, float] | None:
+        result = self._attempt(lambda: self.function.values(x, wide))
+        if result is None or len(result[0]) != len(self.finite):
+            return None
+        return np.where(self.finite, result[0], 0), result[1]
+
+    def _attempt(self, call: Callable[[], Result]) -> Result | None:
+        """Return the result of a call; None outside of the domain, or if the dtype is refused."""
         try:
-            y, eps = self.function.values(x, wide)
+            return call()
         except (NpattnError, ArithmeticError, ValueError, RuntimeError, TypeError) as err:
-            # Outside of its domain, or not in this dtype: nothing is judged there.
             self.raised = f"{type(err).__name__}: {err}"
             return None
-        # Results that are not finite at x have no slope.
-        return (np.where(self.finite, y, 0), eps) if len(y) == len(self.finite) else None
 
     def line(self, u: Array, moved: Array) -> Line:
         """Return the line x + t u; `moved` is the norm of the terms of a slope."""
-        w, eps, typical = self.cotangents, self.eps, self.typical
-        return Line(self.evaluate, self.x, u, self.value, w, eps, typical, moved)
+        return Line(self.evaluate, self.x, u, self.value, self.cotangents, self.eps, moved)
 
-    def nearby(self) -> Array:
-        """Return the arguments, each changed by about a rounding; ties stay ties."""
-        units = np.concatenate([np.full(y.part.stop - y.part.start, y.eps) for y in self.function.inputs])
-        return np.asarray(self.x + units * tied(self.x, self.rng))
+    def nearby(self, part: float = 0.0) -> Array:
+        """Return the arguments, each changed by a part or at least a rounding; ties stay ties."""
+        inputs = self.function.inputs
+        units = [np.full(y.part.stop - y.part.start, max(part, y.eps)) for y in inputs]
+        return np.asarray(self.x + np.concatenate(units) * tied(self.x, self.rng))
+
+    def spread(self, ask: Callable[[Array, bool], Array]) -> Array:
+        """Return the rounding of a claim, by how it varies near the arguments.
+
+        Parameters
+        ----------
+        ask : callable
+            Returns the claim at a vector, in the dtypes of the arguments or, if True, in float64.
+
+        Returns
+        -------
+        array
+            Differences of claims near the arguments from that at the arguments, along a first axis.
+            In narrower dtypes, of the differences from the claim in float64: a mistake hardly
+            varies, a rounding does.
+        """
+        here = ask(self.x, False)
+        wide = self._attempt(lambda: ask(self.x, True)) if self.wide else None
+        moves = [0.0] * PERTURBATIONS
+        if wide is not None:
+            here, moves = here - wide, [*moves, *[max(1 / 512, 16 * self.own_eps)] * PERTURBATIONS]
+        spread = []
+        for move in moves:
+            x = self.nearby(move)
+            near = ask(x, False) if wide is None else ask(x, False) - ask(x, True)
+            with np.errstate(invalid="ignore"):
+                spread.append(np.where(np.isfinite(near - here), near - here, 0))
+        return np.stack(spread)
 
 
 def _real(leaf: Leaf) -> np.dtype[np.generic]:

@@ -1,4 +1,4 @@
-"""check_gradients: are the derivatives of a function right?"""
+"""Judgement of the derivatives of a function: `check_gradients`."""
 
 from __future__ import annotations
 
@@ -102,12 +102,13 @@ def check_gradients(
         if second_order and not (vjp is None and function.differentiates):
             raise OptionError("second_order needs the autodiff of torch or JAX; got vjp= or jvp=")
         warnings.simplefilter("ignore")  # of values outside of the domain of f
-        judgements, notes = _judge_function(function, seed)
-        if second_order:
-            twice = SecondOrder(function, np.random.default_rng(seed))
-            more, also = _judge_function(twice, seed)
-            judgements += more
-            notes += [note for note in also if note not in notes]
+        with function.framework.one_thread():  # small problems are slow on many
+            judgements, notes = _judge_function(function, seed)
+            if second_order:
+                twice = SecondOrder(function, np.random.default_rng(seed))
+                more, also = _judge_function(twice, seed)
+                judgements += more
+                notes += [note for note in also if note not in notes]
     return GradientReport(function.name, tuple(judgements), tuple(notes), seed)
 
 
@@ -212,9 +213,7 @@ def _places(leaf: Leaf) -> int:
     return 2 if leaf.dtype.kind == "c" else 1
 
 
-def _conclude(
-    case: Case, claims: Claims, leaf: Leaf, findings: Findings, label: str
-) -> Judgement:
+def _conclude(case: Case, claims: Claims, leaf: Leaf, findings: Findings, label: str) -> Judgement:
     name = f"d{leaf.name}"
     if findings.wrong:
         explanation = ""
@@ -255,7 +254,7 @@ def _explain(case: Case, claims: VjpClaims, leaf: Leaf, row: int) -> str:
 
     want, error = numeric_gradient(case, leaf, row)
     got = claims.gradient[row, leaf.part].reshape(leaf.shape)
-    spread = claims.spread[row, leaf.part].reshape(leaf.shape)
+    spread = abs(claims.spread[:, row, leaf.part]).max(0).reshape(leaf.shape)
     others = {
         one.name: numeric_gradient(case, one, row)[0]
         for one in case.function.inputs
@@ -280,6 +279,7 @@ def _compare(case: Case, vjp: VjpClaims, jvp: JvpClaims) -> Judgement:
         resolution = float(np.max((rounding + other) / np.where(size > 0, size, np.inf)))
     if not worst <= 1:
         i = int(np.argmax(np.where(a == b, 0, ratio)))
-        message = f"jvp gives {b[i]:.12g}, vjp {a[i]:.12g}, and the roundings allow {short(rounding[i] + other[i])}"
+        allowed = short(rounding[i] + other[i])
+        message = f"jvp gives {b[i]:.12g}, vjp {a[i]:.12g}; roundings allow {allowed}"
         return Judgement(name, "vjp and jvp", "wrong", message=message)
     return Judgement(name, "vjp and jvp", "passed", resolution)

@@ -11,8 +11,6 @@ from npattn.testing.gradients.case import Case
 from npattn.testing.gradients.function import Gradient, flatten
 from npattn.testing.gradients.slopes import DEVIATIONS, norm
 
-PERTURBATIONS = 3
-"""Calls near the arguments from which the rounding of a claim is measured."""
 ROUNDINGS = 4
 """Roundings of its own that each element of a claim may have."""
 
@@ -23,12 +21,16 @@ class VjpClaims:
 
     Attributes
     ----------
-    gradient, spread : (k, n) float64 arrays
-        What the vjp returned, and by how much it changes if the arguments change by a rounding.
+    gradient : (k, n) float64 array
+        What the vjp returned.
+    spread : (number, k, n) float64 array
+        By how much it varies near the arguments: see `Case.spread`.
     raw : (k, n) float64 array
         The gradient with what is not finite.
     units : (n,) float64 array
         Distance of 1 to the next number, in the dtype of each element.
+    gap, coarse : (k,) float64 arrays
+        Of the case.
     shapes : dict
         Leaf → the wrong shape of its gradient.
     missing : frozenset of str
@@ -40,6 +42,7 @@ class VjpClaims:
     raw: Array
     units: Array
     gap: Array
+    coarse: Array
     shapes: dict[str, tuple[int, ...]]
     missing: frozenset[str]
 
@@ -62,28 +65,29 @@ class VjpClaims:
                 parts.append(own.astype(complex) if leaf.dtype.kind == "c" else np.real(own))
             return flatten(parts)
 
-        raw = np.stack([vector(function.vjp(w, case.x)) for w in case.cotangents])
+        def ask(x: Array, wide: bool) -> Array:
+            # Rounded cotangents show roundings that saturated arguments do not.
+            move = 0 if x is case.x else case.own_eps
+            signs = case.rng.uniform(-1, 1, case.cotangents.shape)
+            return np.stack(
+                [vector(function.vjp(w, x, wide)) for w in case.cotangents * (1 + move * signs)]
+            )
+
+        raw = ask(case.x, False)
         gradient = np.where(np.isfinite(raw), raw, 0)
-        spread = np.zeros_like(gradient)
-        for _ in range(PERTURBATIONS):
-            x = case.nearby()
-            rounded = [w * (1 + case.own_eps * case.rng.uniform(-1, 1, len(w))) for w in case.cotangents]
-            near = np.stack([vector(function.vjp(w, x)) for w in rounded])
-            with np.errstate(invalid="ignore"):
-                moved = abs(near - gradient)
-            spread = np.maximum(spread, np.where(np.isfinite(moved), moved, 0))
+        spread = case.spread(ask)
         units = np.zeros(raw.shape[1])
         for leaf in function.inputs:
             units[leaf.part] = max(leaf.eps, case.own_eps)
-        return cls(gradient, spread, raw, units, case.gap, shapes, frozenset(missing))
+        return cls(gradient, spread, raw, units, case.gap, case.coarse, shapes, frozenset(missing))
 
     def slopes(self, u: Array) -> tuple[Array, Array, Array]:
         """Return ⟨g, u⟩, the rounding it may have, and √Σ (g u)²."""
         terms = self.gradient * u
         size = norm(terms)
-        independent = DEVIATIONS * norm(self.spread * u)
-        own = ROUNDINGS * abs(terms) @ self.units
-        return terms.sum(1), independent + own + DEVIATIONS * self.gap * size, size
+        spread = np.fmax(norm(abs(self.spread).max(0) * u), abs(self.spread @ u).max(0))
+        own = ROUNDINGS * (abs(terms) @ self.units + self.coarse)
+        return terms.sum(1), DEVIATIONS * (spread + self.gap * size) + own, size
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,8 @@ class JvpClaims:
         """Return ⟨w, J u⟩ for each cotangent, the rounding it may have, and √Σ (w J u)²."""
         case, function = self.case, self.case.function
         w, claim = case.cotangents, function.jvp(u, case.x)
-        near = [function.jvp(u, case.nearby()) for _ in range(PERTURBATIONS)]
-        spread = np.max([abs(y - claim) for y in near], axis=0)
+        spread = case.spread(lambda x, wide: function.jvp(u, x, wide))
         size = norm(w * claim)
-        independent = DEVIATIONS * norm(w * spread)
-        own = ROUNDINGS * case.own_eps * abs(w) @ abs(claim)
-        return w @ claim, independent + own + DEVIATIONS * case.gap * size, size
+        independent = np.fmax(norm(w * abs(spread).max(0)), abs(spread @ w.T).max(0))
+        own = ROUNDINGS * (case.own_eps * abs(w) @ abs(claim) + case.coarse)
+        return w @ claim, DEVIATIONS * (independent + case.gap * size) + own, size

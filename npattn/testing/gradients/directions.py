@@ -14,13 +14,15 @@ import numpy as np
 from npattn.problem.arrays import Array
 
 ELEMENTS = 32
-"""Elements of an array up to which each is a direction; of a larger one, as many are sampled / 4."""
+"""Elements of an array up to which each is a direction; a quarter as many of a larger array."""
 
 
 def scale_of(x: Array) -> float:
     """Return the root mean square of the finite elements that are not 0; 1 if there are none."""
-    kept = x[np.isfinite(x) & (x != 0)]
-    return float(np.abs(kept).max() * np.sqrt(((kept / np.abs(kept).max()) ** 2).mean())) if kept.size else 1.0
+    kept = np.abs(x[np.isfinite(x) & (x != 0)])
+    if not kept.size:
+        return 1.0
+    return float(kept.max() * np.sqrt(((kept / kept.max()) ** 2).mean()))
 
 
 def _signed(rng: np.random.Generator, size: int) -> Array:
@@ -35,7 +37,9 @@ def tied(x: Array, rng: np.random.Generator) -> Array:
     return moved
 
 
-def directions(x: Array, parts: list[slice], rng: np.random.Generator) -> Iterator[tuple[str, Array]]:
+def directions(
+    x: Array, parts: list[slice], rng: np.random.Generator
+) -> Iterator[tuple[str, Array]]:
     """Yield directions that move the elements of `parts`, each with its kind.
 
     Kinds: "tied", "random" (every element by about the root mean square of its array) and "element"

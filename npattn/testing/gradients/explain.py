@@ -54,12 +54,11 @@ def explain_values(
         return f"{name} is not 0, but the results do not depend on it"
     sizes = (want**2).sum()
     factor = float((got * want).sum() / sizes)
-    if want.size > 1 or abs(factor) < 100:
-        if agree(got, factor * want, max(abs(factor), 1)):
-            precision = float(np.sqrt((tolerance**2).sum() / sizes)) * max(abs(factor), 1)
-            if abs(factor - 1) <= 8 * precision:
-                return ""
-            return f"{name} is {name_factor(factor, precision, want.shape)} what it should be"
+    if agree(got, factor * want, max(abs(factor), 1)):
+        precision = float(np.sqrt((tolerance**2).sum() / sizes)) * max(abs(factor), 1)
+        if abs(factor - 1) <= 8 * precision:
+            return ""
+        return f"{name} is {name_factor(factor, precision, want.shape)} what it should be"
     for other, array in others.items():
         if agree(got, array):
             return f"{name} is the gradient of {other}"
@@ -93,9 +92,9 @@ def name_factor(factor: float, precision: float, shape: tuple[int, ...]) -> str:
     for text, value in named.items():
         if abs(factor - value) <= near:
             return f"{text} times"
-    if near < 10.0**-DIGITS:
+    for decimals in (0, DIGITS) if near < 10.0**-DIGITS else (0,):
         for q in range(1, MOST + 1):
-            p = round(factor * q, DIGITS)
+            p = round(factor * q, decimals)
             if p and abs(factor - p / q) <= near:
                 return f"{p:g} times" if q == 1 else f"{p:.9g}/{q} of"
     return f"{factor:.9g} times" if near < 1e-6 else f"{short(factor)} times"

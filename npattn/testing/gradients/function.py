@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,9 @@ def choose(f: Any, named: Sequence[tuple[str, Any]], by_hand: bool, framework: s
     """Return the framework whose arrays `f` takes, on the device of the arguments."""
     if framework not in ("auto", *FRAMEWORKS):
         raise OptionError(f"framework is {framework!r}, must be auto, numpy, torch or jax")
-    tensors = [x for _, x in named if type(x).__module__.split(".")[0] in ("torch", "jax", "jaxlib")]
+    tensors = [
+        x for _, x in named if type(x).__module__.split(".")[0] in ("torch", "jax", "jaxlib")
+    ]
     parents = f.__mro__ if isinstance(f, type) else type(f).__mro__
     homes = {parent.__module__.split(".")[0] for parent in parents} & {"torch", "jax"}
     device = None
@@ -138,7 +140,7 @@ class Function:
             )
         self.inputs, self.x = lay_out(arrays), flatten(array for _, array in arrays)
         with self._calling():
-            self.tree = self.f(*args)
+            self.tree = self.f(*self._arguments(self._give(self.x, self.inputs, False)))
         self.draws = not _are_equal(self.state, _random_state())
         read = [(name, self._read(y)) for name, y in leaves(self.tree, "result")]
         self.is_result = [array is not None for _, array in read]
@@ -242,9 +244,7 @@ class Function:
         conjugates = self.framework.name == "jax"
         w = _conjugate(w, self.results) if conjugates else w
         given = dict(zip(outputs, self._give(w, self.results, wide), strict=True))
-        _, grads = self.framework.gradients(
-            lambda **own: call(own), inputs, given, names
-        )
+        _, grads = self.framework.gradients(lambda **own: call(own), inputs, given, names)
         arrays = [self.framework.take(grads[name]) for name in names]
         return [g.conj() if conjugates and g.dtype.kind == "c" else g for g in arrays]
 
@@ -260,7 +260,9 @@ class Function:
         for array, leaf in zip(arrays, self.results, strict=True):
             shape = None if array is None else array.shape
             if shape != leaf.shape:
-                raise ShapeError(f"jvp returned shape {shape} for {leaf.name}, must be {leaf.shape}")
+                raise ShapeError(
+                    f"jvp returned shape {shape} for {leaf.name}, must be {leaf.shape}"
+                )
         return flatten(array for array in arrays if array is not None)
 
 

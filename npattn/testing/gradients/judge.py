@@ -111,8 +111,8 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
         slopes = [line.slope(i) for i in steps]
         error = np.stack([line.error(i, len(slopes) - 1) for i in steps]) + rounding
         wide = np.where(np.isfinite(claim), 0, np.inf)  # what is not finite is wrong by any amount
-        gaps = [np.where(wide == 0, abs(claim - s.value), wide) for s in slopes]
-        gap = np.stack([np.where(np.isfinite(s.value), g, 0) for s, g in zip(slopes, gaps)])
+        values = np.stack([s.value for s in slopes])
+        gap = np.where(np.isfinite(values), np.where(wide == 0, abs(claim - values), wide), 0)
         orders = np.stack([remainder_order(s, claim) for s in slopes])
         linear = (ORDERS[0] < orders) & (orders < ORDERS[1])
         wrong = persists(np.where(linear, gap, 0), error)
@@ -120,7 +120,8 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
         kink = persists(bend, np.stack([s.side_error for s in slopes])).any()
         # A gradient of 0 is a part of the results.
         whole = np.where(size > 0, size, norm(line.w * line.value))
-        resolution = error.min(0) / whole
+        constant = (claim == 0) & (np.nan_to_num(values) == 0).all(0)
+        resolution = np.where(constant, 0, error.min(0) / whole)
         seen = (gap > error) & linear
         order = float(np.median(orders[seen])) if wrong.any() else np.nan
     return Verdict(wrong, np.nan_to_num(resolution, nan=np.inf), bool(kink), order)
@@ -139,7 +140,9 @@ def judge_part(case: Case, claims: Claims, parts: list[slice], excluded: Array) 
             verdict = _without_kinks(case, claims, u)
         elif verdict.kink:
             findings.kinks += 1
-            wrong = _beyond_one_sided(case, claims, u) if kind == "element" else verdict.wrong & False
+            wrong = (
+                _beyond_one_sided(case, claims, u) if kind == "element" else verdict.wrong & False
+            )
             verdict = Verdict(wrong, np.full(len(wrong), 0.0 if kind == "element" else np.inf))
         findings.add(u, verdict)
         if len(findings.wrong) >= ENOUGH:

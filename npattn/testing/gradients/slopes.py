@@ -26,13 +26,39 @@ import numpy as np
 
 from npattn.problem.arrays import Array
 
-CENTRAL = np.array([[4 / 5, -1 / 5, 4 / 105, -1 / 280], [3 / 4, -3 / 20, 1 / 60, 0], [2 / 3, -1 / 12, 0, 0]])
+CENTRAL = np.array(
+    [[4 / 5, -1 / 5, 4 / 105, -1 / 280], [3 / 4, -3 / 20, 1 / 60, 0], [2 / 3, -1 / 12, 0, 0]]
+)
 """Weights of φ(jh) − φ(−jh), j = 1 … 4, in differences of order 8, 6 and 4."""
 ONE_SIDED = np.array([[-25 / 12, 4, -3, 4 / 3, -1 / 4], [-11 / 6, 3, -3 / 2, 1 / 3, 0]])
 """Weights of φ(0) … φ(4h) in one-sided differences of order 4 and 3."""
+
+
+def _differences(order: int, nodes: int = 9) -> Array:
+    """Return Δᵏ of the nodes, of which errors with a deviation of 1 have a deviation of 1."""
+    return np.diff(np.eye(nodes), order, axis=0) / sqrt(comb(2 * order, order))
+
+
+_NOISE = np.vstack([_differences(k) for k in (6, 7, 8)])  # (6, 9)
+_SIDE_NOISE = np.vstack([_differences(k, 5) for k in (3, 4)])  # (3, 5)
+_ZEROS = np.zeros((3, 4))
+STENCILS = np.vstack(
+    [
+        np.hstack([-CENTRAL[:, ::-1], np.zeros((3, 1)), CENTRAL]),
+        np.eye(9)[[5, 6, 8]] / 2 - np.eye(9)[[3, 2, 0]] / 2,
+        np.hstack([-ONE_SIDED[:, ::-1], np.zeros((2, 4))]),
+        np.hstack([np.zeros((2, 4)), ONE_SIDED]),
+        np.hstack([_SIDE_NOISE, _ZEROS]),
+        np.hstack([_ZEROS, _SIDE_NOISE]),
+        _NOISE,
+    ]
+)
+"""Everything that is linear in φ(−4h) … φ(4h), one row each: see `Line.slope`."""
 DEVIATIONS = 8
 """Standard deviations of rounding within which a slope may lie."""
-STEPS = 2.0 ** -np.arange(0, 50, 2)
+AMPLIFIED, SIDE_AMPLIFIED = (sqrt(2 * float((w[0] ** 2).sum())) for w in (CENTRAL, ONE_SIDED))
+"""Deviation of a central slope, and of both one-sided ones, in units of σ / h."""
+STEPS = 2.0 ** -np.array([*range(0, 16, 2), *range(16, 50, 4)])
 """Steps h, in units of the direction."""
 FIRST = 3
 """Index of the step that is tried first."""
@@ -79,31 +105,32 @@ class Line:
     cotangents : (k, m) float64 array
     eps : float
         Distance of 1 to the next number, in the dtype of the results.
-    typical : float
-        Size of the results that depend on x.
     moved : (k,) float64 array
         √Σ (g u)², by which a rounding of the arguments moves φ, in units of that rounding.
     """
 
     def __init__(
         self, evaluate: Evaluate, x: Array, u: Array, value: Array, cotangents: Array, eps: float,
-        typical: float, moved: Array,
+        moved: Array,
     ) -> None:  # fmt: skip
         self.evaluate, self.x, self.u, self.value = evaluate, x, u, value
-        self.typical = typical
         self.w, self.known = cotangents, {0.0: value}
         self.slopes: dict[int, Slope] = {}
         self.noise: dict[int, Array] = {}
-        self.response = self._response(eps)
         self.eps, self.moved = eps, moved
+        self.response = self._response()
 
-    def _response(self, eps: float) -> float:
-        """Return the smallest t at which a result changes: f may round x to fewer digits."""
+    def _response(self) -> Array:
+        """Return the smallest t at which each φ changes: f may round x to fewer digits."""
+        response = np.full(len(self.w), self.eps)
+        silent = np.ones(len(self.w), bool)
         for exponent in (50, 44, 37, 30, 24, 20, 16, 12, 9):
             t = 2.0**-exponent
-            if t >= eps / 8 and not np.array_equal(self.at(t), self.value, equal_nan=True):
-                return max(t if exponent < 50 else 0.0, eps)
-        return eps
+            if silent.any() and t >= self.eps / 8:
+                changed = (self.at(t) != self.value) @ (self.w != 0).T
+                response[silent & changed] = max(t if exponent < 50 else 0.0, self.eps)
+                silent &= ~changed
+        return response
 
     def at(self, t: float) -> Array:
         """Return f(x + t u); NaN where f raises: outside of its domain."""
@@ -115,7 +142,7 @@ class Line:
     @property
     def count(self) -> int:
         """Number of steps that are not too small for the digits to which f rounds x."""
-        return int((STEPS >= 64 * self.response).sum()) or 1
+        return max(int(np.sum(64 * self.response.min() <= STEPS)), 2)
 
     def slope(self, i: int) -> Slope:
         """Return the slopes at step i; the noise is its own, not yet that of smaller steps."""
@@ -127,33 +154,31 @@ class Line:
     def _measure(self, i: int) -> Slope:
         h = float(STEPS[i])
         f = np.stack([self.at(j * h) for j in range(-4, 5)]) - self.value  # (9, m)
-        p = f @ self.w.T  # (9, k)
-        # A result that stays as it is may be too coarse to change, or a fill of −1e9.
-        changing = np.where((f != 0).any(0), abs(self.value), np.minimum(abs(self.value), self.typical))
-        rounded = self.eps * norm(self.w * changing)
+        finite = np.isfinite(f)
+        p = np.where(finite, f, 0) @ self.w.T  # (9, k)
         # A rounding is at most eps / 2, and uniform: √(1/3) of that.
-        floor = (rounded + self.response * self.moved) / sqrt(12)
-        odd = p[5:] - p[3::-1]  # (4, k) of j = 1 … 4
-        d8, d6, d4 = CENTRAL @ odd / h
+        floor = (self.eps * norm(self.w * self.value) + self.response * self.moved) / sqrt(12)
+
+        rows = STENCILS @ p
+        (d8, d6, d4), odd, (left, low, right, high) = rows[:3] / h, rows[3:6], rows[6:10] / h
         truncation = 4 * np.maximum(abs(d8 - d6), abs(d6 - d4) / 16)
-        sigma = np.maximum.reduce([_deviation(p, k) for k in (6, 7, 8)])
-        sides = [sign * (ONE_SIDED @ half / h) for sign, half in ((-1, p[4::-1]), (1, p[4:]))]
-        noise = [4 * _deviation(half, 4) + _deviation(half, 3) for half in (p[:5], p[4:])]
-        spread = [abs(high - low) for high, low in sides]
-        side_error = 4 * (spread[0] + spread[1]) + DEVIATIONS * (sum(noise) + floor) / h
-        self.noise[i] = np.where(np.isfinite(sigma), np.maximum(sigma, floor), 0)
-        whole = np.isfinite(p).all(0)
-        truncation = np.where(whole, truncation, np.inf)
-        side_error = np.where(whole, side_error, np.inf)
-        return Slope(h, d8, truncation, odd[[0, 1, 3]] / 2, sides[0][0], sides[1][0], side_error)
+        noise = np.maximum(abs(rows[16:]).max(0), floor)
+        side_noise = np.maximum(abs(rows[10:16]).max(0), floor)
+        side_error = (
+            4 * (abs(left - low) + abs(right - high)) + DEVIATIONS * SIDE_AMPLIFIED * side_noise / h
+        )
+
+        lost = ~finite.all(0) @ (self.w != 0).T
+        whole = np.isfinite(p).all(0) & ~lost & (64 * self.response <= h)
+        self.noise[i] = np.where(whole, noise, 0)
+        truncation, side_error = (np.where(whole, x, np.inf) for x in (truncation, side_error))
+        return Slope(h, d8, truncation, odd, left, right, side_error)
 
     def error(self, i: int, finest: int) -> Array:
         """Return the error of step i: truncation, and the noise of all steps down to `finest`."""
         slope = self.slope(i)
         noise = np.maximum.reduce([self.noise[j] for j in range(i, finest + 1) if j in self.noise])
-        factor = DEVIATIONS * sqrt(2 * float((CENTRAL[0] ** 2).sum()))
-        total: Array = slope.truncation + factor * noise / slope.h
-        return total
+        return np.asarray(slope.truncation + DEVIATIONS * AMPLIFIED * noise / slope.h)
 
 
 def norm(a: Array, axis: int = -1) -> Array:
@@ -163,12 +188,6 @@ def norm(a: Array, axis: int = -1) -> Array:
         sums = np.where(largest > 0, (a / largest) ** 2, 0).sum(axis)
     result: Array = largest.squeeze(axis) * np.sqrt(sums)
     return result
-
-
-def _deviation(p: Array, order: int) -> Array:
-    """Return the standard deviation of independent errors of the rows, from a difference."""
-    differences = np.diff(p, order, axis=0)
-    return norm(differences, 0) / sqrt(len(differences) * comb(2 * order, order))
 
 
 def persists(size: Array, error: Array) -> Array:

@@ -53,9 +53,7 @@ def match(tree: Any, other: Any, name: str, source: str) -> Iterator[Any]:
     elif isinstance(tree, dict) and isinstance(other, dict) and tree.keys() == other.keys():
         others = [other[key] for key in tree]
     elif (
-        not isinstance(tree, dict)
-        and isinstance(other, list | tuple)
-        and len(other) == len(pairs)
+        not isinstance(tree, dict) and isinstance(other, list | tuple) and len(other) == len(pairs)
     ):
         others = list(other)
     else:
