@@ -9,7 +9,7 @@ import numpy as np
 
 from npattn.errors import NpattnError
 from npattn.problem.arrays import Array
-from npattn.testing.gradients.directions import tied
+from npattn.testing.gradients.directions import tied_direction
 from npattn.testing.gradients.function import Function, Leaf
 from npattn.testing.gradients.slopes import Line, norm
 
@@ -77,7 +77,7 @@ class Case:
         m = len(self.value)
         self.live = live = np.zeros(m, bool)
         for _ in range(2):
-            near = self._evaluate(self.x + tied(self.x, self.rng) / 512, False)
+            near = self._evaluate(self.x + tied_direction(self.x, self.rng) / 512, False)
             live |= True if near is None else near[0] != self.value
         rows = []
         for part in (live, live, ~live & self.finite):
@@ -127,7 +127,7 @@ class Case:
         """Return the arguments, each changed by a part or at least a rounding; ties stay ties."""
         inputs = self.function.inputs
         units = [np.full(y.part.stop - y.part.start, max(part, y.eps)) for y in inputs]
-        return np.asarray(self.x + np.concatenate(units) * tied(self.x, self.rng))
+        return np.asarray(self.x + np.concatenate(units) * tied_direction(self.x, self.rng))
 
     def spread(self, ask: Callable[[Array, bool], Array]) -> Array:
         """Return the rounding of a claim, by how it varies near the arguments.

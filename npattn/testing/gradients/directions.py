@@ -25,15 +25,15 @@ def scale_of(x: Array) -> float:
     return float(kept.max() * np.sqrt(((kept / kept.max()) ** 2).mean()))
 
 
-def _signed(rng: np.random.Generator, size: int) -> Array:
+def _random_signs(rng: np.random.Generator, size: int) -> Array:
     result: Array = rng.uniform(0.5, 1, size) * rng.choice([-1.0, 1.0], size)
     return result
 
 
-def tied(x: Array, rng: np.random.Generator) -> Array:
+def tied_direction(x: Array, rng: np.random.Generator) -> Array:
     """Return a direction that moves numbers of one absolute value by the same part of it."""
     values, place = np.unique(abs(x), return_inverse=True)
-    moved: Array = np.nan_to_num(x) * _signed(rng, len(values))[place]
+    moved: Array = np.nan_to_num(x) * _random_signs(rng, len(values))[place]
     return moved
 
 
@@ -49,9 +49,11 @@ def directions(
         u = np.zeros_like(x)
         if kind == "tied":
             own = np.concatenate([x[part] for part in parts])
-            moved = tied(own, rng)
+            moved = tied_direction(own, rng)
         else:
-            moved = np.concatenate([scale_of(x[p]) * _signed(rng, p.stop - p.start) for p in parts])
+            moved = np.concatenate(
+                [scale_of(x[p]) * _random_signs(rng, p.stop - p.start) for p in parts]
+            )
         u[np.r_[tuple(parts)]] = moved
         if np.any(u):
             yield kind, u

@@ -80,7 +80,7 @@ def test_right_gradients_pass_with_a_sharp_resolution():
         (changed(g=lambda a: a * np.where(np.arange(7) == 2, -1, 1)), "wrong sign at 1 of 7"),
         (changed(g=lambda a: np.tile(a, (3, 5, 1))), "is not summed over axes 0, 1"),
         (changed(w=lambda a: a.T), "its axes are in another order"),
-        (changed(x=lambda a: np.where(a == a.max(), np.nan, a)), "dx is nan at 1 of 105 elements"),
+        (changed(x=lambda a: np.where(X == X.max(), np.nan, a)), "dx is nan at 1 of 105 elements"),
     ],
 )
 def test_mistake_is_named(vjp, explanation):
