@@ -127,8 +127,8 @@ def _judge_function(function: Function, seed: int) -> tuple[list[Judgement], lis
     if kinks:
         names = ", ".join(dict.fromkeys(kinks))
         notes.append(
-            f"{function.name} has a kink at these arguments, in {names}: there any slope between "
-            "the one-sided ones was accepted"
+            f"{function.name} has a kink at these arguments, in {names}: single elements were not "
+            "judged there"
         )
     if vjp is not None and vjp.missing:
         notes.append(f"no gradient was returned for {', '.join(sorted(vjp.missing))}: not judged")

@@ -140,10 +140,10 @@ def judge_part(case: Case, claims: Claims, parts: list[slice], excluded: Array) 
             verdict = _without_kinks(case, claims, u)
         elif verdict.kink:
             findings.kinks += 1
-            wrong = (
-                _beyond_one_sided(case, claims, u) if kind == "element" else verdict.wrong & False
+            between = kind == "element" and _is_one_sided(case, claims, u)
+            verdict = Verdict(
+                verdict.wrong & False, verdict.resolution * (0 if between else np.inf)
             )
-            verdict = Verdict(wrong, np.full(len(wrong), 0.0 if kind == "element" else np.inf))
         findings.add(u, verdict)
         if len(findings.wrong) >= ENOUGH:
             break
@@ -179,11 +179,11 @@ def _without_kinks(case: Case, claims: Claims, u: Array) -> Verdict:
     return verdict
 
 
-def _beyond_one_sided(case: Case, claims: Claims, u: Array) -> Array:
-    """Return where a claim at a kink is further from both one-sided slopes than they are apart.
+def _is_one_sided(case: Case, claims: Claims, u: Array) -> bool:
+    """Return True if a claim at a kink is as near to the one-sided slopes as they are apart.
 
-    Any slope between them may be claimed of each result. Sums of such choices may lie outside, by
-    as much as the slopes are apart.
+    Any slope between them may be claimed of each result. No is no mistake: where three numbers are
+    tied, the middle one of them is in neither one-sided slope.
     """
     claim, rounding, size = claims.slopes(u)
     line = case.line(u, size)
@@ -194,8 +194,8 @@ def _beyond_one_sided(case: Case, claims: Claims, u: Array) -> Array:
         f = np.stack([line.at(j * h) for j in range(-4, 5)]) - line.value
         left, right = -ONE_SIDED[0] @ f[4::-1] / h, ONE_SIDED[0] @ f[4:] / h
         middle = line.w @ ((left + right) / 2)
-        apart = abs(line.w) @ abs(right - left)
-        return np.asarray(abs(claim - middle) > 1.5 * apart + line.slope(i).side_error + rounding)
+        apart = 1.5 * abs(line.w) @ abs(right - left)
+        return bool((abs(claim - middle) <= apart + line.slope(i).side_error + rounding).all())
 
 
 def is_steep(case: Case, u: Array) -> bool:
