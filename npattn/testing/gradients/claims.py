@@ -105,3 +105,6 @@ class JvpClaims:
         independent = np.fmax(norm(w * abs(spread).max(0)), abs(spread @ w.T).max(0))
         own = ROUNDINGS * (case.own_eps * abs(w) @ abs(claim) + case.coarse)
         return w @ claim, DEVIATIONS * (independent + case.gap * size) + own, size
+
+
+Claims = VjpClaims | JvpClaims

@@ -74,22 +74,20 @@ def choose(f: Any, named: Sequence[tuple[str, Any]], by_hand: bool, framework: s
     """Return the framework whose arrays `f` takes, on the device of the arguments."""
     if framework not in ("auto", *FRAMEWORKS):
         raise OptionError(f"framework is {framework!r}, must be auto, numpy, torch or jax")
-    tensors = [
-        x for _, x in named if type(x).__module__.split(".")[0] in ("torch", "jax", "jaxlib")
-    ]
     parents = f.__mro__ if isinstance(f, type) else type(f).__mro__
-    homes = {parent.__module__.split(".")[0] for parent in parents} & {"torch", "jax"}
-    device = None
-    if framework == "auto" and tensors:
-        framework = "torch" if type(tensors[0]).__module__.startswith("torch") else "jax"
-    elif framework == "auto" and homes:
-        framework = homes.pop()
-    elif framework == "auto":
-        own = "numpy" if by_hand else child.choose_framework(f, "auto", None, tries=False)[0].name
-        framework = own
-    if framework == "torch" and tensors:
-        device = str(getattr(tensors[0], "device", None) or "cpu")
+    found = [x for _, x in named if _home(type(x)) in ("torch", "jax")]
+    homes = [_home(kind) for kind in (*map(type, found), *parents)]
+    if framework == "auto":
+        framework = next((home for home in homes if home in ("torch", "jax")), "")
+    if not framework:
+        by_name = child.choose_framework(f, "auto", None, tries=False)[0].name
+        framework = "numpy" if by_hand else by_name
+    device = str(found[0].device) if found and framework == "torch" else None
     return make_framework(framework, device)
+
+
+def _home(kind: type) -> str:
+    return kind.__module__.split(".")[0].removesuffix("lib")  # of arrays of JAX: jaxlib
 
 
 class Function:

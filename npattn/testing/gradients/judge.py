@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from npattn.problem.arrays import Array
 from npattn.testing.gradients.case import Case
+from npattn.testing.gradients.claims import Claims
 from npattn.testing.gradients.directions import directions, element
 from npattn.testing.gradients.function import Leaf
 from npattn.testing.gradients.slopes import (
@@ -31,13 +30,6 @@ ENOUGH = 2
 """Wrong slopes after which an argument is not asked further."""
 RESOLVED = 0.5
 """Part of a gradient: an error of that size must have been visible, else nothing was judged."""
-
-
-class Claims(Protocol):
-    """Slopes along a direction that a vjp or a jvp claims."""
-
-    def slopes(self, u: Array) -> tuple[Array, Array, Array]:
-        """Return the claimed slopes of ⟨w, f⟩, (k,), the rounding they may have, and their size."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +65,6 @@ class Findings:
         Smallest part of the gradient that would have been seen, in the best direction.
     kinks : int
         Directions with a kink.
-    lost : int
-        Places of kinks, beyond `KINKS`, that were not looked for: 1 if there are any.
     """
 
     wrong: list[tuple[Array, int, float]] = field(default_factory=list)
@@ -140,10 +130,8 @@ def judge_part(case: Case, claims: Claims, parts: list[slice], excluded: Array) 
             verdict = _without_kinks(case, claims, u)
         elif verdict.kink:
             findings.kinks += 1
-            between = kind == "element" and _is_one_sided(case, claims, u)
-            verdict = Verdict(
-                verdict.wrong & False, verdict.resolution * (0 if between else np.inf)
-            )
+            judged = kind == "element" and _is_one_sided(case, claims, u)
+            verdict = _pass_over(case, 0 if judged else np.inf)
         findings.add(u, verdict)
         if len(findings.wrong) >= ENOUGH:
             break
@@ -170,13 +158,14 @@ def _without_kinks(case: Case, claims: Claims, u: Array) -> Verdict:
             groups += [group[: len(group) // 2], group[len(group) // 2 :]]
         else:
             u[values == group[0]], found = 0, found + 1
+    verdict = _judge(case, claims, u) if found <= KINKS and np.any(u) else None
+    return _pass_over(case) if verdict is None or verdict.kink else verdict
+
+
+def _pass_over(case: Case, resolution: float = np.inf) -> Verdict:
+    """Return the verdict on a direction with a kink: nothing is wrong."""
     k = len(case.cotangents)
-    if found > KINKS or not np.any(u):
-        return Verdict(np.zeros(k, bool), np.full(k, np.inf))
-    verdict = _judge(case, claims, u)
-    if verdict.kink:
-        return Verdict(np.zeros(k, bool), np.full(k, np.inf))
-    return verdict
+    return Verdict(np.zeros(k, bool), np.full(k, resolution))
 
 
 def _is_one_sided(case: Case, claims: Claims, u: Array) -> bool:
@@ -198,23 +187,16 @@ def _is_one_sided(case: Case, claims: Claims, u: Array) -> bool:
         return bool((abs(claim - middle) <= apart + line.slope(i).side_error + rounding).all())
 
 
-def is_steep(case: Case, u: Array) -> bool:
-    """Return True if f is not finite beside x, or its one-sided slopes grow towards x.
+def is_steep(case: Case, leaf: Leaf, i: int) -> bool:
+    """Return True if f is not finite beside element i, or its one-sided slopes grow towards it.
 
     A slope that grows like a logarithm is 2.3 times as steep 256 times nearer.
     """
-    line = case.line(u, np.zeros(len(case.cotangents)))
+    line = case.line(element(case.x, leaf.part, i), np.zeros(len(case.cotangents)))
     far, near = line.slope(FIRST), line.slope(FIRST + 4)
     sizes = [np.fmax(abs(s.left), abs(s.right)) for s in (far, near)]
     with np.errstate(all="ignore"):
         return bool(np.any(~np.isfinite(sizes[1]) | (sizes[1] > 2 * sizes[0] + far.side_error)))
-
-
-def non_finite(case: Case, gradient: Array) -> Iterator[tuple[int, bool]]:
-    """Yield the first elements at which a gradient is not finite, and True if f has a slope."""
-    for i in np.flatnonzero(~np.isfinite(gradient))[:KINKS]:
-        leaf = next(x for x in case.function.inputs if x.part.start <= i < x.part.stop)
-        yield int(i), not is_steep(case, element(case.x, leaf.part, int(i)))
 
 
 def numeric_gradient(case: Case, leaf: Leaf, row: int) -> tuple[Array, Array]:

@@ -1,5 +1,6 @@
 """check_gradients: wrong gradients are named, right ones pass, the rest is reported."""
 
+import re
 from collections import namedtuple
 
 import numpy as np
@@ -110,9 +111,7 @@ def test_seed_changes_no_verdict(seed):
 def test_message_has_slopes_and_the_order_of_the_remainder():
     report = check_gradients(np.sin, (X,), vjp=lambda d, x: 1.001 * d * np.cos(x))
     [failure] = report.failures
-    assert failure.message.startswith("in ")
-    assert "claimed is" in failure.message
-    assert "order 1.00" in failure.message
+    assert re.match(r"slope \S+ ± \S+, claimed \S+; order .* 1.00 ", failure.message)
 
 
 @pytest.mark.parametrize(
