@@ -99,8 +99,14 @@ class Case:
 
     @property
     def coarse(self) -> Array:
-        """Rounding of the results that stay as they are: what changes them by less may be 0."""
-        return self.own_eps * norm(self.cotangents * np.where(self.live, 0, self.value))
+        """Rounding of the results that stay as they are: what changes them by less may be 0.
+
+        A result of 0 may be a difference that vanished: it is rounded like a median result.
+        """
+        sizes = np.abs(self.value)
+        typical = np.median(sizes[sizes > 0]) if sizes.any() else 0.0
+        still = np.where(self.live, 0, np.maximum(sizes, typical))
+        return self.own_eps * norm(self.cotangents * still)
 
     def evaluate(self, x: Array) -> tuple[Array, float] | None:
         return self._evaluate(x, self.wide)

@@ -269,6 +269,17 @@ def test_nothing_but_noise_is_not_judged():
     assert not report.passed
 
 
+def test_gradient_of_results_that_vanished():
+    """1 − tanh x is 0 beyond 19, and its gradient 1 / cosh² x is not."""
+    x = np.array([-30.0, 0.3, 1, 25])
+    report = check_gradients(
+        lambda x: 1 - np.tanh(x),
+        (x,),
+        vjp=lambda d, x: -4 * d * np.exp(-2 * abs(x)) / (1 + np.exp(-2 * abs(x))) ** 2,
+    )
+    assert report.passed
+
+
 def test_domain_that_ends_beside_the_arguments():
     x = np.array([1e-8, 1, 2 - 1e-9])
 
