@@ -315,9 +315,9 @@ def _class_names(f: Any) -> set[str]:
 
 def _parameter_names(f: Any, count: int) -> list[str]:
     """Return the names of the first parameters; those of an autograd.Function skip ctx."""
-    forward = getattr(f, "forward", None) if isinstance(f, type) else f
+    forward = getattr(f, "forward", f)  # of a module too, whose call takes anything
     try:
-        parameters = list(inspect.signature(forward).parameters.values())  # type: ignore[arg-type]
+        parameters = list(inspect.signature(forward).parameters.values())
     except (TypeError, ValueError):  # a builtin
         parameters = []
     if isinstance(f, type) and parameters and "setup_context" not in vars(f):

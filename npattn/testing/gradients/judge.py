@@ -62,7 +62,8 @@ class Findings:
     wrong : list of (u, row, order)
         Directions in which the claim for a cotangent is wrong.
     resolution : float
-        Smallest part of the gradient that would have been seen, in the best direction.
+        Smallest part of the gradient that would have been seen, in the best direction; 0 if every
+        direction that could be judged has a constant result, or a kink.
     kinks : int
         Directions with a kink.
     """
@@ -73,8 +74,9 @@ class Findings:
 
     def add(self, u: Array, verdict: Verdict) -> None:
         self.wrong += [(u, int(row), verdict.order) for row in np.flatnonzero(verdict.wrong)]
-        if not verdict.wrong.any():
-            self.resolution = min(self.resolution, float(verdict.resolution.max()))
+        part = float(verdict.resolution.max())
+        if not verdict.wrong.any() and (part > 0 or self.resolution == np.inf):
+            self.resolution = min(self.resolution or np.inf, part)
 
 
 def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdict:

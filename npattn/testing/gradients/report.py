@@ -21,7 +21,8 @@ class Judgement:
     claimed_by : {"vjp", "jvp", "second order", "vjp and jvp"}
     status : {"passed", "wrong", "undecided"}
     resolution : float
-        Part of the gradient by which an error would have been seen in the best direction.
+        Part of the gradient by which an error would have been seen in the best direction; 0 if the
+        results do not change, or have kinks alone.
     explanation : str
         The mistake by its name, "" if it has none.
     message : str
@@ -37,7 +38,7 @@ class Judgement:
 
     def __str__(self) -> str:
         head = f"{self.name:<12} {self.claimed_by:<12} {self.status}"
-        if self.status == "passed":
+        if self.status == "passed" and self.resolution > 0:
             return f"{head}: an error of {short(self.resolution)} of it would have been seen"
         lines = [text for text in (self.explanation, self.message) if text]
         return "\n".join([head, *(f"    {line}" for line in lines)])

@@ -269,6 +269,17 @@ def test_nothing_but_noise_is_not_judged():
     assert not report.passed
 
 
+def test_resolution_is_that_of_a_direction_with_a_slope():
+    mask = np.arange(7) > 2
+    report = check_gradients(
+        lambda x: np.sin(x) * mask, (X[0],), vjp=lambda d, x: d * np.cos(x) * mask
+    )
+    assert 1e-15 < report.judgements[0].resolution < 1e-9
+    constant = check_gradients(lambda x: 0 * x + 1, (X[0],), vjp=lambda d, x: 0 * d)
+    assert constant.passed
+    assert str(constant).endswith("passed")
+
+
 def test_gradient_of_results_that_vanished():
     """1 − tanh x is 0 beyond 19, and its gradient 1 / cosh² x is not."""
     x = np.array([-30.0, 0.3, 1, 25])

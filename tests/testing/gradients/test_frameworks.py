@@ -89,6 +89,7 @@ def test_module_with_float32_parameters(torch):
     report = check_gradients(module, (torch.tensor(X, dtype=torch.float32),))
     assert report.passed
     assert 1e-7 < report.judgements[0].resolution < 0.05
+    assert check_gradients(module[0], (torch.tensor(X).float(),)).judgements[0].name == "dinput"
 
 
 def test_integers_and_several_results(torch):
