@@ -114,6 +114,7 @@ def autograd_check_grads(case: Case) -> bool:
         return lambda _, *args: lambda dout: case.vjp(dout, *args)[i]
 
     defvjp(f, *map(pull, range(len(case.args))))
+    np.random.seed(0)  # noqa: NPY002  it draws its directions there
     check_grads(f, modes=["rev"], order=1)(*case.args)
     return True
 

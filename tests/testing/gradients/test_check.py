@@ -2,6 +2,7 @@
 
 import re
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,15 @@ def explanations(report):
 def test_case_is_judged_right(case):
     report = check_gradients(case.f, case.args, vjp=case.vjp, framework="numpy")
     assert report.passed == case.right, str(report)
+
+
+def test_page_counts_the_cases():
+    page = (Path(__file__).parents[3] / "docs" / "gradients.md").read_text()
+    right = sum(case.right for case in CASES)
+    assert len(CASES) - right >= 30
+    assert right >= 20
+    assert f"{len(CASES) - right} wrong gradients and {right} right ones" in page
+    assert f"{len(CASES) - right} of {len(CASES) - right} | {right} of {right} |" in page
 
 
 def test_right_gradients_pass_with_a_sharp_resolution():
