@@ -31,6 +31,10 @@ Gradient = list[Array | None]
 """Gradient of each leaf as it was returned; None where there is none."""
 
 
+def _eps(dtype: np.dtype[Any]) -> float:
+    return max(float(finfo(dtype).eps), 2.0**-52)  # vectors are float64, for longdouble too
+
+
 @dataclass(frozen=True)
 class Leaf:
     """An array among the arguments or the results, and its part of the flat vector."""
@@ -42,8 +46,8 @@ class Leaf:
 
     @property
     def eps(self) -> float:
-        """Distance of 1 to the next number of the dtype."""
-        return float(finfo(self.dtype).eps)
+        """Distance of 1 to the next number of the dtype, or of float64 if that is larger."""
+        return _eps(self.dtype)
 
 
 def lay_out(named: Iterable[tuple[str, Array]]) -> list[Leaf]:
@@ -181,8 +185,7 @@ class Function:
             yield self.framework.give(own.copy() if own.dtype == dtype else cast(own, dtype))
 
     def _arguments(self, parts: Iterable[Any]) -> tuple[Any, ...]:
-        own, flags = iter(parts), iter(self.is_input)
-        return tuple(rebuild(self.args, lambda old: next(own) if next(flags) else old))
+        return tuple(_fill(self.args, self.is_input, parts, lambda old: old))
 
     def values(self, x: Array, wide: bool = False) -> tuple[Array, float]:
         """Return the results at x, and the distance of 1 to the next number in their dtype.
@@ -196,7 +199,7 @@ class Function:
         with self._calling(wide, self.draws):
             tree = self.f(*self._arguments(self._give(x, self.inputs, wide)))
         arrays = [array for _, y in leaves(tree, "") if (array := self._read(y)) is not None]
-        return flatten(arrays), max(float(finfo(y.dtype).eps) for y in arrays)
+        return flatten(arrays), max(_eps(y.dtype) for y in arrays)
 
     # --- claims ------------------------------------------------------------------------------
 
@@ -205,9 +208,8 @@ class Function:
         with self._calling(wide):
             if self.hand_vjp is None:
                 return self._differentiate(w, x, wide)
-            own, flags = self._give(w, self.results, wide), iter(self.is_result)
             # A result without a derivative has a cotangent of zeros.
-            dout = rebuild(self.tree, lambda y: next(own) if next(flags) else _zeros(y))
+            dout = _fill(self.tree, self.is_result, self._give(w, self.results, wide), _zeros)
             grads = self.hand_vjp(dout, *self._arguments(self._give(x, self.inputs, wide)))
         if len(self.args) == 1 and not (isinstance(grads, list | tuple) and len(grads) == 1):
             grads = (grads,)
@@ -250,7 +252,8 @@ class Function:
         """Return the derivative of the results along u that is claimed, as a flat vector."""
         assert self.hand_jvp is not None
         with self._calling(wide):
-            tangents = self._arguments(self._give(u, self.inputs, wide))
+            given = self._give(u, self.inputs, wide)
+            tangents = _fill(self.args, self.is_input, given, lambda _: None)
             args = self._arguments(self._give(x, self.inputs, wide))
             claimed = self.hand_jvp(tangents[0] if len(args) == 1 else tangents, *args)
         found = match(self.tree, claimed, "result", "jvp")
@@ -262,6 +265,14 @@ class Function:
                     f"jvp returned shape {shape} for {leaf.name}, must be {leaf.shape}"
                 )
         return flatten(array for array in arrays if array is not None)
+
+
+def _fill(
+    tree: Any, flags: Iterable[bool], parts: Iterable[Any], other: Callable[[Any], Any]
+) -> Any:
+    """Return a tree with the leaves flagged replaced by `parts`, all others by ``other(leaf)``."""
+    own, kept = iter(parts), iter(flags)
+    return rebuild(tree, lambda old: next(own) if next(kept) else other(old))
 
 
 def _array(value: Any) -> Array | None:
@@ -345,7 +356,7 @@ class SecondOrder(Function):
     def values(self, x: Array, wide: bool = False) -> tuple[Array, float]:
         n = len(self.first.x)
         arrays = [g for g in self.first.vjp(x[n:], x[:n], wide) if g is not None]
-        return flatten(arrays), max(float(finfo(g.dtype).eps) for g in arrays)
+        return flatten(arrays), max(_eps(g.dtype) for g in arrays)
 
     def vjp(self, w: Array, x: Array, wide: bool = False) -> Gradient:
         first, n = self.first, len(self.first.x)

@@ -191,6 +191,21 @@ def test_complex_numbers(conjugate):
     assert check_gradients(np.square, (z,), vjp=vjp).passed is conjugate
 
 
+def test_longdouble_is_judged_like_float64():
+    x = X.astype(np.longdouble)
+    report = check_gradients(np.sin, (x,), vjp=lambda d, x: d * np.cos(x))
+    assert report.passed
+    assert 1e-15 < report.judgements[0].resolution < 1e-9
+
+
+def test_tangent_of_a_constant_is_none():
+    def jvp(dargs, x, n):
+        dx, dn = dargs
+        return n * dx if dn is None else np.nan * dx
+
+    assert check_gradients(lambda x, n: n * x, (X, 3), jvp=jvp).passed
+
+
 def test_scalar_and_empty_arguments():
     vjp = lambda d, a, e: (d * 2 * a, 0 * e)  # noqa: E731
     report = check_gradients(lambda a, e: a**2 + e.sum(), (3.0, np.zeros((0, 5))), vjp=vjp)
