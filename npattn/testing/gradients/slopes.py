@@ -169,7 +169,7 @@ class Line:
         )
 
         lost = ~finite.all(0) @ (self.w != 0).T
-        whole = np.isfinite(p).all(0) & ~lost & (64 * self.response <= h)
+        whole = np.isfinite(p).all(0) & ~lost
         self.noise[i] = np.where(whole, noise, 0)
         truncation, side_error = (np.where(whole, x, np.inf) for x in (truncation, side_error))
         return Slope(h, d8, truncation, odd, left, right, side_error)

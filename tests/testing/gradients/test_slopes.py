@@ -47,6 +47,17 @@ def test_estimate_without_noise_would_be_exceeded():
     assert np.max(gaps) > 0
 
 
+def test_noise_of_values_is_measured():
+    """An estimate from one step is exceeded at 8 of 10000 steps, from all smaller ones at 0.7."""
+    rng, exceeded, steps = np.random.default_rng(3), [], range(3, len(STEPS))
+    for noise in (1e-14, 1e-10, 1e-4):
+        x = rng.standard_normal(3001)
+        own = line(lambda y: np.sin(y) + noise * rng.standard_normal(len(y)), x)  # noqa: B023
+        gaps = [abs(own.slope(i).value - np.cos(x)) for i in range(len(STEPS))]
+        exceeded += [gaps[i] > own.error(i, len(STEPS) - 1) for i in steps]
+    assert 0 < np.mean(exceeded) < 3e-4
+
+
 def test_precision_of_an_argument_is_found():
     assert line(np.sin, np.array([0.3, 0.7])).response.max() < 1e-15
     single = line(lambda x: np.sin(x.astype(np.float32)).astype(float), np.array([0.3, 0.7]))
