@@ -73,12 +73,16 @@ class Case:
 
         Results that stay as they are if the arguments move a little have one of their own: a fill
         of −1e9, or a weight that rounds to 1, has roundings in which all others would disappear.
+        So have results that disappear beside the largest: they may be what is left of it.
         """
         m = len(self.value)
         self.live = live = np.zeros(m, bool)
         for _ in range(2):
             near = self._evaluate(self.x + tied_direction(self.x, self.rng) / 512, False)
             live |= True if near is None else near[0] != self.value
+        for leaf in self.function.results:
+            sizes = np.abs(self.value[leaf.part])
+            live[leaf.part] &= sizes > self.own_eps * sizes.max(initial=0)
         rows = []
         for part in (live, live, ~live & self.finite):
             sizes = np.abs(self.value[part])
@@ -99,7 +103,7 @@ class Case:
 
     @property
     def coarse(self) -> Array:
-        """Rounding of the results that stay as they are: what changes them by less may be 0.
+        """Rounding of the results that stay as they are, or disappear beside the largest.
 
         A result of 0 may be a difference that vanished: it is rounded like a median result.
         """
