@@ -320,12 +320,23 @@ def test_domain_that_ends_beside_the_arguments():
     x = np.array([1e-8, 1, 2 - 1e-9])
 
     def f(x):
-        if (x <= 0).any() or (x >= 2).any():
-            raise ValueError("outside")
+        assert (x > 0).all()
+        assert (x < 2).all()
         return np.log(x) + np.log(2 - x)
 
     assert check_gradients(f, (x,), vjp=lambda d, x: d / x - d / (2 - x)).passed
     assert not check_gradients(f, (x,), vjp=lambda d, x: d / x).passed
+
+
+def test_exception_beside_the_arguments_is_reported():
+    def f(x):
+        if not np.array_equal(x, X):
+            raise ValueError("another X")
+        return np.sin(x)
+
+    report = check_gradients(f, (X,), vjp=lambda d, x: d * np.cos(f(x) * 0 + x))
+    assert [one.status for one in report.judgements] == ["undecided"]
+    assert "near it: ValueError: another X" in str(report)
 
 
 # --- wrong usage ----------------------------------------------------------------------------------
