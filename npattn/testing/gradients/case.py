@@ -73,7 +73,7 @@ class Case:
 
         Results that stay as they are if the arguments move a little have one of their own: a fill
         of −1e9, or a weight that rounds to 1, has roundings in which all others would disappear.
-        So have results that disappear beside the largest: they may be what is left of it.
+        So have results that disappear beside the largest, or beside 1: they may be what is left.
         """
         m = len(self.value)
         self.live = live = np.zeros(m, bool)
@@ -82,7 +82,8 @@ class Case:
             live |= True if near is None else near[0] != self.value
         for leaf in self.function.results:
             sizes = np.abs(self.value[leaf.part])
-            live[leaf.part] &= sizes > self.own_eps * sizes.max(initial=0)
+            # A fill may be as large as it likes; what weights and sigmoids saturate to is 1.
+            live[leaf.part] &= sizes > self.own_eps * min(sizes.max(initial=0), 1)
         rows = []
         for part in (live, live, ~live & self.finite):
             sizes = np.abs(self.value[part])

@@ -241,6 +241,18 @@ def test_slope_at_a_kink(slope, status):
     assert [one.status for one in report.judgements] == [status]
 
 
+@pytest.mark.parametrize("factor", [1, 1.01])
+def test_mistake_beside_a_kink_of_a_large_array(factor):
+    """Each random direction has the kink at 1; the mistake is in an element not asked alone."""
+    x = np.random.default_rng(0).uniform(-0.9, 0.9, 41)
+    x[3] = 1
+    change = np.where(np.arange(41) == 17, factor, 1)
+    report = check_gradients(
+        lambda x: np.clip(x, -1, 1) ** 2, (x,), vjp=lambda d, x: 2 * d * x * change
+    )
+    assert report.passed is (factor == 1)
+
+
 def test_middle_of_three_tied_numbers():
     """Its place in the sorted row is in neither of the one-sided slopes."""
     order = np.array([1, 0, 2])
@@ -303,6 +315,25 @@ def test_resolution_is_that_of_a_direction_with_a_slope():
     constant = check_gradients(lambda x: 0 * x + 1, (X[0],), vjp=lambda d, x: 0 * d)
     assert constant.passed
     assert str(constant).endswith("passed")
+
+
+@pytest.mark.parametrize("factor", [1, 1.001])
+def test_large_fills_beside_results(factor):
+    """The roundings of −1e30 would hide every slope."""
+    mask = np.tri(5, 7, dtype=bool)
+    report = check_gradients(
+        lambda x: np.where(mask, np.sin(x), -1e30),
+        (X[0],),
+        vjp=lambda d, x: factor * d * np.cos(x) * mask,
+    )
+    assert report.passed is (factor == 1)
+    assert bool(report.failures) is (factor != 1)
+
+
+def test_cancellation_in_a_float32_gradient():
+    """1 − tanh² x is a multiple of 6e-8, and changes by none of them if x changes by a rounding."""
+    x = np.linspace(3, 6, 7, dtype=np.float32)
+    assert check_gradients(np.tanh, (x,), vjp=lambda d, x: d * (1 - np.tanh(x) ** 2)).passed
 
 
 def test_gradient_of_results_that_vanished():
