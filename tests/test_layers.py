@@ -37,7 +37,7 @@ TESTING_LAYERS = (
     {"levels", "excerpt", "parsing"},
     {"cases", "bounds", "adapters"},
     {"compare", "targets"},
-    {"spot", "trial", "variants", "worker"},
+    {"gradients", "spot", "trial", "variants", "worker"},
     {"capabilities", "rules", "report"},
     {"device", "diagnosis"},
     {"runner", "difference"},

@@ -40,6 +40,7 @@ def test_there_is_one_main_and_one_test_command():
         "cache.md",
         "checking.md",
         "extended.md",
+        "gradients.md",
         "masks.md",
         "multihead.md",
         "positions.md",

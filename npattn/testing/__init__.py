@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from npattn.testing.diagnosis.fingerprint import Fingerprint, fingerprint
     from npattn.testing.difference.diff import diff
     from npattn.testing.difference.record import Difference
+    from npattn.testing.gradients.check import check_gradients
+    from npattn.testing.gradients.report import GradientReport
     from npattn.testing.report.cause import Cause
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
@@ -34,6 +36,7 @@ __all__ = [
     "Difference",
     "Exact",
     "Fingerprint",
+    "GradientReport",
     "Implementation",
     "ImplementationError",
     "Integers",
@@ -44,6 +47,7 @@ __all__ = [
     "SpotCheck",
     "Suite",
     "check",
+    "check_gradients",
     "check_variant",
     "compare",
     "diff",
@@ -60,6 +64,7 @@ _HOMES = {
     "Difference": "npattn.testing.difference.record",
     "Exact": "npattn.testing.compare",
     "Fingerprint": "npattn.testing.diagnosis.fingerprint",
+    "GradientReport": "npattn.testing.gradients.report",
     "Implementation": "npattn.testing.adapters.implementation",
     "ImplementationError": "npattn.testing.adapters.base",
     "Outcome": "npattn.testing.report.outcome",
@@ -70,6 +75,7 @@ _HOMES = {
     "SpotCheck": "npattn.testing.spot",
     "Suite": "npattn.testing.suite",
     "check": "npattn.testing.check",
+    "check_gradients": "npattn.testing.gradients.check",
     "compare": "npattn.testing.compare",
     "diff": "npattn.testing.difference.diff",
     "exact": "npattn.testing.compare",

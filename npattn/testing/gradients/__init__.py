@@ -1,0 +1,1 @@
+"""Check of the gradients of any function: claimed slopes against differences of its values."""

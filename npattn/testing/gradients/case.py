@@ -1,0 +1,174 @@
+"""The function near its arguments: cotangents, differences, and the rounding of claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+from npattn.testing.gradients.directions import tied_direction
+from npattn.testing.gradients.function import Function, Leaf
+from npattn.testing.gradients.slopes import Line, norm
+
+Result = TypeVar("Result")
+PERTURBATIONS = 3
+"""Points near the arguments at which the rounding of a claim is measured."""
+COTANGENTS = 8
+"""Results up to which each has a cotangent of its own."""
+
+
+class Case:
+    """The function near its arguments, its cotangents, and what is claimed of them.
+
+    Attributes
+    ----------
+    cotangents : (k, m) float64 array
+    wide : bool
+        Differences are of float64 calls; else of calls in the dtypes of the arguments.
+    gap : (k,) float64 array
+        Part by which ⟨w, f⟩ in the dtypes of the arguments differs from that of the differences.
+    raised : str
+        The last exception of a call near the arguments.
+    """
+
+    def __init__(self, function: Function, seed: int) -> None:
+        self.function, self.rng = function, np.random.default_rng(seed)
+        self.x, self.raised = function.x, ""
+        own, self.own_eps = function.values(self.x)
+        self.noise = self._repeat(own)
+        self.finite = np.isfinite(own)
+        own = np.where(self.finite, own, 0)
+        self.value, self.eps = own, self.own_eps
+        self.cotangents = self._sample_cotangents()
+        self.wide, self.gap = False, np.zeros(len(self.cotangents))
+        if max(self.own_eps, *(leaf.eps for leaf in function.inputs)) > 2.0**-50:
+            self._widen(own)
+
+    def _repeat(self, own: Array) -> float:
+        """Return the largest difference of two calls, as a part of the largest result."""
+        again, _ = self.function.values(self.x)
+        with np.errstate(invalid="ignore"):
+            differ = np.where(np.isfinite(own), abs(again - own), 0)
+        largest = np.abs(own[np.isfinite(own)]).max(initial=0)
+        return float(differ.max(initial=0) / largest) if largest else float(differ.max(initial=0))
+
+    def _widen(self, own: Array) -> None:
+        """Take differences in float64 if f takes it and computes the same."""
+        result = self._evaluate(self.x, True)
+        if result is None or result[1] >= self.own_eps:
+            return
+        w = self.cotangents
+        with np.errstate(invalid="ignore"):
+            difference, size = norm(w * (own - result[0])), norm(w * own)
+        near = difference <= size / 8
+        if near.any():
+            self.cotangents, self.wide, (self.value, self.eps) = w[near], True, result
+            self.gap = (difference / np.where(size > 0, size, 1))[near]
+
+    def _sample_cotangents(self) -> Array:
+        """Return random cotangents: of all results, of each array, of a few single results.
+
+        Results that stay as they are if the arguments move a little have one of their own: a fill
+        of −1e9, or a weight that rounds to 1, has roundings in which all others would disappear.
+        So have results that disappear beside the largest, or beside 1: they may be what is left.
+        """
+        m = len(self.value)
+        self.live = live = np.zeros(m, bool)
+        for _ in range(2):
+            near = self._evaluate(self.x + tied_direction(self.x, self.rng) / 512, False)
+            live |= True if near is None else near[0] != self.value
+        for leaf in self.function.results:
+            sizes = np.abs(self.value[leaf.part])
+            # A fill may be as large as it likes; what weights and sigmoids saturate to is 1.
+            live[leaf.part] &= sizes > self.own_eps * min(sizes.max(initial=0), 1)
+        rows = []
+        for part in (live, live, ~live & self.finite):
+            sizes = np.abs(self.value[part])
+            unit = np.median(sizes[sizes > 0]) if sizes.any() else 1.0
+            rows += [part * self.rng.standard_normal(m) / unit] if part.any() else []
+        for leaf in self.function.results:
+            one = np.zeros(m)
+            one[leaf.part] = np.sum(rows, axis=0)[leaf.part] if rows else 0
+            rows += [one] if len(self.function.results) > 1 and one.any() else []
+        if 1 < m <= COTANGENTS:
+            sizes = np.where(self.value == 0, 1, np.abs(self.value))
+            rows += list(np.eye(m)[self.finite] / sizes)
+        w = np.stack(rows) if rows else np.zeros((1, m))
+        for leaf in self.function.results:  # the numbers that the function is given
+            own = w[:, leaf.part].astype(_real(leaf)).astype(float)
+            w[:, leaf.part] = np.where(np.isfinite(own), own, np.sign(w[:, leaf.part]))
+        return w
+
+    @property
+    def coarse(self) -> Array:
+        """Rounding of the results that stay as they are, or disappear beside the largest.
+
+        A result of 0 may be a difference that vanished: it is rounded like a median result.
+        """
+        sizes = np.abs(self.value)
+        typical = np.median(sizes[sizes > 0]) if sizes.any() else 0.0
+        still = np.where(self.live, 0, np.maximum(sizes, typical))
+        return self.own_eps * norm(self.cotangents * still)
+
+    def evaluate(self, x: Array) -> tuple[Array, float] | None:
+        return self._evaluate(x, self.wide)
+
+    def _evaluate(self, x: Array, wide: bool) -> tuple[Array, float] | None:
+        result = self._attempt(partial(self.function.values, wide=wide), x)
+        if result is None or len(result[0]) != len(self.finite):
+            return None
+        return np.where(self.finite, result[0], 0), result[1]
+
+    def _attempt(self, call: Callable[[Array], Result], x: Array) -> Result | None:
+        """Return the result of a call; None outside of the domain, or if the dtype is refused."""
+        try:
+            return call(x)
+        except Exception as err:  # noqa: BLE001  whatever f raises there; the report has it
+            self.raised = f"{type(err).__name__}: {err}"
+            return None
+
+    def line(self, u: Array, moved: Array) -> Line:
+        """Return the line x + t u; `moved` is the norm of the terms of a slope."""
+        return Line(self.evaluate, self.x, u, self.value, self.cotangents, self.eps, moved)
+
+    def nearby(self, part: float = 0.0) -> Array:
+        """Return the arguments, each changed by a part or at least a rounding; ties stay ties."""
+        inputs = self.function.inputs
+        units = [np.full(y.part.stop - y.part.start, max(part, y.eps)) for y in inputs]
+        return np.asarray(self.x + np.concatenate(units) * tied_direction(self.x, self.rng))
+
+    def spread(self, ask: Callable[[Array, bool], Array]) -> Array:
+        """Return the rounding of a claim, by how it varies near the arguments.
+
+        Parameters
+        ----------
+        ask : callable
+            Returns the claim at a vector, in the dtypes of the arguments or, if True, in float64.
+
+        Returns
+        -------
+        array
+            Differences of claims near the arguments from that at the arguments, along a first axis.
+            In narrower dtypes, of the differences from the claim in float64: a mistake hardly
+            varies, a rounding does.
+        """
+        compares = self.wide and self._attempt(lambda x: ask(x, True), self.x) is not None
+
+        def own(x: Array) -> Array:
+            return ask(x, False) - ask(x, True) if compares else ask(x, False)
+
+        moves = [0.0, max(1 / 512, 16 * self.own_eps)] if compares else [0.0]
+        here, spread = own(self.x), []
+        for move in moves * PERTURBATIONS:
+            near = self._attempt(own, self.nearby(move))
+            with np.errstate(invalid="ignore"):
+                moved = np.zeros_like(here) if near is None else near - here
+            spread.append(np.where(np.isfinite(moved), moved, 0))
+        return np.stack(spread)
+
+
+def _real(leaf: Leaf) -> np.dtype[np.generic]:
+    return np.dtype(f"f{leaf.dtype.itemsize // 2}") if leaf.dtype.kind == "c" else leaf.dtype

@@ -1,0 +1,110 @@
+"""Slopes that a vjp or a jvp claims, with the rounding that they may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+from npattn.testing.gradients.case import Case
+from npattn.testing.gradients.function import Gradient, flatten
+from npattn.testing.gradients.slopes import DEVIATIONS, norm
+
+ROUNDINGS = 4
+"""Roundings of its own that each element of a claim may have."""
+
+
+@dataclass(frozen=True)
+class VjpClaims:
+    """Gradients for each cotangent; not finite elements and arrays without a gradient are 0.
+
+    Attributes
+    ----------
+    gradient : (k, n) float64 array
+        What the vjp returned.
+    spread : (number, k, n) float64 array
+        By how much it varies near the arguments: see `Case.spread`.
+    raw : (k, n) float64 array
+        The gradient with what is not finite.
+    units : (n,) float64 array
+        Distance of 1 to the next number, in the dtype of each element.
+    gap, coarse : (k,) float64 arrays
+        Of the case.
+    shapes : dict
+        Leaf → the wrong shape of its gradient.
+    missing : frozenset of str
+        Leaves for which the vjp returned None.
+    """
+
+    gradient: Array
+    spread: Array
+    raw: Array
+    units: Array
+    gap: Array
+    coarse: Array
+    shapes: dict[str, tuple[int, ...]]
+    missing: frozenset[str]
+
+    @classmethod
+    def ask(cls, case: Case) -> VjpClaims:
+        """Ask the vjp for the gradients of each cotangent."""
+        function = case.function
+        shapes: dict[str, tuple[int, ...]] = {}
+        missing: set[str] = set()
+
+        def vector(gradient: Gradient) -> Array:
+            parts = []
+            for leaf, g in zip(function.inputs, gradient, strict=True):
+                if g is None:
+                    missing.add(leaf.name)
+                elif g.shape != leaf.shape:
+                    shapes[leaf.name] = g.shape
+                fits = g is not None and g.shape == leaf.shape
+                own = g if fits and g is not None else np.zeros(leaf.shape)
+                parts.append(own.astype(complex) if leaf.dtype.kind == "c" else np.real(own))
+            return flatten(parts)
+
+        def ask(x: Array, wide: bool) -> Array:
+            # Rounded cotangents show roundings that saturated arguments do not.
+            move = 0 if x is case.x else case.own_eps
+            signs = case.rng.uniform(-1, 1, case.cotangents.shape)
+            return np.stack(
+                [vector(function.vjp(w, x, wide)) for w in case.cotangents * (1 + move * signs)]
+            )
+
+        raw = ask(case.x, False)
+        gradient = np.where(np.isfinite(raw), raw, 0)
+        spread = case.spread(ask)
+        units = np.zeros(raw.shape[1])
+        for leaf in function.inputs:
+            units[leaf.part] = max(leaf.eps, case.own_eps)
+        return cls(gradient, spread, raw, units, case.gap, case.coarse, shapes, frozenset(missing))
+
+    def slopes(self, u: Array) -> tuple[Array, Array, Array]:
+        """Return ⟨g, u⟩, the rounding it may have, and √Σ (g u)²."""
+        terms = self.gradient * u
+        size = norm(terms)
+        spread = np.fmax(norm(abs(self.spread).max(0) * u), abs(self.spread @ u).max(0))
+        own = ROUNDINGS * (abs(terms) @ self.units + self.coarse)
+        return terms.sum(1), DEVIATIONS * (spread + self.gap * size) + own, size
+
+
+@dataclass(frozen=True)
+class JvpClaims:
+    """Derivatives along a direction, asked one by one."""
+
+    case: Case
+
+    def slopes(self, u: Array) -> tuple[Array, Array, Array]:
+        """Return ⟨w, J u⟩ for each cotangent, the rounding it may have, and √Σ (w J u)²."""
+        case, function = self.case, self.case.function
+        w, claim = case.cotangents, function.jvp(u, case.x)
+        spread = case.spread(lambda x, wide: function.jvp(u, x, wide))
+        size = norm(w * claim)
+        independent = np.fmax(norm(w * abs(spread).max(0)), abs(spread @ w.T).max(0))
+        own = ROUNDINGS * (case.own_eps * abs(w) @ abs(claim) + case.coarse)
+        return w @ claim, DEVIATIONS * (independent + case.gap * size) + own, size
+
+
+Claims = VjpClaims | JvpClaims

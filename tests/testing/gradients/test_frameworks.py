@@ -1,0 +1,144 @@
+"""check_gradients of torch and JAX functions: their own autodiff, or derivatives by hand."""
+
+import numpy as np
+import pytest
+
+from npattn.errors import OptionError
+from npattn.testing import check_gradients
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((3, 7))
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def cube(torch):
+    """Return an autograd.Function whose gradients are wrong by two factors."""
+
+    def make(factor, again=2):
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, dy, x):
+                ctx.save_for_backward(dy, x)
+                return factor * dy * x**2
+
+            @staticmethod
+            def backward(ctx, ddx):
+                dy, x = ctx.saved_tensors
+                return ddx * factor * x**2, again * factor * ddx * dy * x
+
+        class Cube(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x**3
+
+            @staticmethod
+            def backward(ctx, dy):
+                return Square.apply(dy, *ctx.saved_tensors)
+
+        return Cube
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_autograd_function_is_given_as_a_class(torch, cube, dtype):
+    x = torch.tensor(X, dtype=getattr(torch, dtype))
+    assert check_gradients(cube(3), (x,)).passed
+    report = check_gradients(cube(3.00001), (x,))
+    assert not report.passed
+    assert report.judgements[0].name == "dx"
+    if dtype == "float64":
+        assert report.failures[0].explanation == "dx is 3.00001/3 of what it should be"
+
+
+def test_numpy_arguments_of_an_autograd_function(cube):
+    assert check_gradients(cube(3), (X,)).passed
+    assert not check_gradients(cube(3.00001), (X,)).passed
+
+
+@pytest.mark.parametrize("again", [2, 2.001])
+def test_second_order(torch, cube, again):
+    report = check_gradients(cube(3, again), (torch.tensor(X),), second_order=True)
+    assert report.passed is (again == 2)
+    assert [one.claimed_by for one in report.judgements] == ["vjp", "second order", "second order"]
+    assert [one.name for one in report.failures] == ([] if again == 2 else ["dx"])
+
+
+def test_second_order_of_derivatives_by_hand():
+    with pytest.raises(OptionError, match="second_order needs the autodiff"):
+        check_gradients(np.sin, (X,), vjp=lambda d, x: d * np.cos(x), second_order=True)
+
+
+@pytest.mark.parametrize("factor", [1, 1.001])
+def test_torch_function_with_a_vjp_by_hand(torch, factor):
+    x = torch.tensor(X)
+    report = check_gradients(torch.sin, (x,), vjp=lambda d, x: factor * d * x.cos())
+    assert report.passed is (factor == 1)
+
+
+def test_module_with_float32_parameters(torch):
+    """It takes no float64: differences are of float32 calls."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Dropout(0.5), torch.nn.Tanh())
+    report = check_gradients(module, (torch.tensor(X, dtype=torch.float32),))
+    assert report.passed
+    assert 1e-7 < report.judgements[0].resolution < 0.05
+    assert check_gradients(module[0], (torch.tensor(X).float(),)).judgements[0].name == "dinput"
+
+
+def test_integers_and_several_results(torch):
+    def f(table, index, scale):
+        return table[index] * scale, {"sum": table.sum(0), "index": index}
+
+    table = torch.tensor(X)
+    report = check_gradients(f, (table, torch.tensor([2, 0, 2]), 3.0))
+    assert report.passed
+    assert [one.name for one in report.judgements] == ["dtable"]
+    assert report.notes == ("without a derivative: index, scale",)
+
+
+def test_detached_part_is_missed_by_autograd(torch):
+    report = check_gradients(lambda x: x * x.detach(), (torch.tensor(X),))
+    assert report.failures[0].explanation == "dx is 1/2 of what it should be"
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_complex_tensors(torch, detach):
+    z = torch.tensor(X + 1j * X[::-1])
+    report = check_gradients(lambda z: z * (z.detach() if detach else z).conj() * z, (z,))
+    assert report.passed is not detach
+
+
+@pytest.mark.parametrize("factor", [1, 1.0001])
+def test_jax_functions(factor):
+    jax = pytest.importorskip("jax")
+
+    @jax.custom_vjp
+    def f(tree):
+        return jax.numpy.sin(tree["x"]) * tree["z"].conj()
+
+    def backward(tree, d):
+        x, z = tree["x"], tree["z"]
+        dx = (d * z.conj() * jax.numpy.cos(x)).real
+        return ({"x": factor * dx, "z": (d * jax.numpy.sin(x)).conj()},)
+
+    f.defvjp(lambda tree: (f(tree), tree), backward)
+    with jax.enable_x64(True):
+        tree = {"x": jax.numpy.asarray(X), "z": jax.numpy.asarray(X + 1j * X[::-1])}
+        report = check_gradients(f, (tree,))
+    assert report.passed is (factor == 1)
+    assert [one.name for one in report.failures] == ([] if factor == 1 else ["dtree['x']"])
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+def test_jax_in_float32(second_order):
+    jnp = pytest.importorskip("jax.numpy")
+    x = jnp.asarray(X, dtype=jnp.float32)
+    report = check_gradients(lambda x: jnp.tanh(x) @ x.T, (x,), second_order=second_order)
+    assert report.passed
