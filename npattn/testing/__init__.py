@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npattn.testing.diagnosis.fingerprint import Fingerprint, fingerprint
     from npattn.testing.difference.diff import diff
     from npattn.testing.difference.record import Difference
+    from npattn.testing.modules.check import check_module, compare_module
     from npattn.testing.report.cause import Cause
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
@@ -41,8 +42,10 @@ __all__ = [
     "Rounding",
     "SpotCheck",
     "check",
+    "check_module",
     "check_variant",
     "compare",
+    "compare_module",
     "diff",
     "fingerprint",
     "spot_check",
@@ -63,6 +66,8 @@ _HOMES = {
     "Rounding": "npattn.testing.bounds.rounding",
     "SpotCheck": "npattn.testing.spot",
     "check": "npattn.testing.check",
+    "check_module": "npattn.testing.modules.check",
+    "compare_module": "npattn.testing.modules.check",
     "compare": "npattn.testing.compare",
     "diff": "npattn.testing.difference.diff",
     "fingerprint": "npattn.testing.diagnosis.fingerprint",
