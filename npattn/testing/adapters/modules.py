@@ -103,9 +103,12 @@ class TorchModule:
         """Return the parameters by their dotted names, each once."""
         return {name: self._read(p) for name, p in self.owner.named_parameters()}
 
-    def parent_kind(self, name: str) -> str:
-        """Return the class of the submodule that owns a parameter: "Linear"."""
-        return type(self.owner.get_submodule(name.rpartition(".")[0])).__name__
+    def multiplies_from_right(self, name: str) -> bool | None:
+        """Return True if a weight is (in, out), False if (out, in), None if its layer is unknown."""
+        layer = self.owner.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, (self.torch.nn.Linear, self.torch.nn.MultiheadAttention)):
+            return False
+        return True if type(layer).__name__ == "Conv1D" else None  # of transformers
 
     def attribute(self, names: Sequence[str]) -> int | None:
         """Return the first of these attributes that is an integer, of it or of its config."""

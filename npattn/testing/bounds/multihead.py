@@ -217,7 +217,7 @@ class MultiHeadBound:
                 allowed[f"bias_{letter}"] = own.reshape(-1)
             dy, edy = (merge(z[..., : length[name], :], "concat") for z in (grads[name], e))
             x, w = steps.inputs[name], steps.parameters["w" + letter]
-            allowed["w" + letter] = self.sum_of_rows(x, 0.0, dy, edy)
+            allowed["w" + letter] = self.sum_of_rows(x, self.errors.get(name, 0.0), dy, edy)
             allowed["b" + letter] = self._sum(dy, edy)
             target = {"query": "query", **self.fwd.inputs.stands_for}[name]
             edx = self.linear(dy, edy, w.T)

@@ -33,7 +33,7 @@ def explain(judge: Judge, failed: Failed) -> list[Cause]:
     """Return the causes of failures, each rule in one of them at most."""
     left = dict(failed)
     causes = []
-    for find in (_find_dropout, _find_changes, _find_gradients):
+    for find in (_find_dropout, _find_changes, _find_gradients, _find_others):
         cause = find(judge, left) if left else None
         if cause is not None:
             causes.append(cause)
@@ -100,6 +100,15 @@ def say(judge: Judge, change: Change) -> str:
     sizes = {"H": mha.num_heads, "D": mha.head_size, "W": mha.num_heads * mha.head_size}
     names = {role: judge.reading.name(role) for role in ("wq", "wk", "wv", "wo")}
     return change.text.format(**sizes, **names)
+
+
+def _find_others(judge: Judge, failed: Failed) -> Cause | None:
+    """Return parameters that no projection has as a cause that is possible, and no more."""
+    if judge.is_known or not judge.unread:
+        return None
+    names = ", ".join(judge.unread)
+    text = f"the module has {names}, in no projection: the reference knows nothing of it (roles=)"
+    return Cause(text, tuple(outcome.id for outcome, _ in failed.values()), name="other parameters")
 
 
 # --- the backward alone ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.errors import OptionError
+from npattn.errors import InternalError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array, to_numpy
 from npattn.problem.checks import check_integer
@@ -213,7 +213,7 @@ def compare_module(
     OptionError
         If an output has another name, or the module has norms, a gate or rotary positions.
     ShapeError
-        If an input does not fit the weights.
+        If an input does not fit the weights, or an output has another shape than the exact one.
 
     Examples
     --------
@@ -247,7 +247,7 @@ def compare_module(
 
 def _fit(name: str, got: Array, exact: Array) -> Array:
     if got.shape != exact.shape:
-        raise OptionError(f"{name} has shape {got.shape}, must have {exact.shape}")
+        raise ShapeError(f"{name} has shape {got.shape}, must have {exact.shape}")
     return got
 
 
@@ -319,7 +319,12 @@ class _Asked:
 
     def _compare(self, case: ModuleCase) -> tuple[Sequence[Comparison], str]:
         try:
-            return self.rule.compare(self.judge, case), ""
+            found = self.rule.compare(self.judge, case)
+            # An output of a wrong shape leaves nothing else to compare.
+            found = found or [c for c in self.judge.compare(case) if not c.passed]
+            if not found:
+                raise InternalError(f"{self.name} compares nothing for {case!r}")
+            return found, ""
         except ImplementationError as err:
             return (), str(err)
 

@@ -45,6 +45,8 @@ class Judge:
         The reference.
     changes : list of Change
         Steps that the module replaces: with them the reference reproduces it.
+    is_known : bool
+        The reference, or that with changes, gives what the module gives.
     repeats : bool
         Two calls give the same bits.
     dropout_stays : bool
@@ -84,7 +86,8 @@ class Judge:
                 self.dropout_stays = _same(first, self.ask(self.probe))
             inputs = self.inputs(self.probe)
             self.returns_weights = first.weights is not None
-            found = _first(self._explain(plans, inputs, first))
+            found = next(self._explain(plans, inputs, first), None)
+            self.is_known = found is not None
             if found is not None:
                 self.reading, self.plan, self.changes = found
             self.call.num_heads = self.reading.num_heads
@@ -247,7 +250,6 @@ class Judge:
         """Compare results in training mode, for the weights that dropout keeps there.
 
         They may be returned before it or after it.
-
         """
         got, seen = self._train(case)
         inputs, dtype = self.inputs(case), self.module.array_dtype
@@ -345,10 +347,6 @@ def apply(plan: Plan, changes: Sequence[Change]) -> Plan | None:
     for change in changes:
         changed = None if changed is None else change.apply(changed)
     return changed
-
-
-def _first(found: Iterator[Any]) -> Any:
-    return next(found, None)
 
 
 def _same(one: Returned, other: Returned) -> bool:

@@ -269,7 +269,7 @@ def _read(
     counts = [heads] if heads else [n for n in range(1, width + 1) if width % n == 0]
     for H in counts:
         K = kv_heads or H
-        indices = _unpack(dict(matrices), H, K, order)
+        indices = _unpack(dict(matrices), H, K, packed or "qkv")
         if indices is None:
             continue
         for name in ("bias_k", "bias_v"):
@@ -285,12 +285,8 @@ def _read(
 
 def _matrix(module: TorchModule, flat: Flat, name: str, turned: bool) -> Array:
     """Return the indices of a weight, as it multiplies from the right."""
-    index, kind = flat.index(name), module.parent_kind(name)
-    if kind in ("Linear", "NonDynamicallyQuantizableLinear", "MultiheadAttention"):
-        return index.T
-    if kind == "Conv1D":  # of transformers
-        return index
-    return index.T if turned else index
+    index, right = flat.index(name), module.multiplies_from_right(name)
+    return index if right or (right is None and not turned) else index.T
 
 
 def _unpack(own: dict[str, Array], H: int, K: int, order: str) -> dict[str, Array] | None:
