@@ -104,7 +104,7 @@ class TorchModule:
         return {name: self._read(p) for name, p in self.owner.named_parameters()}
 
     def multiplies_from_right(self, name: str) -> bool | None:
-        """Return True if a weight is (in, out), False if (out, in), None if its layer is unknown."""
+        """Return True for a weight (in, out), False for (out, in), None for an unknown layer."""
         layer = self.owner.get_submodule(name.rpartition(".")[0])
         if isinstance(layer, (self.torch.nn.Linear, self.torch.nn.MultiheadAttention)):
             return False

@@ -144,7 +144,7 @@ class Call:
         if first or cotangents is None:
             returned = self.module.call(given, options, cotangents)
         else:
-            turned = lambda o, w: _turned(*cotangents(o.swapaxes(0, 1), w))  # noqa: E731
+            turned = lambda o, w: _swap_axes(*cotangents(o.swapaxes(0, 1), w))  # noqa: E731
             returned = self.module.call(given, options, turned)
         if first:
             return returned
@@ -152,5 +152,5 @@ class Call:
         return Returned(returned.out.swapaxes(0, 1), returned.weights, grads, returned.parameters)
 
 
-def _turned(dout: Array, dweights: Array | None) -> tuple[Array, Array | None]:
+def _swap_axes(dout: Array, dweights: Array | None) -> tuple[Array, Array | None]:
     return np.ascontiguousarray(dout.swapaxes(0, 1)), dweights

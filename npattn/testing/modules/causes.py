@@ -63,7 +63,7 @@ def _find_changes(judge: Judge, failed: Failed) -> Cause | None:
         return None
     tried = list(dict.fromkeys([case for _, case in failed.values()] + list(judge.seen)))[:TRIED]
     # What an empty row gives was tried on rows, and a softmax over queries has other empty ones.
-    plans = [replace(judge.changed, conventions=c) for c in (judge.plan.conventions, *EMPTY_ROWS)]
+    plans = [replace(judge.own_plan, conventions=c) for c in (judge.plan.conventions, *EMPTY_ROWS)]
     given: dict[ModuleCase, bool] = {}
     for plan in plans:
         own = {case: _reproduces(judge, plan, case) for case in tried if case in judge.seen}

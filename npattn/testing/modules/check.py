@@ -129,7 +129,7 @@ def check_module(
     return Report(
         spec or judges[0].module.name,
         tuple(outcomes),
-        _untested(judges),
+        _list_untested(judges),
         {"seed": seed, "examples": examples, **_settings(judges[0])},
         require=required,
         causes=tuple(causes),
@@ -404,7 +404,7 @@ def _settings(judge: Judge) -> dict[str, Any]:
     }
 
 
-def _untested(judges: Sequence[Judge]) -> tuple[str, ...]:
+def _list_untested(judges: Sequence[Judge]) -> tuple[str, ...]:
     """Return what the rules leave out."""
     names = [f"{name}, which is in no projection" for name in judges[0].unread]
     if judges[0].module.was_training:

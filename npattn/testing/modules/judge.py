@@ -120,7 +120,7 @@ class Judge:
     def _learn_masks(self) -> None:
         """Find the forms in which it takes a mask, and what an empty row gives."""
         case = replace(self.probe, mask="random")
-        plan = self.changed
+        plan = self.own_plan
         for parameter, shapes in self.call.masks:
             errors, answers = [], []
             for kind, shape in itertools.product(KINDS, shapes):
@@ -153,13 +153,13 @@ class Judge:
             self.refused.append(f"a query that sees nothing: {err}")
             return
         for conventions in EMPTY_ROWS:
-            plan = replace(self.changed, conventions=conventions)
+            plan = replace(self.own_plan, conventions=conventions)
             if self._fits(plan, self.inputs(case, form), got, finite=True):
                 self.plan = replace(self.plan, conventions=conventions)
                 return
 
     @property
-    def changed(self) -> Plan:
+    def own_plan(self) -> Plan:
         """The reference with the steps that the module replaces."""
         return apply(self.plan, self.changes) or self.plan
 

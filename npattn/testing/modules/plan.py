@@ -207,7 +207,7 @@ class Change(NamedTuple):
     apply: Callable[[Plan], Plan | None]
 
 
-def _scaled(factor: Callable[[int, int], float]) -> Callable[[Plan], Plan | None]:
+def _scale_by(factor: Callable[[int, int], float]) -> Callable[[Plan], Plan | None]:
     """Replace the scale by a function of D and H."""
 
     def apply(plan: Plan) -> Plan | None:
@@ -259,19 +259,19 @@ def _add_query(plan: Plan) -> Plan | None:
     return replace(plan, residual=True) if wide == mha.wq.shape[0] else None
 
 
-def _merged(plan: Plan) -> Plan | None:
+def _merge_by_reshape(plan: Plan) -> Plan | None:
     if plan.mha.num_heads == 1:
         return None
     return replace(plan, mha=replace(plan.mha, merge="reshape"))
 
 
-def _without_softmax_queries(plan: Plan) -> Plan | None:
+def _normalise_queries(plan: Plan) -> Plan | None:
     mha = plan.mha
     shared = mha.num_kv_heads != mha.num_heads or mha.bias_k is not None or mha.add_zero_attn
     return None if shared or plan.split != "axis" else replace(plan, softmax="queries")
 
 
-def _projected(whose: str, by: str) -> Change:
+def _projection(whose: str, by: str) -> Change:
     words = {"q": "queries", "k": "keys", "v": "values"}
     text = f"{words[whose]} are projected by {{w{by}}}, which is that of {words[by]}"
     step = "o" if whose == "v" else "s"
@@ -279,38 +279,38 @@ def _projected(whose: str, by: str) -> Change:
     return Change(text, step, "everywhere", f"by W of {words[by]}", f"w{whose}", change)
 
 
-def _unbiased(name: str, words: str, step: str) -> Change:
+def _without_bias(name: str, words: str, step: str) -> Change:
     apply = _weights(**{name: None})
     return Change(f"the bias of {words} is not added", step, "everywhere", "", name, apply)
 
 
 CHANGES = (
     Change("scores are divided by √(H·D) = √{W}, the whole width, instead of √D = √{D}",
-           "s", "everywhere", "× 1/√H", "scale", _scaled(lambda D, H: (H * D) ** -0.5)),
+           "s", "everywhere", "× 1/√H", "scale", _scale_by(lambda D, H: (H * D) ** -0.5)),
     Change("scores are not divided by √D = √{D}",
-           "s", "everywhere", "× √D", "scale", _scaled(lambda D, H: 1.0)),
+           "s", "everywhere", "× √D", "scale", _scale_by(lambda D, H: 1.0)),
     Change("scores are divided by D = {D} instead of √D",
-           "s", "everywhere", "× 1/√D", "scale", _scaled(lambda D, H: 1 / D)),
+           "s", "everywhere", "× 1/√D", "scale", _scale_by(lambda D, H: 1 / D)),
     Change("scores are multiplied by √D = √{D} instead of divided by it",
-           "s", "everywhere", "× D", "scale", _scaled(lambda D, H: D**0.5)),
+           "s", "everywhere", "× D", "scale", _scale_by(lambda D, H: D**0.5)),
     Change("scores are divided by √H = √{H}, the number of heads, instead of √D = √{D}",
-           "s", "everywhere", "× √(D/H)", "scale", _scaled(lambda D, H: H**-0.5)),
+           "s", "everywhere", "× √(D/H)", "scale", _scale_by(lambda D, H: H**-0.5)),
     Change("heads are merged without moving the head axis back",
-           "o", "everywhere", "of another place", "merge", _merged),
+           "o", "everywhere", "of another place", "merge", _merge_by_reshape),
     Change("heads are split by a reshape that does not move the head axis",
            "layout", "everywhere", "of another place", "split", _set(split="reshape")),
     Change("heads are split by a reshape that does not move the head axis, and merged likewise",
            "layout", "everywhere", "of another place", "split",
-           lambda plan: (m := _merged(plan)) and replace(m, split="reshape")),
+           lambda plan: (m := _merge_by_reshape(plan)) and replace(m, split="reshape")),
     Change("the softmax runs over queries instead of keys",
-           "p", "everywhere", "", "softmax", _without_softmax_queries),
-    *(_projected(whose, by) for whose, by in ("kq", "vk", "vq", "qk", "kv", "qv")),
+           "p", "everywhere", "", "softmax", _normalise_queries),
+    *(_projection(whose, by) for whose, by in ("kq", "vk", "vq", "qk", "kv", "qv")),
     Change("keys and queries are exchanged: queries are projected by {wk}, keys by {wq}",
            "s", "everywhere", "", "wq", _weights(wq="wk", wk="wq", bq="bk", bk="bq")),
     Change("the output is not projected by {wo}", "o", "everywhere", "", "wo",
            _weights(wo=None, bo=None)),
-    _unbiased("bq", "queries", "s"), _unbiased("bk", "keys", "s"), _unbiased("bv", "values", "o"),
-    _unbiased("bo", "the output", "o"),
+    _without_bias("bq", "queries", "s"), _without_bias("bk", "keys", "s"), _without_bias("bv", "values", "o"),
+    _without_bias("bo", "the output", "o"),
     *(Change(f"{{w{n}}} is transposed", "o" if n in "vo" else "s", "everywhere", "", f"w{n}",
              _turn(f"w{n}")) for n in "qkvo"),
     Change("the query is added to the output", "o", "everywhere", "+ query", "residual",
