@@ -264,15 +264,16 @@ class TorchModule:
         )
 
     def _results(self, value: Any) -> tuple[Any, Any]:
-        """Return output and weights: a tensor, (output, weights, ...), or a mapping's first two."""
+        """Return output and weights: a tensor, (output, weights, ...), or a mapping of these."""
         values = list(value.values()) if isinstance(value, Mapping) else value
         values = [values] if isinstance(values, self.torch.Tensor) else values
         if not isinstance(values, (tuple, list)) or not values:
             raise ResultError(
                 f"returned {type(value).__name__}, must be a tensor or (out, weights)"
             )
-        weights = values[1] if len(values) > 1 else None
-        return values[0], weights if isinstance(weights, self.torch.Tensor) else None
+        others = [x for x in values[1:] if isinstance(x, self.torch.Tensor) and x.ndim > 2]
+        weights = [x for x in others if bool(x.any()) and not bool((x < 0).any())]  # not a bias
+        return values[0], next(iter(weights or others), None)
 
     def _read(self, tensor: Any) -> Array:
         return self.framework.take(tensor)

@@ -9,6 +9,7 @@ absolute values. docs/tolerance.md §12 derives both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -109,24 +110,22 @@ class MultiHeadBound:
         """Error of x w + b, where x (..., m) errs by e."""
         m, product = w.shape[0], x @ w
         exact = product if b is None else product + b
-        size = abs(x) @ abs(w) + (0 if b is None else abs(b))
+        each = self.oracle * (self.gamma(m + 3) + self.operands)  # relative to |x| |w| + |b|
         flushed = self.unit.tiny * (abs(x).sum(-1, keepdims=True) + abs(w).sum(0) + m)
         stored = self.unit.low.u * (abs(product) + abs(exact)) + 2 * self.unit.low.eta
-        return np.asarray(
-            self.oracle * ((self.gamma(m + 3) + self.operands) * size + stored + flushed)
-            + (e if isinstance(e, float) else e @ abs(w))
-        )
+        bias = 0.0 if b is None else each * abs(b)
+        return np.asarray((each * abs(x) + e) @ abs(w) + bias + self.oracle * (stored + flushed))
 
-    def sum_of_rows(self, x: Array, ex: Array | float, y: Array, ey: Array) -> Array:
+    def sum_of_rows(self, x: Array, ex: Array | float, y: Array, ey: Array | float) -> Array:
         """Error of xᵀ y summed over every axis but the last, where both err."""
-        rows = [
-            np.broadcast_to(a, c.shape).reshape(-1, c.shape[-1])
-            for a, c in ((abs(x), x), (ex, x), (abs(y), y), (ey, y))
-        ]
-        x, ex, y, ey = rows
-        rounding = self.gamma(len(x) + 3) + self.unit.low.times(2)
-        eta = len(x) * self.unit.tiny + 2 * self.unit.low.eta
-        return np.asarray(ex.T @ (y + ey) + x.T @ ey + self.oracle * (rounding * x.T @ y + eta))
+        count = math.prod(x.shape[:-1])
+        each = self.oracle * (self.gamma(count + 3) + self.unit.low.times(2))
+        size = abs(y)
+        total = _rows(abs(x)).T @ _rows(ey + each * size)
+        if not isinstance(ex, float):
+            total = total + _rows(ex).T @ _rows(size + ey)
+        eta = count * self.unit.tiny + 2 * self.unit.low.eta
+        return np.asarray(total + self.oracle * eta)
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -204,8 +203,8 @@ class MultiHeadBound:
         edmerged = np.zeros(steps.merged.shape)
         if self.mha.wo is not None:
             edmerged = self.linear(dout, 0.0, self._wo.T)
-            allowed["wo"] = self.sum_of_rows(steps.merged, self.eo, dout, np.zeros(dout.shape))
-            allowed["bo"] = self._sum(dout, np.zeros(dout.shape))
+            allowed["wo"] = self.sum_of_rows(steps.merged, self.eo, dout, 0.0)
+            allowed["bo"] = self._sum(dout, np.zeros_like(dout))
         do, edo = self._through_merge(dout @ self._wo.T), self._through_merge(edmerged)
         heads = self._heads_backward(do, edo, dweights)
         grads = self._own_gradients(do, dweights)
@@ -260,6 +259,10 @@ class MultiHeadBound:
         count = int(np.prod([x.shape[i] for i in axes]))
         rounding = self.gamma(count + 3) + self.unit.low.times(2)
         return np.asarray(e.sum(axes) + self.oracle * rounding * abs(x).sum(axes))
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
 
 
 def _t(x: Array) -> Array:

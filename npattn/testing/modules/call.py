@@ -129,9 +129,12 @@ class Call:
             If it raises, or returns something else.
         """
         arrays: list[Array | None] = list(inputs[:3])
-        if self.crosses and self.inputs[1] in CONTEXTS and inputs.key is not None:
-            arrays[2] = None
         names = self.module.arguments()
+        own = self.inputs
+        if self.crosses and own[1] in CONTEXTS:
+            arrays[2] = None
+            if inputs.key is None and not names[own[1]]:  # self-attention is the default
+                own = own[:1]
         options: dict[str, Any] = {n: case.ask != "none" for n in WANTED if n in names}
         if AVERAGE in names:
             options[AVERAGE] = case.ask == "average"
@@ -140,7 +143,7 @@ class Call:
             options[form.parameter] = form.array(inputs.visible, sizes, self.module.array_dtype)
         first = self.module.batch_first
         given = {n: x if x is None or first else x.swapaxes(0, 1)
-                 for n, x in zip(self.inputs, arrays, strict=False)}  # fmt: skip
+                 for n, x in zip(own, arrays, strict=False)}  # fmt: skip
         if first or cotangents is None:
             returned = self.module.call(given, options, cotangents)
         else:

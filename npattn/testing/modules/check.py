@@ -37,6 +37,7 @@ def check_module(
     *,
     roles: Mapping[str, str] | None = None,
     num_heads: int | None = None,
+    scale: float | None = None,
     dtypes: Sequence[str] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     examples: int = 30,
@@ -62,6 +63,8 @@ def check_module(
         name does not tell: ``{"wq": "to_q"}``.
     num_heads : int, optional
         Default: an attribute of `m`; else the number with which it fits.
+    scale : float, optional
+        What it means to multiply q·k by. Default: 1/√D.
     dtypes : sequence of str, optional
         Dtypes to convert it to; default: its own.
     sizes : mapping, optional
@@ -111,11 +114,11 @@ def check_module(
     for dtype in dtypes or (None,):
         module = TorchModule(m, dtype)
         with module.computing(seed), np.errstate(**ERRORS):
-            judge = _begin(module, roles, num_heads)
+            judge = _begin(module, roles, num_heads, scale)
             judges.append(judge)
             failed: dict[str, tuple[Outcome, ModuleCase]] = {}
             for done, (name, rule) in enumerate(rules.items()):
-                asked = _Asked(judge, name, rule, spec, _call_text(module, roles, num_heads, dtype))
+                asked = _Asked(judge, name, rule, spec, _call_text(roles, num_heads, scale, dtype))
                 outcome, case = asked.search(fields_of_sizes, min(examples, rule.examples), seed)
                 outcomes.append(outcome)
                 if case is not None:
@@ -145,13 +148,14 @@ def replay(
     *,
     roles: Mapping[str, str] | None = None,
     num_heads: int | None = None,
+    scale: float | None = None,
     dtype: str | None = None,
 ) -> tuple[Comparison, ...]:
     """Compare the results of a module for one case of a rule.
 
     Parameters
     ----------
-    m, roles, num_heads
+    m, roles, num_heads, scale
         As in `check_module`.
     case : ModuleCase
         As a report prints it.
@@ -172,7 +176,7 @@ def replay(
     """
     module = TorchModule(m, dtype)
     with module.computing(case.seed), np.errstate(**ERRORS):
-        return tuple(RULES[rule].compare(_begin(module, roles, num_heads), case))
+        return tuple(RULES[rule].compare(_begin(module, roles, num_heads, scale), case))
 
 
 def compare_module(
@@ -183,6 +187,7 @@ def compare_module(
     mask: Any = None,
     roles: Mapping[str, str] | None = None,
     num_heads: int | None = None,
+    scale: float | None = None,
     conventions: Conventions | None = None,
     dtype: Any = None,
 ) -> tuple[Comparison, ...]:
@@ -199,6 +204,8 @@ def compare_module(
         True = may attend, as of `MultiHeadAttention.forward`.
     roles, num_heads
         As of `check_module`, for a torch module.
+    scale : float, optional
+        Default: 1/√D.
     conventions : Conventions, optional
     dtype : dtype, optional
         The one that the outputs were computed in. Default: that of the query.
@@ -226,7 +233,7 @@ def compare_module(
     """
     plan_causal = False
     if not isinstance(m, MultiHeadAttention):
-        judge = _begin(TorchModule(m), roles, num_heads)
+        judge = _begin(TorchModule(m), roles, num_heads, scale)
         m, plan_causal = judge.plan.mha, judge.plan.causal
         conventions = judge.plan.conventions if conventions is None else conventions
     given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
@@ -234,7 +241,7 @@ def compare_module(
     got = dict(outputs) if isinstance(outputs, Mapping) else {"out": outputs}
     if unknown := [n for n in got if n not in ("out", "weights")]:
         raise OptionError(f"outputs has {unknown[0]!r}, must have out and weights")
-    options: dict[str, Any] = {"conventions": conventions}
+    options: dict[str, Any] = {"conventions": conventions, "scale": scale}
     options |= {"causal": "top_left"} if plan_causal else {}
     fwd = m.forward(**arrays, mask=mask, **options)
     allowed = multihead_tolerance(fwd, dtype or arrays["query"].dtype)
@@ -346,21 +353,26 @@ class _Asked:
 
 
 def _call_text(
-    module: TorchModule, roles: Mapping[str, str] | None, heads: int | None, dtype: str | None
+    roles: Mapping[str, str] | None, heads: int | None, scale: float | None, dtype: str | None
 ) -> str:
     """Return the keywords of `replay` that are not at their default."""
-    given = {"roles": None if roles is None else dict(roles), "num_heads": heads, "dtype": dtype}
+    given = {"roles": roles and dict(roles), "num_heads": heads, "scale": scale, "dtype": dtype}
     return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
 
 
-def _begin(module: TorchModule, roles: Mapping[str, str] | None, num_heads: int | None) -> Judge:
+def _begin(
+    module: TorchModule,
+    roles: Mapping[str, str] | None,
+    num_heads: int | None,
+    scale: float | None,
+) -> Judge:
     """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
     try:
-        return Judge(module, roles, num_heads)
+        return Judge(module, roles, num_heads, scale)
     except ImplementationError as err:
         raise OptionError(
-            f"{module.name} could not be called on x (2, 5, C): {err}; sizes= restricts T, and a "
-            "module with other inputs needs one around it"
+            f"{module.name} could not be called on x (2, 5, C): {err}; a module with other inputs, "
+            "or that takes other lengths alone, needs one around it"
         ) from err
 
 

@@ -31,6 +31,9 @@ EMPTY_ROWS = (
     Conventions(hidden_add="min"),
 )
 """What a query that sees nothing gives, the meanings to try."""
+LENGTHS: tuple[Any, ...] = (1, 2, 3, 5, 7, 13)
+OWN_LENGTH: tuple[Any, ...] = ("T",)
+"""Numbers of keys of their own: any, or that of queries."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
 
 
@@ -47,6 +50,8 @@ class Judge:
         Steps that the module replaces: with them the reference reproduces it.
     is_known : bool
         The reference, or that with changes, gives what the module gives.
+    key_lengths : tuple
+        Numbers of keys of their own that it takes.
     repeats : bool
         Two calls give the same bits.
     dropout_stays : bool
@@ -54,7 +59,11 @@ class Judge:
     """
 
     def __init__(
-        self, module: TorchModule, roles: Mapping[str, str] | None, num_heads: int | None
+        self,
+        module: TorchModule,
+        roles: Mapping[str, str] | None = None,
+        num_heads: int | None = None,
+        scale: float | None = None,
     ) -> None:
         self.module, self.call = module, Call.read(module)
         self.flat, readings, self.unread = find_roles(module, roles, num_heads)
@@ -63,14 +72,14 @@ class Judge:
         self.refused: list[str] = []
         self.changes: list[Change] = []
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
-        self._learn(readings)
+        self._learn(readings, scale)
 
     # --- learn what it means ----------------------------------------------------------------------
 
-    def _learn(self, readings: Sequence[Reading]) -> None:
+    def _learn(self, readings: Sequence[Reading], scale: float | None) -> None:
         """Find the reading, steps that are replaced, forms of masks, and empty rows."""
         plans = [
-            (reading, Plan(reading.build(self.values), causal=causal))
+            (reading, Plan(reading.build(self.values), causal=causal, scale=scale))
             for causal in (False, True)
             for reading in readings
         ]
@@ -108,14 +117,16 @@ class Judge:
                         yield reading, plan, list(own)
 
     def _learn_lengths(self) -> None:
-        """Find out if it takes keys of another number than that of queries."""
-        self.crosses_lengths = self.call.crosses
-        if self.call.crosses:
+        """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
+        self.key_lengths: tuple[Any, ...] = ()
+        for lengths, words in ((LENGTHS, "S ≠ T"), (OWN_LENGTH, "keys of their own")):
+            if not self.call.crosses or self.key_lengths:
+                return
             try:
-                self.ask(replace(TRY, S=7))
+                self.ask(replace(TRY, S=lengths[-1]))
+                self.key_lengths = lengths
             except ImplementationError as err:
-                self.crosses_lengths = False
-                self.refused.append(f"S ≠ T: {err}")
+                self.refused.append(f"{words}: {err}")
 
     def _learn_masks(self) -> None:
         """Find the forms in which it takes a mask, and what an empty row gives."""
@@ -126,6 +137,7 @@ class Judge:
             for kind, shape in itertools.product(KINDS, shapes):
                 form = Form(parameter, kind, shape)
                 try:
+                    self.ask(case, form, record=True)  # a fast path may take what this does not
                     answers.append((form, self.ask(case, form)))
                 except ImplementationError as err:
                     errors.append(f"{form}: {err}")
@@ -190,14 +202,17 @@ class Judge:
         return None if case.mask == "none" else self.call.forms[case.form]
 
     def inputs(self, case: ModuleCase, form: Form | None = None) -> Inputs:
+        """Return the inputs of a case, in the dtype of the module."""
         mha, form = self.plan.mha, form or self.form_of(case)
         widths = {"query": mha.wq.shape[0], "key": mha.wk.shape[0], "value": mha.wv.shape[0]}
         own = case.inputs(widths, self.module.array_dtype, form.shape if form else "T S")
         shared = self.call.crosses and len(self.call.inputs) == 2
         return own._replace(value=None) if shared else own
 
-    def ask(self, case: ModuleCase, form: Form | None = None) -> Returned:
-        return self.call(case, self.inputs(case, form), None, form or self.form_of(case))
+    def ask(self, case: ModuleCase, form: Form | None = None, record: bool = False) -> Returned:
+        """Return the results of the module; with `record` those that autograd has followed."""
+        cotangents = (lambda out, weights: (out, weights)) if record else None
+        return self.call(case, self.inputs(case, form), cotangents, form or self.form_of(case))
 
     def compare(self, case: ModuleCase) -> tuple[Comparison, ...]:
         """Compare every result of a case with the reference.

@@ -278,7 +278,7 @@ def _read(
         if indices["wq"].shape[1] % H:
             raise OptionError(f"num_heads is {H}, must divide the width {indices['wq'].shape[1]}")
         D = indices["wq"].shape[1] // H
-        K = indices["wk"].shape[1] // D if kv_heads is None else K
+        K = indices["wk"].shape[1] // D
         zero = bool(getattr(module.owner, "add_zero_attn", False))
         yield Reading(indices, H, max(K, 1), names, packed, zero)
 

@@ -15,8 +15,6 @@ from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.judge import Judge
 
 Fields = Mapping[str, Sequence[Any]]
-LENGTHS = (1, 2, 3, 5, 7, 13)
-"""Numbers of keys that differ from that of queries."""
 
 
 class Rule(NamedTuple):
@@ -83,9 +81,9 @@ def _with_gradients(judge: Judge) -> Fields:
 
 
 def _cross(judge: Judge) -> Fields | str:
-    if not judge.call.crosses:
-        return "it has one input"
-    return {"ask": judge.call.asks, "S": LENGTHS if judge.crosses_lengths else ("T",)}
+    if not judge.key_lengths:
+        return "it takes no keys of their own"
+    return {"ask": judge.call.asks, "S": judge.key_lengths}
 
 
 def _masked(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
@@ -103,8 +101,8 @@ def _masked(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
         if not forms:
             return "it takes no such mask"
         lengths = judge.lengths
-        if judge.call.crosses and kind != "causal":
-            lengths += (5, 7) if judge.crosses_lengths else ("T",)
+        if kind != "causal":
+            lengths += judge.key_lengths[-2:]
         return {"mask": (kind,), "form": forms, "S": lengths, "ask": judge.call.asks}
 
     return fields

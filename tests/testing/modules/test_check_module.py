@@ -46,6 +46,7 @@ def statuses(report):
         lessons.SingleHead,
         lessons.SmallHeads,
         lessons.RawWeights,
+        lambda: nn.MultiheadAttention(14, 2, batch_first=True),  # even heads have a fast path
         lambda: nn.MultiheadAttention(15, 3, dropout=0.2),
         lambda: nn.MultiheadAttention(15, 5, batch_first=True, add_bias_kv=True, bias=False),
         lambda: nn.MultiheadAttention(15, 3, batch_first=True, add_zero_attn=True),
@@ -291,6 +292,47 @@ def test_keys_of_another_length_are_refused_and_said():
     report = check_module(lessons.SmallHeads(), examples=5, only="cross")
     assert report.passed
     assert [line[:5] for line in report.refused] == ["S ≠ T"]
+
+
+class Unscaled(lessons.Notebook):
+    """As T5: no scale, and a bias of zeros is returned between output and weights."""
+
+    def forward(self, query, mask=None):
+        q, k, v = (self.split(w(query)) for w in (self.W_q, self.W_k, self.W_v))
+        bias = torch.zeros(1, self.num_heads, *query.shape[1:2] * 2, dtype=query.dtype)
+        bias = bias if mask is None else bias + mask
+        weights = (q @ k.mT + bias).softmax(-1)
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2)), bias, weights
+
+
+def test_another_scale_may_be_meant():
+    report = check_module(Unscaled(), scale=1.0, examples=5)
+    assert report.passed, report
+    assert statuses(report)["agreement-weights"] == "passed"
+    report = check_module(Unscaled(), examples=3, only="agreement-output")
+    assert "scores are not divided by √D" in report.causes[0].text
+
+
+def test_a_form_that_only_the_fast_path_takes_is_none():
+    m = nn.MultiheadAttention(14, 2, batch_first=True)
+    reads = check_module(m, examples=1, only="eval").settings["reads"]
+    assert "attn_mask (T, S), (BH, T, S)" in reads
+
+
+class OptionalContext(lessons.RawWeights):
+    """It refuses a context, as a block that was not made for one."""
+
+    def forward(self, x, encoder_hidden_states=None):
+        if encoder_hidden_states is not None:
+            raise ValueError("no context")
+        return super().forward(x)
+
+
+def test_a_context_that_is_refused_is_never_passed_again():
+    report = check_module(OptionalContext(), examples=3)
+    assert report.passed, report
+    assert statuses(report)["cross-attention"] == "not applicable"
+    assert [line.partition(":")[0] for line in report.refused] == ["S ≠ T", "keys of their own"]
 
 
 def test_roles_and_heads_that_no_name_tells():
