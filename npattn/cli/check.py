@@ -38,7 +38,7 @@ ARGUMENTS = {
 """Arguments of a judge, with their defaults."""
 OF_MODULE = ("module", "roles", "num_heads")
 WITH_MODULE = (
-    *(*OF_MODULE, "dtypes", "sizes", "examples", "seed", "only", "require", "expect"),
+    *(*OF_MODULE, "dtypes", "sizes", "examples", "seed", "only", "require", "must", "expect"),
     *("verbose", *OUTPUTS),
 )
 """Settings that go with a module."""

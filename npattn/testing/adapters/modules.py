@@ -55,7 +55,6 @@ class TorchModule:
     """
 
     def __init__(self, module: Any, dtype: str | None = None) -> None:
-        self.framework = make_framework("torch")
         import torch
 
         self.torch = torch
@@ -65,7 +64,7 @@ class TorchModule:
                 f"m is a {type(module).__name__}, must be a torch.nn.Module or a method of one; a "
                 "function of q, k and v is judged by npattn.testing.check"
             )
-        self.name, self.was_training = type(owner).__qualname__, owner.training
+        self.name = type(owner).__qualname__
         self.owner = self._copy(owner)
         method = "forward" if owner is module else module.__name__
         self.signature = inspect.signature(getattr(self.owner, method))
@@ -81,7 +80,10 @@ class TorchModule:
                 f"m has parameters of {len(kinds)} dtypes, must have one: pass dtypes=('float32',)"
             )
         self.dtype = str(kinds.pop()).removeprefix("torch.")
+        self.device = next(self.owner.parameters()).device
+        self.framework = make_framework("torch", str(self.device))
         self.mixed = False  # called in mixed precision
+        self.compiled: Any = None
         self.train(False)
 
     def _copy(self, owner: Any) -> Any:
@@ -144,6 +146,18 @@ class TorchModule:
             with self.torch.no_grad():
                 for name, value in before.items():
                     own[name].copy_(value)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Call what torch.compile makes of it for a while."""
+        plain = self.method
+        if self.compiled is None:
+            self.compiled = self.torch.compile(plain)
+        self.method = self.compiled
+        try:
+            yield
+        finally:
+            self.method = plain
 
     @contextmanager
     def watching_dropout(self, drops: bool = True) -> Iterator[list[tuple[Array, float]]]:
@@ -233,7 +247,7 @@ class TorchModule:
             for n, x in options.items()
         }
         recording = self.torch.set_grad_enabled(cotangents is not None)
-        mixed = self.torch.autocast("cpu", self.torch.bfloat16, enabled=self.mixed)
+        mixed = self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.mixed)
         with recording, mixed, catch_foreign("raised"):
             out, weights = self._results(self.method(**tensors, **given))
             o, w = self._read(out), None if weights is None else self._read(weights)

@@ -21,8 +21,9 @@ from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.causes import explain
 from npattn.testing.modules.judge import Judge
-from npattn.testing.modules.rules import RULES, Rule
+from npattn.testing.modules.rules import RULES, SLOW, Rule
 from npattn.testing.modules.words import describe_forms, describe_roles
+from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
@@ -44,6 +45,7 @@ def check_module(
     seed: int = 0,
     only: str | Iterable[str] | None = None,
     require: Iterable[str] | str = REQUIRED,
+    must: Iterable[str] = (),
     expect: Mapping[str, str] | None = None,
     progress: Callable[[str, str, int, int], None] | None = None,
     spec: str | None = None,
@@ -73,9 +75,11 @@ def check_module(
         Cases of each rule.
     seed : int, default 0
     only : str or iterable of str, optional
-        Rule, or how several begin; it is required.
+        Rule, or how several begin; it is required. "compile" is asked where it is named alone.
     require : iterable of str
         Levels that must pass.
+    must : iterable of str
+        Rules that have to apply, such as "mask"; if one does not, the report does not pass.
     expect : mapping, optional
         Expected failures with reasons, as of `npattn.testing.check`.
     progress : callable, optional
@@ -107,10 +111,12 @@ def check_module(
     check_integer("examples", examples)
     check_integer("seed", seed, 0)
     rules = _choose_rules(only)
+    must = tuple(_choose_rules(must))
     required = (*check_levels(require), *(rules if only is not None else ()))
     fields_of_sizes = _read_sizes(sizes or {})
     outcomes: list[Outcome] = []
-    causes, judges = [], []
+    causes: dict[str, Cause] = {}
+    judges = []
     for dtype in dtypes or (None,):
         module = TorchModule(m, dtype)
         with module.computing(seed), np.errstate(**ERRORS):
@@ -125,19 +131,22 @@ def check_module(
                     failed[name] = outcome, case
                 if progress is not None:
                     progress(module.dtype, name, done + 1, len(rules))
-            own = explain(judge, failed)
-            causes += own
-    by_id = {rule: cause.name for cause in causes for rule in cause.rules}
+            for cause in explain(judge, failed):
+                rules_before = causes[cause.text].rules if cause.text in causes else ()
+                causes[cause.text] = replace(cause, rules=(*rules_before, *cause.rules))
+    applied = {o.rule for o in outcomes if o.status != "not applicable"}
+    by_id = {rule: cause.name for cause in causes.values() for rule in cause.rules}
     outcomes = [replace(o, diagnosis=by_id.get(o.id)) for o in outcomes]
     return Report(
         spec or judges[0].module.name,
         tuple(outcomes),
-        _list_untested(judges),
+        _list_untested(judges, outcomes, rules),
         {"seed": seed, "examples": examples, **_settings(judges[0])},
         require=required,
-        causes=tuple(causes),
+        causes=tuple(causes.values()),
         refused=tuple(dict.fromkeys(line for judge in judges for line in judge.refused)),
         expected=asked_of(check_expected(expect or {}), RULES, outcomes),
+        missing=tuple(name for name in must if name not in applied),
     )
 
 
@@ -383,7 +392,7 @@ def _choose_rules(only: str | Iterable[str] | None) -> dict[str, Rule]:
     """Return the rules that `only` names, or all."""
     names = (only,) if isinstance(only, str) else only
     if names is None:
-        return RULES
+        return {rule: x for rule, x in RULES.items() if rule not in SLOW}
     chosen: dict[str, Rule] = {}
     for name in names:
         own = {rule: x for rule, x in RULES.items() if rule.startswith(name)}
@@ -416,9 +425,13 @@ def _settings(judge: Judge) -> dict[str, Any]:
     }
 
 
-def _list_untested(judges: Sequence[Judge]) -> tuple[str, ...]:
-    """Return what the rules leave out."""
-    names = [f"{name}, which is in no projection" for name in judges[0].unread]
-    if judges[0].module.was_training:
-        names.append("the training mode that it came in, but for the rule train-mode")
-    return (*names, "torch.compile")
+def _list_untested(
+    judges: Sequence[Judge], outcomes: Iterable[Outcome], rules: Mapping[str, Rule]
+) -> tuple[str, ...]:
+    """Return the rules that do not apply or were not asked, and parameters in no projection."""
+    left_out = {o.rule: o.message for o in outcomes if o.status == "not applicable"}
+    return (
+        *(f"{rule} ({why})" for rule, why in left_out.items()),
+        *(f"{name}, which is in no projection" for name in judges[0].unread),
+        *(f"{rule} (only= names it)" for rule in SLOW if rule not in rules),
+    )

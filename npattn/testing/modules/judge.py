@@ -314,6 +314,11 @@ class Judge:
         return compare_forward(got, self.plan.results(self.inputs(case), ml_dtypes.bfloat16,
                                                       mixed=True), ml_dtypes.bfloat16)  # fmt: skip
 
+    def compare_compiled(self, case: ModuleCase) -> tuple[Comparison, ...]:
+        """Compare every result of what torch.compile makes of the module."""
+        with self.forgetting(), self.module.compiling():
+            return self.compare(case)
+
     def _compare_forward(self, got: Returned, exact: Exact) -> tuple[Comparison, ...]:
         return compare_forward(got, exact, self.module.array_dtype)
 

@@ -169,13 +169,6 @@ RULES: dict[str, Rule] = {
     "agreement-weights": Rule(
         "returned weights are those of each head, or their mean", "8", "values",
         _plain_weights, _compare_of("weights")),
-    "agreement-inputs": Rule(
-        "gradients of the inputs", "13", "values", _with_gradients, _compare_inputs),
-    "agreement-parameters": Rule(
-        "gradients of every parameter", "13", "values", _with_gradients, _compare_parameters),
-    "cross-attention": Rule(
-        "keys and values of their own, with all gradients", "1, 13", "values",
-        _cross, Judge.compare),
     "mask": Rule(
         "a mask of any form hides keys, with all gradients", "5", "values",
         _masked("random", False), Judge.compare),
@@ -185,6 +178,13 @@ RULES: dict[str, Rule] = {
     "padding": Rule(
         "a mask of padded keys, of each example its own", "5", "values",
         _masked("padding", False), Judge.compare),
+    "cross-attention": Rule(
+        "keys and values of their own, with all gradients", "1, 13", "values",
+        _cross, Judge.compare),
+    "agreement-inputs": Rule(
+        "gradients of the inputs", "13", "values", _with_gradients, _compare_inputs),
+    "agreement-parameters": Rule(
+        "gradients of every parameter", "13", "values", _with_gradients, _compare_parameters),
     "empty-row": Rule(
         "a query that sees nothing gives what is known of it, and the others their own", "8",
         "edges", _empty_row, Judge.compare),
@@ -203,5 +203,10 @@ RULES: dict[str, Rule] = {
     "state-dict": Rule(
         "a module that loads its state dict is the same function", "15", "conduct",
         _fixed(recorded=(False,)), _restore, 5),
+    "compile": Rule(
+        "what torch.compile makes of the module has its results and gradients", "1, 13", "values",
+        _fixed(B=(2,), T=(5,)), Judge.compare_compiled, 4),
 }  # fmt: skip
 """Every rule by its id, in the order in which they are asked."""
+SLOW = ("compile",)
+"""Rules that are asked where they are named alone."""

@@ -17,7 +17,7 @@ SELF = {"query": X, "key": None, "value": None}
 def test_a_copy_is_judged_in_evaluation():
     m = lessons.Notebook().train()
     judged = TorchModule(m)
-    assert judged.was_training
+    assert m.training
     assert not judged.owner.training
     with judged.replacing({"W_q.bias": np.full(15, 3, np.float32)}):
         assert (judged.parameters()["W_q.bias"] == 3).all()

@@ -259,6 +259,28 @@ def test_other_parameters_are_named_where_nothing_fits():
     assert report.causes[0].step == ""
 
 
+def test_rules_that_do_not_apply_are_listed_and_may_have_to():
+    report = check_module(lessons.HeadPerNumber(), examples=1, must=("mask", "agreement-output"))
+    assert "cross-attention (it takes no keys of their own)" in report.untested
+    assert "compile (only= names it)" in report.untested
+    assert report.missing == ("mask",)
+    assert not report.passed
+
+
+@pytest.mark.nightly
+def test_compiled_modules_are_judged_where_that_is_asked():
+    assert check_module(lessons.Notebook(), only="compile").passed
+
+
+def test_what_differs_when_it_is_compiled_fails(monkeypatch):
+    def compile_wrong(function):
+        return lambda **inputs: tuple(1.01 * x for x in function(**inputs))
+
+    monkeypatch.setattr(torch, "compile", compile_wrong)
+    report = check_module(lessons.Notebook(), only=["compile", "agreement-output"], examples=3)
+    assert statuses(report) == {"agreement-output": "passed", "compile": "failed"}
+
+
 def test_report_says_how_a_module_is_read():
     report = check_module(lessons.Notebook(), examples=3, only="mask")
     reads = report.settings["reads"]
@@ -364,6 +386,13 @@ def test_a_failure_is_shrunk_and_replayed(tmp_path):
     written = json.loads((tmp_path / "report.json").read_text())
     assert written["outcomes"][0]["recipe"]["line"] == "ModuleCase(T=2)"
     assert written["causes"][0]["step"] == "o"
+
+
+def test_a_cause_is_said_once_for_all_dtypes():
+    m = lessons.Notebook(mistake="merge")
+    report = check_module(m, dtypes=("float32", "float64"), examples=3, only="agreement-output")
+    [cause] = report.causes
+    assert cause.rules == ("agreement-output[float32]", "agreement-output[float64]")
 
 
 def test_a_module_that_raises_is_an_error():
