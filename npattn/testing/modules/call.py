@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,6 +55,24 @@ class Form(NamedTuple):
         if self.kind == "0 or −inf is added":
             return np.where(array, 0, -np.inf).astype(dtype)
         return array
+
+
+def describe_forms(forms: Iterable[Form]) -> str:
+    """Return the forms of masks that are understood: "mask (T, S), (B, 1, T, S): True may attend".
+
+    Examples
+    --------
+    >>> describe_forms([Form("mask", "True hides", "T S"), Form("mask", "True hides", "B S")])
+    'mask (T, S), (B, S): True hides'
+    """
+    shapes: dict[tuple[str, str], list[str]] = {}
+    for form in forms:
+        axes = f"({form.shape.replace(' ', ', ')})"
+        shapes.setdefault((form.parameter, form.kind), []).append(axes)
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for (parameter, kind), own in shapes.items():
+        kinds.setdefault((parameter, ", ".join(own)), []).append(kind)
+    return "; ".join(f"{name} {own}: {' or '.join(k)}" for (name, own), k in kinds.items())
 
 
 @dataclass

@@ -18,11 +18,12 @@ from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.bounds.multihead import multihead_tolerance
 from npattn.testing.compare import Comparison, compare_arrays
 from npattn.testing.levels import REQUIRED, check_levels
+from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.causes import explain
 from npattn.testing.modules.judge import Judge
 from npattn.testing.modules.rules import RULES, SLOW, Rule
-from npattn.testing.modules.words import describe_forms, describe_roles
+from npattn.testing.modules.words import describe_roles
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome

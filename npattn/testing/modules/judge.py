@@ -17,7 +17,7 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.modules.call import KINDS, Call, Form
+from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
 from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan
 from npattn.testing.modules.roles import Reading, find_roles
@@ -150,11 +150,33 @@ class Judge:
                 self.changes += [change] if known else []
             if not known and answers:
                 known = [answers[0][0]]
-            self.call.forms += known
+            self.call.forms += known + self._suspect_forms(known, answers)
             self.refused += [] if answers else [f"{parameter}: {errors[0]}"]
         self._learn_empty_rows()
 
+    def _suspect_forms(
+        self, known: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
+    ) -> list[Form]:
+        """Return forms that do not fit, and have to; note those that may mean something else.
+
+        All four axes leave one meaning alone, where others of four axes have it.
+        """
+        suspects, others = [], []
+        whole = {form.kind for form in known if len(form.shape.split()) == 4}
+        shape = answers[0][1].out.shape if answers else ()
+        for form, got in answers:
+            if form in known or form.kind not in {f.kind for f in known}:
+                continue
+            if form.kind in whole and len(form.shape.split()) == 4 and got.out.shape == shape:
+                suspects.append(form)
+            else:
+                others.append(form)
+        if others:
+            self.refused.append(f"{describe_forms(others)}: taken, and means something else")
+        return suspects
+
     def _learn_empty_rows(self) -> None:
+        """Find out what a query that sees nothing gives."""
         case = replace(self.probe, mask="empty")
         if not self.call.forms:
             return

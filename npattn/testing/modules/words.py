@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from npattn.testing.adapters.modules import Returned
-from npattn.testing.modules.call import Form
 from npattn.testing.modules.judge import Judge
 
 
@@ -56,21 +55,3 @@ def _changed_heads(before: Returned, after: Returned) -> set[int] | None:
         return None
     differ = (before.weights != after.weights).any((0, 2, 3))
     return set(np.flatnonzero(differ).tolist())
-
-
-def describe_forms(forms: Iterable[Form]) -> str:
-    """Return the forms of masks that are understood: "mask (T, S), (B, 1, T, S): True may attend".
-
-    Examples
-    --------
-    >>> describe_forms([Form("mask", "True hides", "T S"), Form("mask", "True hides", "B S")])
-    'mask (T, S), (B, S): True hides'
-    """
-    shapes: dict[tuple[str, str], list[str]] = {}
-    for form in forms:
-        axes = f"({form.shape.replace(' ', ', ')})"
-        shapes.setdefault((form.parameter, form.kind), []).append(axes)
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for (parameter, kind), own in shapes.items():
-        kinds.setdefault((parameter, ", ".join(own)), []).append(kind)
-    return "; ".join(f"{name} {own}: {' or '.join(k)}" for (name, own), k in kinds.items())

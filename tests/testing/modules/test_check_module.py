@@ -12,7 +12,7 @@ import npattn
 from npattn.errors import OptionError, ShapeError
 from npattn.testing import check_module, compare_module
 from npattn.testing.modules import ModuleCase, replay
-from tests.testing.modules import lessons
+from tests.testing.modules import broken, lessons
 
 WORDS = {
     "width": "√(H·D) = √15, the whole width, instead of √D = √5",
@@ -76,6 +76,14 @@ def test_cause_of_each_mistake_comes_first(mistake):
     failed = {o.id for o in report.outcomes if o.failed}
     assert set(cause.rules) == failed
     assert WORDS[mistake][:20] in str(report).splitlines()[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("make", broken.BROKEN)
+def test_each_rule_fails_a_module_that_breaks_it(make):
+    report = check_module(make(), examples=20, only=[*make.breaks, *make.leaves])
+    expected = dict.fromkeys(make.breaks, "failed") | dict.fromkeys(make.leaves, "passed")
+    assert statuses(report) == expected, report
 
 
 @pytest.mark.parametrize(
