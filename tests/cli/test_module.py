@@ -41,6 +41,7 @@ def test_a_right_module_passes(run):
     assert "passed: 4 passed" in result.output
 
 
+@pytest.mark.thorough
 def test_a_wrong_one_fails_with_files(run, tmp_path):
     files = tmp_path / "report.json", tmp_path / "shows.py"
     result = run("wrong", *FEW, "--json", str(files[0]), "--script", str(files[1]))

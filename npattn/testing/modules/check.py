@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.errors import InternalError, OptionError, ShapeError
+from npattn.errors import DtypeError, InternalError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array, to_numpy
 from npattn.problem.checks import check_integer
@@ -31,6 +31,7 @@ from npattn.testing.report.report import Report
 from npattn.testing.runner.schedule import ERRORS
 from npattn.testing.variants.search import search
 
+DTYPES = ("float64", "float32", "float16", "bfloat16")
 PLACEHOLDER = "raise SystemExit('TODO: import your module here, as m')"
 
 
@@ -98,7 +99,7 @@ def check_module(
         If `m` is no module, has no readable projections, requires other arguments, cannot be
         called, or another argument is not legal.
     DtypeError
-        If its dtype is not floating.
+        If `dtypes` has another than float64, float32, float16 and bfloat16.
 
     Examples
     --------
@@ -111,6 +112,8 @@ def check_module(
     """
     check_integer("examples", examples)
     check_integer("seed", seed, 0)
+    if unknown := [x for x in dtypes or () if x not in DTYPES]:
+        raise DtypeError(f"dtypes has {unknown[0]!r}, must be among {', '.join(DTYPES)}")
     rules = _choose_rules(only)
     must = tuple(_choose_rules(must))
     required = (*check_levels(require), *(rules if only is not None else ()))

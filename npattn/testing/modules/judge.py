@@ -107,6 +107,7 @@ class Judge:
         self, plans: Sequence[tuple[Reading, Plan]], inputs: Inputs, got: Returned
     ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
         """Yield the plans that give a result: without changes, with one, with two."""
+        plans = [x for x in plans if x[1].forward(inputs).out.shape == got.out.shape]
         others = [c for c in CHANGES if c.kind != "mask"]
         pairs = [p for p in itertools.combinations(others, 2) if p[0].kind != p[1].kind]
         for changes in ([()], [(c,) for c in others], pairs):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import npattn
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.testing import check_module, compare_module
 from npattn.testing.modules import ModuleCase, replay
 from tests.testing.modules import broken, lessons
@@ -112,6 +112,7 @@ def test_lessons_with_a_mistake_are_told_which(make, words):
     assert words in report.causes[0].text
 
 
+@pytest.mark.thorough
 def test_two_mistakes_are_named_together():
     class Two(lessons.Notebook):
         def __init__(self):
@@ -176,6 +177,7 @@ class Leaks(lessons.Notebook):
         return super().forward(query + 0.001 * (query[:1] - query), key, value, mask)
 
 
+@pytest.mark.thorough
 def test_an_example_that_leaks_into_others_fails():
     report = check_module(Leaks(), examples=5, only="batch")
     assert statuses(report) == {"batch-independence": "failed"}
@@ -253,6 +255,7 @@ def test_a_mask_that_is_ignored_is_named():
     assert "the mask has no effect" in report.causes[0].text
 
 
+@pytest.mark.thorough
 def test_other_parameters_are_named_where_nothing_fits():
     class Normed(lessons.Notebook):
         def __init__(self):
@@ -335,6 +338,7 @@ class Unscaled(lessons.Notebook):
         return self.W_o((weights @ v).transpose(1, 2).flatten(2)), bias, weights
 
 
+@pytest.mark.thorough
 def test_another_scale_may_be_meant():
     report = check_module(Unscaled(), scale=1.0, examples=5)
     assert report.passed, report
@@ -383,6 +387,7 @@ def test_the_module_itself_is_left_alone():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+@pytest.mark.thorough
 def test_a_failure_is_shrunk_and_replayed(tmp_path):
     m = lessons.Notebook(mistake="merge")
     report = check_module(m, examples=11, only="agreement-output")
@@ -396,6 +401,7 @@ def test_a_failure_is_shrunk_and_replayed(tmp_path):
     assert written["causes"][0]["step"] == "o"
 
 
+@pytest.mark.thorough
 def test_a_cause_is_said_once_for_all_dtypes():
     m = lessons.Notebook(mistake="merge")
     report = check_module(m, dtypes=("float32", "float64"), examples=3, only="agreement-output")
@@ -415,6 +421,7 @@ def test_a_module_that_raises_is_an_error():
     assert "ValueError: three" in report.outcomes[0].message
 
 
+@pytest.mark.thorough
 def test_an_output_of_a_wrong_shape_fails_every_agreement():
     class Flat(lessons.Notebook):
         def forward(self, query, key, value, mask=None):
@@ -440,6 +447,11 @@ def test_an_output_of_a_wrong_shape_fails_every_agreement():
 def test_illegal_arguments_are_errors(arguments, words):
     with pytest.raises(OptionError, match=words):
         check_module(lessons.Notebook(), **arguments)
+
+
+def test_an_unknown_dtype_is_an_error():
+    with pytest.raises(DtypeError, match="dtypes has 'fp32', must be among float64, float32"):
+        check_module(lessons.Notebook(), dtypes=("fp32",))
 
 
 @pytest.mark.parametrize(
