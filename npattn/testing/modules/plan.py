@@ -116,7 +116,7 @@ class Plan:
         arrays: dict[str, Any] = {n: getattr(inputs, n) for n in ("query", "key", "value")}
         visible = self.visible(inputs)
         if self.split == "reshape":
-            mha, arrays, errors = self._rearranged(inputs, dtype)
+            mha, arrays, errors = self._rearrange(inputs, dtype)
         options: dict[str, Any] = {"scale": self.scale, "conventions": self.conventions}
         multiplied = None
         if kept is not None:
@@ -135,7 +135,7 @@ class Plan:
             values["weights"] = values["weights"] * multiplied
         return Exact(values, allowed)
 
-    def _rearranged(
+    def _rearrange(
         self, inputs: Inputs, dtype: Any
     ) -> tuple[MultiHeadAttention, dict[str, Array], dict[str, Array]]:
         """Return a module whose inputs are projections, with heads that are rows in a row."""

@@ -86,7 +86,7 @@ def _cross(judge: Judge) -> Fields | str:
     return {"ask": judge.call.asks, "S": judge.key_lengths}
 
 
-def _masked(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
+def _with_mask(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
     """Return the fields of cases with a mask; `rows` needs one that differs between queries."""
 
     def fields(judge: Judge) -> Fields | str:
@@ -158,7 +158,7 @@ def _in_float32(judge: Judge) -> Fields | str:
     return {"recorded": (False,)}
 
 
-def _fixed(**fields: Sequence[Any]) -> Callable[[Judge], Fields]:
+def _of_fields(**fields: Sequence[Any]) -> Callable[[Judge], Fields]:
     return lambda judge: fields
 
 
@@ -171,13 +171,13 @@ RULES: dict[str, Rule] = {
         _plain_weights, _compare_of("weights")),
     "mask": Rule(
         "a mask of any form hides keys, with all gradients", "5", "values",
-        _masked("random", False), Judge.compare),
+        _with_mask("random", False), Judge.compare),
     "causal": Rule(
         "a causal mask hides later keys, with all gradients", "6", "values",
-        _masked("causal", True), Judge.compare),
+        _with_mask("causal", True), Judge.compare),
     "padding": Rule(
         "a mask of padded keys, of each example its own", "5", "values",
-        _masked("padding", False), Judge.compare),
+        _with_mask("padding", False), Judge.compare),
     "cross-attention": Rule(
         "keys and values of their own, with all gradients", "1, 13", "values",
         _cross, Judge.compare),
@@ -190,10 +190,10 @@ RULES: dict[str, Rule] = {
         "edges", _empty_row, Judge.compare),
     "batch-independence": Rule(
         "an example does not depend on the others of its batch", "14", "values",
-        _fixed(B=(2, 3), recorded=(False,)), _isolate, 10),
+        _of_fields(B=(2, 3), recorded=(False,)), _isolate, 10),
     "eval-mode": Rule(
         "after .eval() two calls give the same bits", "15", "conduct",
-        _fixed(recorded=(False,), T=FIELDS["T"][2:]), _repeat, 5),
+        _of_fields(recorded=(False,), T=FIELDS["T"][2:]), _repeat, 5),
     "train-mode": Rule(
         "after .train() dropout takes weights away and rescales the others", "9", "values",
         _in_training, Judge.compare_training, 10),
@@ -202,10 +202,10 @@ RULES: dict[str, Rule] = {
         _in_float32, Judge.compare_mixed, 10),
     "state-dict": Rule(
         "a module that loads its state dict is the same function", "15", "conduct",
-        _fixed(recorded=(False,)), _restore, 5),
+        _of_fields(recorded=(False,)), _restore, 5),
     "compile": Rule(
         "what torch.compile makes of the module has its results and gradients", "1, 13", "values",
-        _fixed(B=(2,), T=(5,)), Judge.compare_compiled, 4),
+        _of_fields(B=(2,), T=(5,)), Judge.compare_compiled, 4),
 }  # fmt: skip
 """Every rule by its id, in the order in which they are asked."""
 SLOW = ("compile",)
