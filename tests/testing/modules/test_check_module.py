@@ -279,6 +279,7 @@ def test_rules_that_do_not_apply_are_listed_and_may_have_to():
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile calls torch.jit
 def test_compiled_modules_are_judged_where_that_is_asked():
     assert check_module(lessons.Notebook(), only="compile").passed
 
