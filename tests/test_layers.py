@@ -42,7 +42,7 @@ TESTING_LAYERS = (
     {"device", "diagnosis"},
     {"runner", "difference"},
     {"settings"},
-    {"check"},
+    {"check", "modules"},
     {"units", "suite"},
     {"pytest_plugin"},
     {"extend", "strategies", "tolerance", "__init__"},
@@ -53,6 +53,7 @@ CONFINED = {
     "torch": (
         "torch/",
         "testing/adapters/child.py",
+        "testing/adapters/modules.py",
         "testing/targets/torch.py",
         "testing/targets/cuda.py",
         "testing/targets/fla.py",

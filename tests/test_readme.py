@@ -38,6 +38,7 @@ def test_there_is_one_main_and_one_test_command():
     "name",
     [
         "cache.md",
+        "check_module.md",
         "checking.md",
         "extended.md",
         "gradients.md",

@@ -13,10 +13,12 @@ from rich.console import Console
 
 from npattn.cli.cluster import open_cluster
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
-from npattn.cli.target import change_conventions, open_target
+from npattn.cli.target import change_conventions, open_target, report_import_errors
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.adapters.load import load_callable
 from npattn.testing.check import OF_IMPLEMENTATION, check
+from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
@@ -34,6 +36,12 @@ ARGUMENTS = {
     if one.flags and name not in (*OF_IMPLEMENTATION, "device", "timeout", "resume")
 }
 """Arguments of a judge, with their defaults."""
+OF_MODULE = ("module", "roles", "num_heads")
+WITH_MODULE = (
+    *(*OF_MODULE, "dtypes", "sizes", "examples", "seed", "only", "require", "must", "expect"),
+    *("verbose", *OUTPUTS),
+)
+"""Settings that go with a module."""
 ALONE = (
     *("in_process", "worker", "envs", "untrusted", "sweep", "budget", "journal"),
     *("resume", "fail_fast", "processes"),
@@ -50,6 +58,7 @@ def check_command(target: str | None, **flags: Any) -> None:
     \b
     npattn check mykernels:attention --backward mykernels:attention_backward
     npattn check path/file.py:flash --like flash_attn --device cuda
+    npattn check path/file.py:mha --module
     npattn check torch.sdpa --only agreement --only empty-row --budget 60s
 
     TARGET is module:function, path/file.py:function, or a name from npattn list. It runs in a
@@ -89,6 +98,8 @@ def _resume(path: str) -> Journal:
 def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -> None:
     """Check, write the files, print the report and exit."""
     untrusted = given.get("untrusted", False)
+    if given.keys() & set(OF_MODULE):
+        _check_module(target, given)
     implementation = open_target(target, given)
     conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
     arguments = {name: given.get(name, default) for name, default in ARGUMENTS.items()}
@@ -108,6 +119,30 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         if not hasattr(err, "report"):  # nothing was asked yet
             sys.exit(INTERRUPTED)
         report = err.report
+    _finish(report, given, journal)
+
+
+def _check_module(target: str | None, given: dict[str, Any]) -> None:
+    """Judge a module, called in this process."""
+    if "module" not in given:
+        raise OptionError("got --role or --num-heads without --module")
+    others = [name for name in SETTINGS if name not in WITH_MODULE]
+    if beside := given_flags(*others):
+        raise OptionError(f"got {', '.join(beside)} beside --module, which has no such setting")
+    if target is None:
+        raise OptionError("--module needs TARGET: module:name or path/file.py:name")
+    with report_import_errors():
+        module = load_callable(target)
+    arguments = {n: given[n] for n in WITH_MODULE if n in given and n not in OUTPUTS}
+    for name in ("module", "verbose"):
+        arguments.pop(name, None)
+    with ProgressBar() as bar, interruptible():
+        report = check_module(module, spec=target, progress=bar.advance, **arguments)
+    _finish(report, given, None)
+
+
+def _finish(report: Report, given: dict[str, Any], journal: Journal | None) -> None:
+    """Write the files, print the report and exit."""
     unwritten = _write_files(report, given)
     console = Console()
     report.print_to(console, verbose="verbose" in given)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from npattn.testing.difference.record import Difference
     from npattn.testing.gradients.check import check_gradients
     from npattn.testing.gradients.report import GradientReport
+    from npattn.testing.modules.check import check_module, compare_module
     from npattn.testing.report.cause import Cause
     from npattn.testing.report.outcome import Outcome
     from npattn.testing.report.report import Report
@@ -48,8 +49,10 @@ __all__ = [
     "Suite",
     "check",
     "check_gradients",
+    "check_module",
     "check_variant",
     "compare",
+    "compare_module",
     "diff",
     "exact",
     "fingerprint",
@@ -76,6 +79,8 @@ _HOMES = {
     "Suite": "npattn.testing.suite",
     "check": "npattn.testing.check",
     "check_gradients": "npattn.testing.gradients.check",
+    "check_module": "npattn.testing.modules.check",
+    "compare_module": "npattn.testing.modules.check",
     "compare": "npattn.testing.compare",
     "diff": "npattn.testing.difference.diff",
     "exact": "npattn.testing.compare",

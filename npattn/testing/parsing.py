@@ -69,13 +69,22 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def parse_renames(texts: tuple[str, ...]) -> dict[str, str]:
     """Parse ("cap=softcap", ...) into {"cap": "softcap"}."""
-    renames = {}
+    return _parse_pairs(texts, "--rename", "THEIRS=OURS: cap=softcap")
+
+
+def parse_roles(texts: tuple[str, ...]) -> dict[str, str]:
+    """Parse ("wq=to_q", ...) into {"wq": "to_q"}."""
+    return _parse_pairs(texts, "--role", "ROLE=NAME: wq=to_q")
+
+
+def _parse_pairs(texts: tuple[str, ...], flag: str, form: str) -> dict[str, str]:
+    pairs = {}
     for text in texts:
-        theirs, equals, ours = text.partition("=")
-        if not theirs or not equals or not ours:
-            raise OptionError(f"--rename is {text!r}, must look like THEIRS=OURS: cap=softcap")
-        renames[theirs] = ours
-    return renames
+        left, equals, right = text.partition("=")
+        if not left or not equals or not right:
+            raise OptionError(f"{flag} is {text!r}, must look like {form}")
+        pairs[left] = right
+    return pairs
 
 
 def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

@@ -32,6 +32,7 @@ from npattn.testing.parsing import (
     parse_names,
     parse_processes,
     parse_renames,
+    parse_roles,
     parse_seconds,
     parse_seed,
     parse_sizes,
@@ -303,6 +304,14 @@ class Settings:
 class CommandSettings(Settings):
     """The same, and what the command line alone has."""
 
+    module: bool = option(False, JUDGED, "--module", "",
+        "TARGET is a torch module, with its projections inside (docs/check_module.md).")
+    roles: Mapping[str, str] | None = option(None, JUDGED, "--role ROLE=NAME", "",
+        "Projection of a `module` whose name does not tell: wq, wk, wv, wo, wqkv or wkv.",
+        multiple=True, parse=parse_roles)
+    num_heads: int | None = option(None, JUDGED, "--num-heads N", "",
+        "Number of heads of a `module` that does not tell.",
+        least=1)
     in_process: bool = option(False, WHERE, "--in-process", "",
         "Call TARGET in this process, without a worker.")
     worker: str | None = option(None, WHERE, "--worker COMMAND", "",

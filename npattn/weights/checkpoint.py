@@ -73,7 +73,7 @@ def from_checkpoint(
     config : mapping or path, optional
         Configuration of the model; default config.json beside the weights, if it is there. Its
         ``model_type`` is the family: bert, bloom, falcon, gemma, gemma2, gpt2, gpt_neox, llama,
-        mistral, phi, phi3, qwen2, qwen3 or t5.
+        mistral, mixtral, olmo2, phi, phi3, qwen2, qwen3, qwen3_moe or t5.
     names : LayerNames, optional
         Names of the arrays, in place of those of the family; needed for another family, or without
         a configuration. Options are then empty, unless the family is known.

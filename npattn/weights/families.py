@@ -48,8 +48,8 @@ class LayerNames:
     transposed : bool, default True
         Weights are (out, in), as in torch.nn.Linear. False: (in, out), as in GPT-2.
     norm_q, norm_k : str, optional
-        Norms of the heads of q and k.
-    qk_norm : {"rms", "layer"}, optional
+        Norms of the heads of q and k, or of their whole projections.
+    qk_norm : {"rms", "layer", "rms_projection", "layer_projection"}, optional
         Their kind.
     norm_eps : float, default 1e-6
     prefixes : tuple of str, default ("",)
@@ -134,6 +134,8 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
     window, kind = config.get("sliding_window"), config["model_type"]
     if config.get("layer_types"):
         sliding = config["layer_types"][layer] == "sliding_attention"
+    elif kind == "qwen3_moe":  # max_window_layers means nothing to it
+        sliding = bool(config["use_sliding_window"])
     elif kind.startswith("qwen"):
         sliding = bool(config["use_sliding_window"]) and layer >= config["max_window_layers"]
     else:
@@ -193,6 +195,10 @@ NORMED = _separate(
     DECODER, o=f"{DECODER}.o_proj", prefixes=MODEL,
     norm_q=f"{DECODER}.q_norm", norm_k=f"{DECODER}.k_norm", qk_norm="rms",
 )  # fmt: skip
+OLMO2 = _separate(
+    DECODER, o=f"{DECODER}.o_proj", prefixes=MODEL, norm_eps=1e-5,
+    norm_q=f"{DECODER}.q_norm", norm_k=f"{DECODER}.k_norm", qk_norm="rms_projection",
+)  # fmt: skip
 PHI = _separate(
     DECODER, o=f"{DECODER}.dense", prefixes=MODEL,
     norm_q=f"{DECODER}.q_layernorm", norm_k=f"{DECODER}.k_layernorm", qk_norm="layer",
@@ -238,10 +244,13 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family({"self": NEOX}, _rotary(0.25)),
     "llama": Family(LLAMA, _rotary()),
     "mistral": Family(LLAMA, _rotary(sliding_window=4096)),
+    "mixtral": Family(LLAMA, _rotary()),
+    "olmo2": Family({"self": OLMO2}, _rotary(), "rms_norm_eps"),
     "phi": Family({"self": PHI}, _rotary(0.5), "layer_norm_eps", "qk_layernorm"),
     "phi3": Family({"self": PHI3}, _rotary(1.0)),
     "qwen2": Family(LLAMA, _rotary(**QWEN)),
     "qwen3": Family({"self": NORMED}, _rotary(**QWEN), "rms_norm_eps"),
+    "qwen3_moe": Family({"self": NORMED}, _rotary(**QWEN), "rms_norm_eps"),
     "t5": Family(
         {
             "encoder": _t5("encoder.block.{i}.layer.0.SelfAttention"),

@@ -163,9 +163,12 @@ class Layer:
         y = x @ self.p["w" + name]
         if "b" + name in self.p:
             y = y + self.p["b" + name]
+        norm = None if name == "v" else self.mha.qk_norm
+        if norm == "rms_projection":
+            y = rms_norm(y, self.p["norm_" + name].value, self.mha.norm_eps)
         y = split(y, heads)
-        if self.mha.qk_norm is not None and name != "v":
-            norm, weight = self.mha.qk_norm, self.p["norm_" + name].value
+        if norm in ("rms", "layer"):
+            weight = self.p["norm_" + name].value
             if norm == "rms":
                 y = rms_norm(y, weight, self.mha.norm_eps)
             else:

@@ -76,9 +76,10 @@ def t5(at, table=None):
 
 
 def normed(ends, kind):
-    arrays, p, kv = apart(LLAMA, PROJ, f"{LLAMA}.{'o_proj' if kind == 'rms' else 'dense'}")
-    for c, end in zip("qk", ends, strict=True):
-        p["norm_" + c] = arrays[f"{LLAMA}.{end}.weight"] = normal(D)
+    arrays, p, kv = apart(LLAMA, PROJ, f"{LLAMA}.{'dense' if kind == 'layer' else 'o_proj'}")
+    for (c, heads), end in zip((("q", H), ("k", kv)), ends, strict=True):
+        size = heads * D if kind == "rms_projection" else D
+        p["norm_" + c] = arrays[f"{LLAMA}.{end}.weight"] = normal(size)
         if kind == "layer":
             p[f"norm_{c}_bias"] = arrays[f"{LLAMA}.{end}.bias"] = normal(D)
     return arrays, p | {"qk_norm": kind, "norm_eps": 0.1}, kv
@@ -139,6 +140,11 @@ CASES = {
               lambda: llama(e=E), causal(rope=positions.Rotary(base=5e5))),
     "mistral": ("mistral", HEADS | {"sliding_window": 2}, None, llama,
                 causal(**ROPE, window=(1, None))),
+    "mixtral": ("mixtral", HEADS, None, llama, causal(**ROPE)),
+    "mixtral slides": ("mixtral", HEADS | {"sliding_window": 2}, None, llama,
+                       causal(**ROPE, window=(1, None))),
+    "olmo2": ("olmo2", HEADS | {"rms_norm_eps": 0.1}, None,
+              lambda: normed(("q_norm", "k_norm"), "rms_projection"), causal(**ROPE)),
     "phi": ("phi", HEADS, None,
             lambda: apart(LLAMA, PROJ, f"{LLAMA}.dense"),
             causal(rope=positions.Rotary(size=2))),
@@ -155,6 +161,10 @@ CASES = {
                      llama, causal(**ROPE, window=(2, None))),
     "qwen3": ("qwen3", HEADS | {"rms_norm_eps": 0.1}, None,
               lambda: normed(("q_norm", "k_norm"), "rms"), causal(**ROPE)),
+    "qwen3_moe slides": ("qwen3_moe", HEADS | {"rms_norm_eps": 0.1, "sliding_window": 3,
+                                              "use_sliding_window": True}, None,
+                         lambda: normed(("q_norm", "k_norm"), "rms"),
+                         causal(**ROPE, window=(2, None))),
     "t5 encoder": ("t5", {"num_heads": H, "d_kv": D, "relative_attention_max_distance": 9},
                    "encoder", lambda: t5("encoder.block.1.layer.0.SelfAttention", TABLE),
                    {"scale": 1.0, "table": True}),

@@ -20,6 +20,8 @@ SIZES = {"vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "intermediate_si
 SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 GROUPED = SIZES | {"hidden_size": 18, "num_attention_heads": 6, "num_key_value_heads": 2}
 GROUPED |= {"head_dim": 4}
+# torch multiplies groups of rows whose strides are multiples of 16 bytes.
+EXPERTS = GROUPED | {"hidden_size": 24, "intermediate_size": 12}
 EQUAL = SIZES | {"hidden_size": 12, "num_attention_heads": 3}
 AT = "model.layers.{i}.self_attn"
 
@@ -64,6 +66,10 @@ MODELS = {
                           "layers.{i}.self_attn", "layers.{i}.self_attn.o_proj"),
     "mistral": ("Mistral", "MistralForCausalLM", GROUPED | {"sliding_window": 3}, AT,
                 AT + ".o_proj"),
+    "mixtral": ("Mixtral", "MixtralForCausalLM",
+                EXPERTS | {"sliding_window": 3, "num_local_experts": 2}, AT, AT + ".o_proj"),
+    "olmo2": ("Olmo2", "Olmo2ForCausalLM",
+              {**EQUAL, "num_key_value_heads": 1, "rms_norm_eps": 0.1}, AT, AT + ".o_proj"),
     "phi": ("Phi", "PhiForCausalLM", EQUAL | {"hidden_size": 24, "num_key_value_heads": 1}, AT,
             AT + ".dense"),
     "phi with norms": ("Phi", "PhiForCausalLM",
@@ -75,6 +81,10 @@ MODELS = {
               {**EQUAL, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 3,
                "max_window_layers": 1}, AT, AT + ".o_proj"),
     "qwen3": ("Qwen3", "Qwen3ForCausalLM", GROUPED | {"rms_norm_eps": 0.1}, AT, AT + ".o_proj"),
+    "qwen3_moe": ("Qwen3Moe", "Qwen3MoeForCausalLM",
+                  EXPERTS | {"rms_norm_eps": 0.1, "use_sliding_window": True, "sliding_window": 3,
+                             "moe_intermediate_size": 12, "num_experts": 2,
+                             "num_experts_per_tok": 1}, AT, AT + ".o_proj"),
     "t5": ("T5", "T5ForConditionalGeneration",
            {"vocab_size": VOCABULARY, "d_model": 10, "d_kv": 3, "d_ff": 11, "num_layers": LAYERS,
             "num_heads": 5, "relative_attention_num_buckets": 8,
@@ -298,6 +308,8 @@ def test_defaults_are_those_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     from npattn.weights.families import GEMMA2, QWEN
 
+    assert transformers.MixtralConfig().sliding_window is None
+    assert transformers.Olmo2Config().rms_norm_eps == 1e-5
     for kind, plain in (("Gemma2", GEMMA2), ("Qwen3", QWEN), ("Qwen2", QWEN)):
         config = getattr(transformers, f"{kind}Config")(use_sliding_window=True)
         assert {name: getattr(config, name) for name in plain} == plain | (

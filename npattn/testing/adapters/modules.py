@@ -1,0 +1,293 @@
+"""A torch module as its judge sees it: parameters, calls, gradients and modes, in NumPy arrays."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npattn.errors import OptionError
+from npattn.problem.arrays import Array
+from npattn.testing.adapters.base import ResultError, catch_foreign
+from npattn.testing.adapters.child import STARRED
+from npattn.testing.adapters.frameworks import make_framework
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Results of a call of a module, and the gradients of a loss through them.
+
+    Attributes
+    ----------
+    out : array (..., T, out)
+    weights : array or None
+        As the module returns them: of each head, or averaged.
+    inputs, parameters : mapping
+        Gradients by name; that of an input that another stands for is None.
+    """
+
+    out: Array
+    weights: Array | None
+    inputs: Mapping[str, Array | None]
+    parameters: Mapping[str, Array]
+
+
+class TorchModule:
+    """A copy of a torch module, in a dtype, so that the original keeps its mode and gradients.
+
+    Parameters
+    ----------
+    module : torch.nn.Module, or a method of one
+        It is called instead of ``forward``.
+    dtype : str, optional
+        Name of the dtype to convert it to; default: its own.
+
+    Raises
+    ------
+    OptionError
+        If it is something else, or has parameters of several dtypes, or none.
+    """
+
+    def __init__(self, module: Any, dtype: str | None = None) -> None:
+        import torch
+
+        self.torch = torch
+        owner = getattr(module, "__self__", module)
+        if not isinstance(owner, torch.nn.Module):
+            raise OptionError(
+                f"m is a {type(module).__name__}, must be a torch.nn.Module or a method of one; a "
+                "function of q, k and v is judged by npattn.testing.check"
+            )
+        self.name = type(owner).__qualname__
+        self.owner = self._copy(owner)
+        method = "forward" if owner is module else module.__name__
+        self.signature = inspect.signature(getattr(self.owner, method))
+        self.method: Callable[..., Any] = (
+            self.owner if owner is module else getattr(self.owner, method)
+        )
+        if dtype is not None:
+            self.owner.to(getattr(torch, dtype))
+        self.owner.requires_grad_(True)
+        kinds = {p.dtype for p in self.owner.parameters()}
+        if len(kinds) != 1:
+            raise OptionError(
+                f"m has parameters of {len(kinds)} dtypes, must have one: pass dtypes=('float32',)"
+            )
+        self.dtype = str(kinds.pop()).removeprefix("torch.")
+        self.device = next(self.owner.parameters()).device
+        self.framework = make_framework("torch", str(self.device))
+        self.mixed = False  # called in mixed precision
+        self.compiled: Any = None
+        self.train(False)
+
+    def _copy(self, owner: Any) -> Any:
+        """Copy a module; results that it keeps as attributes are copied without their graph."""
+        kept = [x for m in owner.modules() for x in vars(m).values() if hasattr(x, "is_leaf")]
+        return copy.deepcopy(owner, {id(x): x.detach() for x in kept if not x.is_leaf})
+
+    @property
+    def array_dtype(self) -> np.dtype[Any]:
+        """Dtype of its parameters and inputs."""
+        return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
+
+    @property
+    def batch_first(self) -> bool:
+        """False if it says that its inputs are (T, B, C)."""
+        return bool(getattr(self.owner, "batch_first", True))
+
+    def parameters(self) -> dict[str, Array]:
+        """Return the parameters by their dotted names, each once."""
+        return {name: self._read(p) for name, p in self.owner.named_parameters()}
+
+    def multiplies_from_right(self, name: str) -> bool | None:
+        """Return True for a weight (in, out), False for (out, in), None for an unknown layer."""
+        layer = self.owner.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, (self.torch.nn.Linear, self.torch.nn.MultiheadAttention)):
+            return False
+        return True if type(layer).__name__ == "Conv1D" else None  # of transformers
+
+    def attribute(self, names: Sequence[str]) -> int | None:
+        """Return the first of these attributes that is an integer, of it or of its config."""
+        for holder in (self.owner, getattr(self.owner, "config", None)):
+            for name in names:
+                value = getattr(holder, name, None)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+        return None
+
+    def arguments(self) -> dict[str, bool]:
+        """Return the named parameters of its call, with True for those that have no default."""
+        named = [p for p in self.signature.parameters.values() if p.kind not in STARRED]
+        return {p.name: p.default is inspect.Parameter.empty for p in named}
+
+    # --- change it --------------------------------------------------------------------------------
+
+    def train(self, mode: bool) -> None:
+        """Put it into training mode, or into that of evaluation."""
+        self.owner.train(mode)
+
+    @contextmanager
+    def replacing(self, arrays: Mapping[str, Array]) -> Iterator[None]:
+        """Give parameters other values for a while."""
+        own = dict(self.owner.named_parameters())
+        before = {name: own[name].detach().clone() for name in arrays}
+        with self.torch.no_grad():
+            for name, array in arrays.items():
+                own[name].copy_(self.framework.give(array))
+        try:
+            yield
+        finally:
+            with self.torch.no_grad():
+                for name, value in before.items():
+                    own[name].copy_(value)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Call what torch.compile makes of it for a while."""
+        plain = self.method
+        if self.compiled is None:
+            self.compiled = self.torch.compile(plain)
+        self.method = self.compiled
+        try:
+            yield
+        finally:
+            self.method = plain
+
+    @contextmanager
+    def watching_dropout(self, drops: bool = True) -> Iterator[list[tuple[Array, float]]]:
+        """Note what torch.nn.functional.dropout keeps; or let it return its input.
+
+        Yields
+        ------
+        list of (bool array, float)
+            For each call that drops: True where it keeps an element, and its rate.
+        """
+        functional: Any = self.torch.nn.functional
+        before, seen = functional.dropout, []
+
+        def dropout(
+            input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+        ) -> Any:
+            if not (drops and training and p > 0):
+                return input
+            kept = before(self.torch.ones_like(input), p, True) != 0
+            seen.append((kept.cpu().numpy(), float(p)))
+            return input * kept / (1 - p)
+
+        functional.dropout = dropout
+        try:
+            yield seen
+        finally:
+            functional.dropout = before
+
+    def loaded_copy(self, rng: np.random.Generator) -> TorchModule:
+        """Return a copy with other parameters, into which its state dict was then loaded."""
+        other = copy.copy(self)
+        other.owner = self._copy(self.owner)
+        if self.method is not self.owner:
+            other.method = getattr(other.owner, self.method.__name__)
+        else:
+            other.method = other.owner
+        with self.torch.no_grad():
+            for p in other.owner.parameters():
+                noise = rng.standard_normal(tuple(p.shape)).astype(self.array_dtype)
+                p.copy_(self.framework.give(noise))
+        other.owner.load_state_dict(copy.deepcopy(self.owner.state_dict()))
+        return other
+
+    @contextmanager
+    def computing(self, seed: int) -> Iterator[None]:
+        """Compute with one thread, and with random numbers that leave those of others alone."""
+        with self.framework.one_thread(), self.torch.random.fork_rng(devices=[]):
+            self.torch.manual_seed(seed)
+            yield
+
+    # --- call it ----------------------------------------------------------------------------------
+
+    def call(
+        self,
+        inputs: Mapping[str, Array | None],
+        options: Mapping[str, Any],
+        cotangents: Callable[[Array, Array | None], tuple[Array, Array | None]] | None = None,
+    ) -> Returned:
+        """Call it, and differentiate it.
+
+        Parameters
+        ----------
+        inputs : mapping
+            Arrays by the names of its arguments; None stands for the array before.
+        options : mapping
+            Its other arguments, arrays among them.
+        cotangents : callable, optional
+            Returns those of out and weights, for their values; without it no gradients are taken,
+            nor recorded.
+
+        Raises
+        ------
+        ImplementationError
+            If it raises, or returns something else.
+        """
+        tensors: dict[str, Any] = {}
+        last = None
+        for name, array in inputs.items():
+            last = last if array is None else self.framework.give(array.copy())
+            tensors[name] = last
+        own = {n: t for (n, t), x in zip(tensors.items(), inputs.values(), strict=True)
+               if x is not None}  # fmt: skip
+        for tensor in own.values():
+            tensor.requires_grad_(cotangents is not None)
+        given = {
+            n: self.framework.give(x) if isinstance(x, np.ndarray) else x
+            for n, x in options.items()
+        }
+        recording = self.torch.set_grad_enabled(cotangents is not None)
+        mixed = self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.mixed)
+        with recording, mixed, catch_foreign("raised"):
+            out, weights = self._results(self.method(**tensors, **given))
+            o, w = self._read(out), None if weights is None else self._read(weights)
+            if cotangents is None:
+                return Returned(o, w, {}, {})
+            return Returned(o, w, *self._differentiate(own, out, weights, *cotangents(o, w)))
+
+    def _differentiate(
+        self, own: dict[str, Any], out: Any, weights: Any, dout: Array, dweights: Array | None
+    ) -> tuple[dict[str, Array | None], dict[str, Array]]:
+        """Return the gradients of Σ dout·out + Σ dweights·weights, of inputs and parameters."""
+        names, parameters = zip(*self.owner.named_parameters(), strict=True)
+        results, given = [out], [self.framework.give(dout)]
+        if weights is not None and weights.requires_grad and dweights is not None:
+            results, given = [out, weights], [*given, self.framework.give(dweights)]
+        if not out.requires_grad:
+            raise ResultError("returned an output that requires no grad: autograd cannot reach it")
+        leaves = [*own.values(), *parameters]
+        grads = self.torch.autograd.grad(results, leaves, given, allow_unused=True)
+        arrays = [
+            self._read(self.torch.zeros_like(leaf) if g is None else g)
+            for leaf, g in zip(leaves, grads, strict=True)
+        ]
+        count = len(own)
+        return (
+            dict(zip(own, arrays[:count], strict=True)),
+            dict(zip(names, arrays[count:], strict=True)),
+        )
+
+    def _results(self, value: Any) -> tuple[Any, Any]:
+        """Return output and weights: a tensor, (output, weights, ...), or a mapping of these."""
+        values = list(value.values()) if isinstance(value, Mapping) else value
+        values = [values] if isinstance(values, self.torch.Tensor) else values
+        if not isinstance(values, (tuple, list)) or not values:
+            raise ResultError(
+                f"returned {type(value).__name__}, must be a tensor or (out, weights)"
+            )
+        others = [x for x in values[1:] if isinstance(x, self.torch.Tensor) and x.ndim > 2]
+        weights = [x for x in others if bool(x.any()) and not bool((x < 0).any())]  # not a bias
+        return values[0], next(iter(weights or others), None)
+
+    def _read(self, tensor: Any) -> Array:
+        return self.framework.take(tensor)

@@ -1,0 +1,118 @@
+"""A case of a module: sizes, kind of mask and a seed, from which its inputs follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+from npattn.testing.modules.plan import Inputs
+
+FIELDS: dict[str, Sequence[Any]] = {
+    "B": (1, 2, 3),
+    "T": (1, 2, 3, 5, 7, 11, 17),
+    "S": (None,),
+    "mask": ("none",),
+    "form": (0,),
+    "ask": ("heads",),
+    "recorded": (True, False),
+    "size": (1.0, 0.25, 3.0),
+    "large": (False,),
+    "seed": tuple(range(1000)),
+}
+"""Values of each field, the simplest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCase:
+    """One call of a module.
+
+    Attributes
+    ----------
+    B, T : int
+    S : int, "T" or None
+        Number of keys; "T": that of queries; None: self-attention, one tensor for all inputs.
+    mask : {"none", "random", "causal", "padding", "empty"}
+        "empty" hides everything from the first query.
+    form : int
+        Which of the forms of a mask that the module takes.
+    ask : {"heads", "average", "none"}
+        Weights that are asked for, where flags of the module say so.
+    recorded : bool
+        Gradients are recorded, and compared.
+    size : float
+        Standard deviation of the inputs.
+    large : bool
+        Those of every example but the first are eight times as large.
+    seed : int
+    """
+
+    B: int = 1
+    T: int = 1
+    S: int | Literal["T"] | None = None
+    mask: str = "none"
+    form: int = 0
+    ask: str = "heads"
+    recorded: bool = True
+    size: float = 1.0
+    large: bool = False
+    seed: int = 0
+
+    @property
+    def keys(self) -> int:
+        """Number of keys."""
+        return self.S if isinstance(self.S, int) else self.T
+
+    @classmethod
+    def build(cls, fields: Mapping[str, Any]) -> ModuleCase:
+        """Return the case with these fields."""
+        return cls(**fields)
+
+    def __repr__(self) -> str:
+        own = [f"{n}={x!r}" for n, x in vars(self).items() if x != getattr(type(self), n)]
+        return f"ModuleCase({', '.join(own)})"
+
+    def inputs(self, widths: Mapping[str, int], dtype: Any, shape: str) -> Inputs:
+        """Return the inputs in a dtype; a mask of a shape like "B 1 T S".
+
+        Parameters
+        ----------
+        widths : mapping
+            Width of query, key and value.
+        dtype : dtype
+        shape : str
+            Axes of the mask.
+        """
+        rng = np.random.default_rng(self.seed)
+        key = value = None
+        query = self._sample(rng, self.T, widths["query"], dtype)
+        if self.S is not None:
+            key = self._sample(rng, self.keys, widths["key"], dtype)
+            value = self._sample(rng, self.keys, widths["value"], dtype)
+        return Inputs(query, key, value, self._visible(rng, shape))
+
+    def _sample(self, rng: np.random.Generator, length: int, width: int, dtype: Any) -> Array:
+        x = self.size * rng.standard_normal((self.B, length, width))
+        x[1:] *= 8 if self.large else 1
+        return x.astype(dtype)
+
+    def _visible(self, rng: np.random.Generator, shape: str) -> Array | None:
+        """Return a mask that broadcasts against (B, H, T, S)."""
+        B, T, S = self.B, self.T, self.keys
+        if self.mask == "none":
+            return None
+        if self.mask == "causal":
+            return np.tri(T, S, dtype=bool)[None, None]
+        rows = 1 if self.mask == "padding" or " T " not in f" {shape} " else T
+        samples = B if "B" in shape or self.mask == "padding" else 1
+        visible = rng.random((samples, 1, rows, S)) < 0.6
+        if self.mask == "padding":
+            lengths = rng.integers(1, S + 1, (samples, 1, 1, 1))
+            visible = np.arange(S) < lengths
+        visible[..., 0] = True  # a row that sees nothing is another question
+        if self.mask == "empty":
+            visible[..., 0, :] = False
+        return visible

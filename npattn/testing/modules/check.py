@@ -1,0 +1,441 @@
+"""check_module: sample calls of a module, compare every result, shrink, and name the causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.errors import DtypeError, InternalError, OptionError, ShapeError
+from npattn.multihead import MultiHeadAttention
+from npattn.problem.arrays import Array, to_numpy
+from npattn.problem.checks import check_integer
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.modules import TorchModule
+from npattn.testing.bounds.multihead import multihead_tolerance
+from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.levels import REQUIRED, check_levels
+from npattn.testing.modules.call import describe_forms
+from npattn.testing.modules.case import FIELDS, ModuleCase
+from npattn.testing.modules.causes import explain
+from npattn.testing.modules.judge import Judge
+from npattn.testing.modules.rules import RULES, SLOW, Rule
+from npattn.testing.modules.words import describe_roles
+from npattn.testing.report.cause import Cause
+from npattn.testing.report.expected import asked_of, check_expected
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.report import Report
+from npattn.testing.runner.schedule import ERRORS
+from npattn.testing.variants.search import search
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+PLACEHOLDER = "raise SystemExit('TODO: import your module here, as m')"
+
+
+def check_module(
+    m: Any,
+    *,
+    roles: Mapping[str, str] | None = None,
+    num_heads: int | None = None,
+    scale: float | None = None,
+    dtypes: Sequence[str] | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    examples: int = 30,
+    seed: int = 0,
+    only: str | Iterable[str] | None = None,
+    require: Iterable[str] | str = REQUIRED,
+    must: Iterable[str] = (),
+    expect: Mapping[str, str] | None = None,
+    progress: Callable[[str, str, int, int], None] | None = None,
+    spec: str | None = None,
+) -> Report:
+    """Judge a module with its projections inside, forward and backward.
+
+    The reference is `npattn.MultiHeadAttention` with the very weights of the module, which are
+    found by name and confirmed by changing them. A copy of the module is called, in this process.
+
+    Parameters
+    ----------
+    m : torch.nn.Module, or a method of one
+        Called as ``m(x)`` or ``m(query, key, value)``, (B, T, C) each, with masks by name; it
+        returns the output, or (output, weights) with weights of each head or averaged.
+    roles : mapping, optional
+        "wq", "wk", "wv", "wo", or packed "wqkv", "wkv" → name of the parameter or layer, where the
+        name does not tell: ``{"wq": "to_q"}``.
+    num_heads : int, optional
+        Default: an attribute of `m`; else the number with which it fits.
+    scale : float, optional
+        What it means to multiply q·k by. Default: 1/√D.
+    dtypes : sequence of str, optional
+        Dtypes to convert it to; default: its own.
+    sizes : mapping, optional
+        Sizes to sample, of B, T and S: ``{"T": (16,)}`` for a module that takes no other.
+    examples : int, default 30
+        Cases of each rule.
+    seed : int, default 0
+    only : str or iterable of str, optional
+        Rule, or how several begin; it is required. "compile" is asked where it is named alone.
+    require : iterable of str
+        Levels that must pass.
+    must : iterable of str
+        Rules that have to apply, such as "mask"; if one does not, the report does not pass.
+    expect : mapping, optional
+        Expected failures with reasons, as of `npattn.testing.check`.
+    progress : callable, optional
+        Called with ``(dtype, rule, done, total)``.
+    spec : str, optional
+        ``module:name`` or ``path/file.py:name`` of `m`, for the script of a failure.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    OptionError
+        If `m` is no module, has no readable projections, requires other arguments, cannot be
+        called, or another argument is not legal.
+    DtypeError
+        If `dtypes` has another than float64, float32, float16 and bfloat16.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from npattn.testing import check_module
+    >>> m = torch.nn.MultiheadAttention(12, 3, batch_first=True)
+    >>> report = check_module(m, examples=3, only="agreement")
+    >>> report.passed
+    True
+    """
+    check_integer("examples", examples)
+    check_integer("seed", seed, 0)
+    if unknown := [x for x in dtypes or () if x not in DTYPES]:
+        raise DtypeError(f"dtypes has {unknown[0]!r}, must be among {', '.join(DTYPES)}")
+    rules = _choose_rules(only)
+    must = tuple(_choose_rules(must))
+    required = (*check_levels(require), *(rules if only is not None else ()))
+    fields_of_sizes = _read_sizes(sizes or {})
+    outcomes: list[Outcome] = []
+    causes: dict[str, Cause] = {}
+    judges = []
+    for dtype in dtypes or (None,):
+        module = TorchModule(m, dtype)
+        with module.computing(seed), np.errstate(**ERRORS):
+            judge = _begin(module, roles, num_heads, scale)
+            judges.append(judge)
+            failed: dict[str, tuple[Outcome, ModuleCase]] = {}
+            for done, (name, rule) in enumerate(rules.items()):
+                asked = _Asked(judge, name, rule, spec, _call_text(roles, num_heads, scale, dtype))
+                outcome, case = asked.search(fields_of_sizes, min(examples, rule.examples), seed)
+                outcomes.append(outcome)
+                if case is not None:
+                    failed[name] = outcome, case
+                if progress is not None:
+                    progress(module.dtype, name, done + 1, len(rules))
+            for cause in explain(judge, failed):
+                rules_before = causes[cause.text].rules if cause.text in causes else ()
+                causes[cause.text] = replace(cause, rules=(*rules_before, *cause.rules))
+    applied = {o.rule for o in outcomes if o.status != "not applicable"}
+    by_id = {rule: cause.name for cause in causes.values() for rule in cause.rules}
+    outcomes = [replace(o, diagnosis=by_id.get(o.id)) for o in outcomes]
+    return Report(
+        spec or judges[0].module.name,
+        tuple(outcomes),
+        _list_untested(judges, outcomes, rules),
+        {"seed": seed, "examples": examples, **_settings(judges[0])},
+        require=required,
+        causes=tuple(causes.values()),
+        refused=tuple(dict.fromkeys(line for judge in judges for line in judge.refused)),
+        expected=asked_of(check_expected(expect or {}), RULES, outcomes),
+        missing=tuple(name for name in must if name not in applied),
+    )
+
+
+def replay(
+    m: Any,
+    case: ModuleCase,
+    rule: str = "agreement-output",
+    *,
+    roles: Mapping[str, str] | None = None,
+    num_heads: int | None = None,
+    scale: float | None = None,
+    dtype: str | None = None,
+) -> tuple[Comparison, ...]:
+    """Compare the results of a module for one case of a rule.
+
+    Parameters
+    ----------
+    m, roles, num_heads, scale
+        As in `check_module`.
+    case : ModuleCase
+        As a report prints it.
+    rule : str
+    dtype : str, optional
+        Default: that of the module.
+
+    Returns
+    -------
+    tuple of Comparison
+
+    Raises
+    ------
+    OptionError
+        As of `check_module`.
+    ImplementationError
+        If the module raises, or returns something else.
+    """
+    module = TorchModule(m, dtype)
+    with module.computing(case.seed), np.errstate(**ERRORS):
+        return tuple(RULES[rule].compare(_begin(module, roles, num_heads, scale), case))
+
+
+def compare_module(
+    m: Any,
+    inputs: Any,
+    outputs: Any,
+    *,
+    mask: Any = None,
+    roles: Mapping[str, str] | None = None,
+    num_heads: int | None = None,
+    scale: float | None = None,
+    conventions: Conventions | None = None,
+    dtype: Any = None,
+) -> tuple[Comparison, ...]:
+    """Compare outputs that exist already, of a port say, with the exact ones of a module.
+
+    Parameters
+    ----------
+    m : npattn.MultiHeadAttention, or a torch module as of `check_module`
+        The first is what `npattn.weights` reads from files and frameworks. A torch module gives
+        its weights alone: it is called to find its projections, and never for the outputs.
+    inputs : array, or mapping of "query", "key", "value"
+    outputs : array, or mapping of "out" and "weights"
+    mask : bool array, optional
+        True = may attend, as of `MultiHeadAttention.forward`.
+    roles, num_heads
+        As of `check_module`, for a torch module.
+    scale : float, optional
+        Default: 1/√D.
+    conventions : Conventions, optional
+    dtype : dtype, optional
+        The one that the outputs were computed in. Default: that of the query.
+
+    Returns
+    -------
+    tuple of Comparison
+        One for each output: ``ratio`` is error / tolerance.
+
+    Raises
+    ------
+    OptionError
+        If an output has another name, or the module has norms, a gate or rotary positions.
+    ShapeError
+        If an input does not fit the weights, or an output has another shape than the exact one.
+
+    Examples
+    --------
+    >>> import numpy as np, npattn
+    >>> from npattn.testing import compare_module
+    >>> mha = npattn.MultiHeadAttention.init(8, 2, seed=0, dtype=np.float32)
+    >>> x = np.ones((1, 3, 8), np.float32)
+    >>> [c.passed for c in compare_module(mha, x, mha.forward(x).out.astype(np.float32))]
+    [True]
+    """
+    plan_causal = False
+    if not isinstance(m, MultiHeadAttention):
+        judge = _begin(TorchModule(m), roles, num_heads, scale)
+        m, plan_causal = judge.plan.mha, judge.plan.causal
+        conventions = judge.plan.conventions if conventions is None else conventions
+    given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
+    arrays = {name: to_numpy(x) for name, x in given.items()}
+    got = dict(outputs) if isinstance(outputs, Mapping) else {"out": outputs}
+    if unknown := [n for n in got if n not in ("out", "weights")]:
+        raise OptionError(f"outputs has {unknown[0]!r}, must have out and weights")
+    options: dict[str, Any] = {"conventions": conventions, "scale": scale}
+    options |= {"causal": "top_left"} if plan_causal else {}
+    fwd = m.forward(**arrays, mask=mask, **options)
+    allowed = multihead_tolerance(fwd, dtype or arrays["query"].dtype)
+    exact = {"out": fwd.out, "weights": fwd.weights}
+    return tuple(
+        compare_arrays(name, _fit(name, to_numpy(x), exact[name]), exact[name], allowed[name])
+        for name, x in got.items()
+    )
+
+
+def _fit(name: str, got: Array, exact: Array) -> Array:
+    if got.shape != exact.shape:
+        raise ShapeError(f"{name} has shape {got.shape}, must have {exact.shape}")
+    return got
+
+
+# --- one rule -------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Asked:
+    """A rule that is asked: its search, and the smallest case that fails."""
+
+    judge: Judge
+    name: str
+    rule: Rule
+    spec: str | None
+    call: str
+
+    def search(
+        self, sizes: Mapping[str, Sequence[int]], examples: int, seed: int
+    ) -> tuple[Outcome, ModuleCase | None]:
+        """Return the outcome, and the smallest case if it failed."""
+        own = self.rule.fields(self.judge)
+        outcome = Outcome(
+            self.name, self.rule.semantics, self.rule.about, self.judge.module.dtype,
+            "not applicable", level=self.rule.level,
+        )  # fmt: skip
+        if isinstance(own, str):
+            return replace(outcome, message=own), None
+        choices = FIELDS | {"S": self.judge.lengths} | dict(own)
+        for name, values in sizes.items():
+            if name != "S" or any(isinstance(x, int) for x in choices["S"]):
+                choices[name] = values
+        # The first answer stands: a module that differs between two calls may not confuse a search.
+        tried: dict[ModuleCase, tuple[Sequence[Comparison], str]] = {}
+        failed: list[tuple[ModuleCase, Sequence[Comparison], str]] = []
+        worst = 0.0
+
+        def fails(values: dict[str, Any]) -> bool:
+            nonlocal worst
+            case = ModuleCase(**values)
+            if case not in tried:
+                tried[case] = self._compare(case)
+            comparisons, error = tried[case]
+            if error or not all(c.passed for c in comparisons):
+                failed.append((case, comparisons, error))
+                return True
+            worst = max([worst, *(c.ratio for c in comparisons)])
+            return False
+
+        search(choices, fails, examples, seed)
+        count = len(tried)
+        if not failed:
+            return replace(outcome, status="passed", worst=worst, examples=count), None
+        case, comparisons, error = failed[-1]
+        wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
+        # Results before gradients: a wrong output makes these wrong.
+        wrong.sort(key=lambda c: c.name not in ("out", "weights"))
+        message = error or "\n".join(map(str, wrong))
+        return replace(
+            outcome,
+            status="error" if error else "failed",
+            worst=wrong[0].ratio if wrong else 0.0,
+            examples=count,
+            message=message,
+            comparisons=tuple(wrong),
+            recipe=repr(case),
+            script_text=self._script(case, message),
+            kind="raised" if error else "",
+        ), case
+
+    def _compare(self, case: ModuleCase) -> tuple[Sequence[Comparison], str]:
+        try:
+            found = self.rule.compare(self.judge, case)
+            # An output of a wrong shape leaves nothing else to compare.
+            found = found or [c for c in self.judge.compare(case) if not c.passed]
+            if not found:
+                raise InternalError(f"{self.name} compares nothing for {case!r}")
+            return found, ""
+        except ImplementationError as err:
+            return (), str(err)
+
+    def _script(self, case: ModuleCase, message: str) -> str:
+        """Return a Python file that shows the failure."""
+        safe = message.replace("\\", "\\\\").replace('"""', "'''")
+        lines = [PLACEHOLDER]
+        if self.spec is not None:
+            lines = [f"m = load_callable({self.spec!r})"]
+        return (
+            f'"""{self.judge.module.name} breaks "{self.name}".\n\n{safe}\n"""\n\n'
+            "from npattn.testing.adapters.load import load_callable\n"
+            "from npattn.testing.modules import ModuleCase, replay\n\n"
+            + "\n".join(lines)
+            + f"\ncase = {case!r}\n"
+            + f"for comparison in replay(m, case, {self.name!r}{self.call}):\n"
+            + "    print(comparison)\n"
+        )
+
+
+def _call_text(
+    roles: Mapping[str, str] | None, heads: int | None, scale: float | None, dtype: str | None
+) -> str:
+    """Return the keywords of `replay` that are not at their default."""
+    given = {"roles": roles and dict(roles), "num_heads": heads, "scale": scale, "dtype": dtype}
+    return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
+
+
+def _begin(
+    module: TorchModule,
+    roles: Mapping[str, str] | None,
+    num_heads: int | None,
+    scale: float | None,
+) -> Judge:
+    """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
+    try:
+        return Judge(module, roles, num_heads, scale)
+    except ImplementationError as err:
+        raise OptionError(
+            f"{module.name} could not be called on x (2, 5, C): {err}; a module with other inputs, "
+            "or that takes other lengths alone, needs one around it"
+        ) from err
+
+
+# --- settings and report --------------------------------------------------------------------------
+
+
+def _choose_rules(only: str | Iterable[str] | None) -> dict[str, Rule]:
+    """Return the rules that `only` names, or all."""
+    names = (only,) if isinstance(only, str) else only
+    if names is None:
+        return {rule: x for rule, x in RULES.items() if rule not in SLOW}
+    chosen: dict[str, Rule] = {}
+    for name in names:
+        own = {rule: x for rule, x in RULES.items() if rule.startswith(name)}
+        if not own:
+            raise OptionError(
+                f"{name!r} is not a rule of modules, must be one of {', '.join(RULES)}"
+            )
+        chosen |= own
+    return chosen
+
+
+def _read_sizes(sizes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    for name, values in sizes.items():
+        if name not in ("B", "T", "S"):
+            raise OptionError(f"sizes has {name!r}, must have B, T or S")
+        for value in values:
+            check_integer(f"sizes[{name!r}]", value)
+    return {name: tuple(values) for name, values in sizes.items()}
+
+
+def _settings(judge: Judge) -> dict[str, Any]:
+    """Return what a report says of the module: its conventions, and how it is read."""
+    default = Conventions()
+    own = {f.name: getattr(judge.plan.conventions, f.name) for f in fields(Conventions)}
+    masks = describe_forms(judge.call.forms) or "no mask"
+    causal = "; always causal" if judge.plan.causal else ""
+    return {
+        "conventions": {n: x for n, x in own.items() if x != getattr(default, n)},
+        "reads": f"{describe_roles(judge)}; {masks}{causal}",
+    }
+
+
+def _list_untested(
+    judges: Sequence[Judge], outcomes: Iterable[Outcome], rules: Mapping[str, Rule]
+) -> tuple[str, ...]:
+    """Return the rules that do not apply or were not asked, and parameters in no projection."""
+    left_out = {o.rule: o.message for o in outcomes if o.status == "not applicable"}
+    return (
+        *(f"{rule} ({why})" for rule, why in left_out.items()),
+        *(f"{name}, which is in no projection" for name in judges[0].unread),
+        *(f"{rule} (only= names it)" for rule in SLOW if rule not in rules),
+    )

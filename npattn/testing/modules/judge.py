@@ -1,0 +1,422 @@
+"""The judge of one module in one dtype: it learns what the module means, then compares."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.problem.arrays import Array
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.modules import Returned, TorchModule
+from npattn.testing.bounds.rounding import unit_roundoff
+from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
+from npattn.testing.modules.case import ModuleCase
+from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan
+from npattn.testing.modules.roles import Reading, find_roles
+from npattn.testing.variants.case import normal
+
+EMPTY_ROWS = (
+    Conventions(),
+    Conventions(empty_row="nan"),
+    Conventions(hidden_fill=-1e9),
+    Conventions(hidden_add=-1e4),
+    Conventions(hidden_add="min"),
+)
+"""What a query that sees nothing gives, the meanings to try."""
+LENGTHS: tuple[Any, ...] = (1, 2, 3, 5, 7, 13)
+OWN_LENGTH: tuple[Any, ...] = ("T",)
+"""Numbers of keys of their own: any, or that of queries."""
+TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
+
+
+class Judge:
+    """A module with the reference that it is compared with.
+
+    Attributes
+    ----------
+    call : Call
+    reading : Reading
+    plan : Plan
+        The reference.
+    changes : list of Change
+        Steps that the module replaces: with them the reference reproduces it.
+    is_known : bool
+        The reference, or that with changes, gives what the module gives.
+    key_lengths : tuple
+        Numbers of keys of their own that it takes.
+    repeats : bool
+        Two calls give the same bits.
+    dropout_stays : bool
+        They do not, but without dropout they do.
+    """
+
+    def __init__(
+        self,
+        module: TorchModule,
+        roles: Mapping[str, str] | None = None,
+        num_heads: int | None = None,
+        scale: float | None = None,
+    ) -> None:
+        self.module, self.call = module, Call.read(module)
+        self.flat, readings, self.unread = find_roles(module, roles, num_heads)
+        self.values = self.flat.join(module.parameters())
+        self.answers: dict[ModuleCase, tuple[Comparison, ...]] = {}
+        self.refused: list[str] = []
+        self.changes: list[Change] = []
+        self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
+        self._learn(readings, scale)
+
+    # --- learn what it means ----------------------------------------------------------------------
+
+    def _learn(self, readings: Sequence[Reading], scale: float | None) -> None:
+        """Find the reading, steps that are replaced, forms of masks, and empty rows."""
+        plans = [
+            (reading, Plan(reading.build(self.values), causal=causal, scale=scale))
+            for causal in (False, True)
+            for reading in readings
+        ]
+        self.reading, self.plan = plans[0]
+        self.call.num_heads = self.reading.num_heads
+        first = self.ask(self.probe)
+        self.repeats = _same(first, self.ask(self.probe))
+        self.dropout_stays = False
+        with ExitStack() as stack:
+            if not self.repeats:
+                stack.enter_context(self.module.watching_dropout(drops=False))
+                first = self.ask(self.probe)
+                self.dropout_stays = _same(first, self.ask(self.probe))
+            inputs = self.inputs(self.probe)
+            self.returns_weights = first.weights is not None
+            found = next(self._explain(plans, inputs, first), None)
+            self.is_known = found is not None
+            if found is not None:
+                self.reading, self.plan, self.changes = found
+            self.call.num_heads = self.reading.num_heads
+            self._learn_lengths()
+            self._learn_masks()
+
+    def _explain(
+        self, plans: Sequence[tuple[Reading, Plan]], inputs: Inputs, got: Returned
+    ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
+        """Yield the plans that give a result: without changes, with one, with two."""
+        plans = [x for x in plans if x[1].forward(inputs).out.shape == got.out.shape]
+        others = [c for c in CHANGES if c.kind != "mask"]
+        pairs = [p for p in itertools.combinations(others, 2) if p[0].kind != p[1].kind]
+        for changes in ([()], [(c,) for c in others], pairs):
+            for reading, plan in plans:
+                for own in changes:
+                    changed = apply(plan, own)
+                    if changed is not None and self._fits(changed, inputs, got):
+                        yield reading, plan, list(own)
+
+    def _learn_lengths(self) -> None:
+        """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
+        self.key_lengths: tuple[Any, ...] = ()
+        for lengths, words in ((LENGTHS, "S ≠ T"), (OWN_LENGTH, "keys of their own")):
+            if not self.call.crosses or self.key_lengths:
+                return
+            try:
+                self.ask(replace(TRY, S=lengths[-1]))
+                self.key_lengths = lengths
+            except ImplementationError as err:
+                self.refused.append(f"{words}: {err}")
+
+    def _learn_masks(self) -> None:
+        """Find the forms in which it takes a mask, and what an empty row gives."""
+        case = replace(self.probe, mask="random")
+        plan = self.own_plan
+        for parameter, shapes in self.call.masks:
+            errors, answers = [], []
+            for kind, shape in itertools.product(KINDS, shapes):
+                form = Form(parameter, kind, shape)
+                try:
+                    self.ask(case, form, record=True)  # a fast path may take what this does not
+                    answers.append((form, self.ask(case, form)))
+                except ImplementationError as err:
+                    errors.append(f"{form}: {err}")
+            known = [f for f, got in answers if self._fits(plan, self.inputs(case, f), got)]
+            for change in [c for c in CHANGES if c.kind == "mask"]:
+                changed = apply(plan, (change,))
+                if known or changed is None:
+                    break
+                known = [f for f, got in answers if self._fits(changed, self.inputs(case, f), got)]
+                self.changes += [change] if known else []
+            if not known and answers:
+                known = [answers[0][0]]
+            self.call.forms += known + self._suspect_forms(known, answers)
+            self.refused += [] if answers else [f"{parameter}: {errors[0]}"]
+        self._learn_empty_rows()
+
+    def _suspect_forms(
+        self, known: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
+    ) -> list[Form]:
+        """Return forms that do not fit, and have to; note those that may mean something else.
+
+        All four axes leave one meaning alone, where others of four axes have it.
+        """
+        suspects, others = [], []
+        whole = {form.kind for form in known if len(form.shape.split()) == 4}
+        shape = answers[0][1].out.shape if answers else ()
+        for form, got in answers:
+            if form in known or form.kind not in {f.kind for f in known}:
+                continue
+            if form.kind in whole and len(form.shape.split()) == 4 and got.out.shape == shape:
+                suspects.append(form)
+            else:
+                others.append(form)
+        if others:
+            self.refused.append(f"{describe_forms(others)}: taken, and means something else")
+        return suspects
+
+    def _learn_empty_rows(self) -> None:
+        """Find out what a query that sees nothing gives."""
+        case = replace(self.probe, mask="empty")
+        if not self.call.forms:
+            return
+        form = self.call.forms[0]
+        try:
+            got = self.ask(case, form)
+        except ImplementationError as err:
+            self.refused.append(f"a query that sees nothing: {err}")
+            return
+        for conventions in EMPTY_ROWS:
+            plan = replace(self.own_plan, conventions=conventions)
+            if self._fits(plan, self.inputs(case, form), got, finite=True):
+                self.plan = replace(self.plan, conventions=conventions)
+                return
+
+    @property
+    def own_plan(self) -> Plan:
+        """The reference with the steps that the module replaces."""
+        return apply(self.plan, self.changes) or self.plan
+
+    def _fits(self, plan: Plan, inputs: Inputs, got: Returned, finite: bool = False) -> bool:
+        """Return True if a plan gives these results; with `finite` also which are finite."""
+        exact = plan.results(inputs, self.module.array_dtype)
+        values, out = exact.values, got.out.astype(float)
+        if finite and not np.array_equal(np.isfinite(values["out"]), np.isfinite(out)):
+            return False
+        return all(c.passed for c in self._compare_forward(got, exact))
+
+    @property
+    def probe(self) -> ModuleCase:
+        """A small case that it must take: self-attention, if its widths allow that."""
+        return replace(TRY, S=self.lengths[0])
+
+    @property
+    def lengths(self) -> tuple[Any, ...]:
+        """Numbers of keys of a plain case."""
+        mha = self.plan.mha
+        alike = mha.wq.shape[0] == mha.wk.shape[0] == mha.wv.shape[0]
+        return (None,) if alike or not self.call.crosses else ("T",)
+
+    # --- ask and compare --------------------------------------------------------------------------
+
+    def form_of(self, case: ModuleCase) -> Form | None:
+        """Return the form of the mask of a case."""
+        return None if case.mask == "none" else self.call.forms[case.form]
+
+    def inputs(self, case: ModuleCase, form: Form | None = None) -> Inputs:
+        """Return the inputs of a case, in the dtype of the module."""
+        mha, form = self.plan.mha, form or self.form_of(case)
+        widths = {"query": mha.wq.shape[0], "key": mha.wk.shape[0], "value": mha.wv.shape[0]}
+        own = case.inputs(widths, self.module.array_dtype, form.shape if form else "T S")
+        shared = self.call.crosses and len(self.call.inputs) == 2
+        return own._replace(value=None) if shared else own
+
+    def ask(self, case: ModuleCase, form: Form | None = None, record: bool = False) -> Returned:
+        """Return the results of the module; with `record` those that autograd has followed."""
+        cotangents = (lambda out, weights: (out, weights)) if record else None
+        return self.call(case, self.inputs(case, form), cotangents, form or self.form_of(case))
+
+    def compare(self, case: ModuleCase) -> tuple[Comparison, ...]:
+        """Compare every result of a case with the reference.
+
+        Raises
+        ------
+        ImplementationError
+            If the module raises, or returns something else.
+        """
+        if case not in self.answers:
+            self.answers[case] = self._compare(case)
+        return self.answers[case]
+
+    def _compare(self, case: ModuleCase) -> tuple[Comparison, ...]:
+        inputs, form, dtype = self.inputs(case), self.form_of(case), self.module.array_dtype
+        if not case.recorded:
+            got, exact = self.call(case, inputs, None, form), self.plan.results(inputs, dtype)
+            self.seen[case] = got, exact
+            return self._compare_forward(got, exact)
+        fwd = self.plan.forward(inputs)
+        rng = np.random.default_rng((case.seed, 1))
+        given: list[Array | None] = []
+
+        def cotangents(out: Array, weights: Array | None) -> tuple[Array, Array | None]:
+            dout, dweights = normal(rng, out.shape, dtype), None
+            if weights is not None and weights.shape in _weight_shapes(fwd.weights.shape):
+                dweights = normal(rng, weights.shape, dtype)
+            given.extend((dout, dweights))
+            return dout, dweights
+
+        got = self.call(case, inputs, cotangents, form)
+        wrong = _compare_shape("out", got.out, fwd.out.shape)
+        if wrong is not None:
+            return (wrong,)
+        dout, dweights = (None if x is None else x.astype(float) for x in given)
+        assert dout is not None
+        spread = None if dweights is None else _spread(dweights, fwd.weights.shape)
+        exact = self.plan.gradients(inputs, dtype, dout, spread)
+        self.seen[case] = got, exact
+        found = [_compare(name, *x) for name, x in self.gradient_pairs(got, exact).items()]
+        return (*self._compare_forward(got, exact), *found)
+
+    def ask_restored(self, case: ModuleCase) -> tuple[Returned, Returned]:
+        """Return the results of the module, and of a copy that has loaded its state dict."""
+        other = replace(self.call, module=self.module.loaded_copy(np.random.default_rng(case.seed)))
+        inputs, form = self.inputs(case), self.form_of(case)
+        return self.call(case, inputs, None, form), other(case, inputs, None, form)
+
+    def compare_training(self, case: ModuleCase) -> tuple[Comparison, ...]:
+        """Compare results in training mode, for the weights that dropout keeps there.
+
+        They may be returned before it or after it.
+        """
+        got, seen = self._train(case)
+        inputs, dtype = self.inputs(case), self.module.array_dtype
+        exact = self.plan.results(inputs, dtype)
+        if not seen:
+            return self._compare_forward(got, exact)
+        (kept, rate), *_ = seen
+        kept = kept.reshape(exact.values["weights"].shape)
+        exact = self.plan.results(inputs, dtype, (kept, rate))
+        found = self._compare_forward(got, exact)
+        if all(c.passed for c in found):
+            return found
+        factor, two = kept / (1 - rate), 2 * unit_roundoff(dtype)  # a product and a quotient
+        p, e = exact.values["weights"], exact.allowed["weights"]
+        dropped = {"weights": p * factor}, {"weights": (e + two * p) * factor}
+        pairs = zip(exact, dropped, strict=True)
+        return self._compare_forward(got, Exact(*(x | y for x, y in pairs)))
+
+    def _train(self, case: ModuleCase) -> tuple[Returned, list[tuple[Array, float]]]:
+        """Return the results in training mode, and what dropout keeps."""
+        self.module.train(True)
+        try:
+            with self.module.watching_dropout() as seen:
+                return self.ask(case), seen
+        finally:
+            self.module.train(False)
+
+    @property
+    def training_reason(self) -> str:
+        """Why training mode cannot be judged; "" if it can."""
+        got, seen = self._train(self.probe)
+        B, H, T = TRY.B, self.reading.num_heads, TRY.T
+        shapes = [(B, H, T, T), (B * H, T, T)]
+        if len(seen) > 1 or any(kept.shape not in shapes for kept, _ in seen):
+            return "it drops other things than the weights"
+        if not seen and not _same(got, self._train(self.probe)[0]):
+            return "it drops by other means than torch.nn.functional.dropout"
+        return ""
+
+    def compare_mixed(self, case: ModuleCase) -> tuple[Comparison, ...]:
+        """Compare results under torch.autocast, whose products take operands in bfloat16."""
+        self.module.mixed = True
+        try:
+            got = self.ask(case)
+        finally:
+            self.module.mixed = False
+        return compare_forward(got, self.plan.results(self.inputs(case), ml_dtypes.bfloat16,
+                                                      mixed=True), ml_dtypes.bfloat16)  # fmt: skip
+
+    def compare_compiled(self, case: ModuleCase) -> tuple[Comparison, ...]:
+        """Compare every result of what torch.compile makes of the module."""
+        with self.forgetting(), self.module.compiling():
+            return self.compare(case)
+
+    def _compare_forward(self, got: Returned, exact: Exact) -> tuple[Comparison, ...]:
+        return compare_forward(got, exact, self.module.array_dtype)
+
+    def gradient_pairs(self, got: Returned, exact: Exact) -> dict[str, tuple[Array, Array, Array]]:
+        """Return gradients by name: got, exact, and how far they may differ.
+
+        Those of inputs that another stands for, and of parameters in no projection, are left out.
+        """
+        pairs = {
+            f"d{name}": (x, exact.values[role], exact.allowed[role])
+            for (name, x), role in zip(got.inputs.items(), ("query", "key", "value"), strict=False)
+            if x is not None
+        }
+        want = self.flat.split(self.reading.scatter(exact.values, self.flat.size))
+        allowed = self.flat.split(self.reading.scatter(exact.allowed, self.flat.size))
+        parameters = {n: g for n, g in got.parameters.items() if n not in self.unread}
+        return pairs | {f"d{n}": (g, want[n], allowed[n]) for n, g in parameters.items()}
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Ask everything anew for a while."""
+        kept = self.answers, self.seen
+        self.answers, self.seen = {}, {}
+        try:
+            yield
+        finally:
+            self.answers, self.seen = kept
+
+
+def compare_forward(got: Returned, exact: Exact, dtype: Any) -> tuple[Comparison, ...]:
+    """Compare out, and weights as they are returned: of each head, or averaged."""
+    found = [_compare("out", got.out, exact.values["out"], exact.allowed["out"])]
+    if got.weights is not None:
+        p, e = exact.values["weights"], exact.allowed["weights"]
+        if got.weights.shape == _weight_shapes(p.shape)[1]:
+            # A mean of H numbers rounds H + 1 times, and is stored.
+            e = e.mean(-3) + (p.shape[-3] + 2) * unit_roundoff(dtype) * p.mean(-3)
+            p = p.mean(-3)
+        found.append(_compare("weights", got.weights, p, e))
+    return tuple(found)
+
+
+def apply(plan: Plan, changes: Sequence[Change]) -> Plan | None:
+    """Return the plan with steps replaced; None where one replaces nothing."""
+    changed: Plan | None = plan
+    for change in changes:
+        changed = None if changed is None else change.apply(changed)
+    return changed
+
+
+def _same(one: Returned, other: Returned) -> bool:
+    pairs = ((one.out, other.out), (one.weights, other.weights))
+    return all(x is None or y is None or np.array_equal(x, y, equal_nan=True) for x, y in pairs)
+
+
+def _weight_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes that weights may have: of each head, or averaged."""
+    return shape, (*shape[:-3], *shape[-2:])
+
+
+def _spread(dweights: Array, shape: tuple[int, ...]) -> Array:
+    """Return the cotangent of weights of each head, for that of weights as they are returned."""
+    if dweights.shape == shape:
+        return dweights
+    return np.broadcast_to(dweights[..., None, :, :] / shape[-3], shape)
+
+
+def _compare(name: str, got: Array, want: Array, allowed: Array) -> Comparison:
+    wrong = _compare_shape(name, got, want.shape)
+    return compare_arrays(name, got, want, allowed) if wrong is None else wrong
+
+
+def _compare_shape(name: str, got: Array, want: tuple[int, ...]) -> Comparison | None:
+    """Return the failure of a result that has another shape; None if it has this one."""
+    if got.shape == want:
+        return None
+    note = f"{name} has shape {got.shape}, must have {want}"
+    return Comparison(name, float("inf"), (), 0.0, 0.0, 0.0, got.size, got.size, note)

@@ -1,0 +1,325 @@
+"""What a module computes: the reference, and the same with a step replaced, with tolerances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.multihead import MultiHeadAttention
+from npattn.multihead.multihead import MultiHeadForward
+from npattn.multihead.projections import linear, merge, split
+from npattn.problem.arrays import Array
+from npattn.testing.bounds.multihead import MultiHeadBound, multihead_tolerance
+
+
+class Inputs(NamedTuple):
+    """Exact inputs of a call; `visible` (..., T, S) is True where a query may look."""
+
+    query: Array  # (B, T, in_q)
+    key: Array | None  # (B, S, in_k), None: query
+    value: Array | None  # (B, S, in_v), None: key
+    visible: Array | None
+
+
+class Exact(NamedTuple):
+    """Exact value and tolerance of each result by name, "out" and "weights" first."""
+
+    values: dict[str, Array]
+    allowed: dict[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A computation: `MultiHeadAttention`, and how its steps differ from it.
+
+    Attributes
+    ----------
+    mha : MultiHeadAttention
+    conventions : Conventions
+        What a query that sees nothing gives.
+    causal : bool
+        It hides later keys without being told.
+    scale : float or None
+        None: 1/√D.
+    mask : {"before", "after", "ignored", "added"}
+        "after": the mask multiplies the weights. "added": 1 is added to the scores of visible keys.
+    softmax : {"keys", "queries"}
+    split : {"axis", "reshape"}
+        "reshape" forgets to move the head axis after the split.
+    residual : bool
+        The query is added to the output.
+    """
+
+    mha: MultiHeadAttention
+    conventions: Conventions = field(default_factory=Conventions)
+    causal: bool = False
+    scale: float | None = None
+    mask: Literal["before", "after", "ignored", "added"] = "before"
+    softmax: Literal["keys", "queries"] = "keys"
+    split: Literal["axis", "reshape"] = "axis"
+    residual: bool = False
+
+    def visible(self, inputs: Inputs) -> Array | None:
+        """Return what queries may see, causal included."""
+        if not self.causal:
+            return inputs.visible
+        T, S = (
+            inputs.query.shape[-2],
+            (inputs.query if inputs.key is None else inputs.key).shape[-2],
+        )
+        causal = np.tri(T, S, dtype=bool)
+        return causal if inputs.visible is None else inputs.visible & causal
+
+    def forward(self, inputs: Inputs) -> MultiHeadForward:
+        """Return the forward of the reference: of a plan without a replaced step."""
+        return self.mha.forward(
+            *inputs[:3], self.visible(inputs), scale=self.scale, conventions=self.conventions
+        )
+
+    def gradients(self, inputs: Inputs, dtype: Any, dout: Array, dweights: Array | None) -> Exact:
+        """Return results and gradients of the reference, by the names of `MultiHeadGradients`."""
+        fwd = self.forward(inputs)
+        grads = self.mha.backward(fwd, dout, None, dweights)
+        allowed = multihead_tolerance(fwd, dtype, dout=dout, dweights=dweights)
+        values = {"out": fwd.out, "weights": fwd.weights}
+        return Exact({n: values[n] if n in values else getattr(grads, n) for n in allowed}, allowed)
+
+    def results(
+        self,
+        inputs: Inputs,
+        dtype: Any,
+        kept: tuple[Array, float] | None = None,
+        mixed: bool = False,
+    ) -> Exact:
+        """Return out and weights with their tolerances.
+
+        `kept` is True where dropout keeps a weight, with its rate. In `mixed` precision inputs and
+        weights are wider than `dtype`, and rounded to it for products.
+        """
+        if self.softmax == "queries":
+            exact = self._over_queries(inputs, dtype)
+        else:
+            exact = self._over_keys(inputs, dtype, kept, mixed)
+        if self.residual:
+            exact.values["out"] = exact.values["out"] + inputs.query
+        return exact
+
+    def _over_keys(
+        self, inputs: Inputs, dtype: Any, kept: tuple[Array, float] | None, mixed: bool
+    ) -> Exact:
+        mha, errors = self.mha, None
+        arrays: dict[str, Any] = {n: getattr(inputs, n) for n in ("query", "key", "value")}
+        visible = self.visible(inputs)
+        if self.split == "reshape":
+            mha, arrays, errors = self._rearrange(inputs, dtype)
+        options: dict[str, Any] = {"scale": self.scale, "conventions": self.conventions}
+        multiplied = None
+        if kept is not None:
+            options |= {"dropout_mask": kept[0], "dropout_rate": kept[1]}
+        if self.mask != "before" and visible is not None:
+            if self.mask == "after":
+                multiplied = visible
+                options |= {"dropout_mask": visible, "dropout_rate": 0.0}
+            if self.mask == "added":
+                options["bias"] = visible.astype(float)
+            visible = None
+        fwd = mha.forward(**arrays, mask=visible, **options)
+        allowed = multihead_tolerance(fwd, dtype, errors=errors, mixed=mixed)
+        values = {"out": fwd.out, "weights": fwd.weights}
+        if multiplied is not None:
+            values["weights"] = values["weights"] * multiplied
+        return Exact(values, allowed)
+
+    def _rearrange(
+        self, inputs: Inputs, dtype: Any
+    ) -> tuple[MultiHeadAttention, dict[str, Array], dict[str, Array]]:
+        """Return a module whose inputs are projections, with heads that are rows in a row."""
+        mha = self.mha
+        bound = MultiHeadBound(mha.forward(*inputs[:3]), dtype)
+        rows, errors = {}, {}
+        weights: dict[str, Any] = {}
+        for name, x in bound.steps.inputs.items():
+            letter, K = name[0], mha.num_kv_heads or mha.num_heads
+            heads = mha.num_heads if name == "query" else K
+            w, b = getattr(mha, "w" + letter), getattr(mha, "b" + letter)
+            y, e = linear(x, w, b), bound.linear(x, 0.0, w, b)
+            *lead, T, width = y.shape
+            rows[name] = merge(y.reshape(*lead, heads, T, -1), "concat")
+            errors[name] = merge(e.reshape(*lead, heads, T, -1), "concat")
+            weights |= {"w" + letter: np.eye(width), "b" + letter: None}
+        return replace(mha, **weights), rows, errors
+
+    def _over_queries(self, inputs: Inputs, dtype: np.dtype) -> Exact:
+        """A softmax over queries is attention of keys to queries, its weights transposed."""
+        query, key, value, _ = inputs
+        mha, visible = self.mha, self.visible(inputs)
+        key = query if key is None else key
+        value = key if value is None else value
+        turned = replace(
+            mha, wq=mha.wk, bq=mha.bk, wk=mha.wq, bk=mha.bq, wv=mha.wq, bv=mha.bq, wo=None, bo=None
+        )
+        hides = None if visible is None else np.swapaxes(visible, -1, -2)
+        fwd = turned.forward(
+            key, query, query, hides, scale=self.scale, conventions=self.conventions
+        )
+        p, ep = (np.swapaxes(x, -1, -2)
+                 for x in (fwd.weights, multihead_tolerance(fwd, dtype)["weights"]))  # fmt: skip
+        bound = MultiHeadBound(mha.forward(query, key, value), dtype)
+        v = split(linear(value, mha.wv, mha.bv), mha.num_heads)
+        ev = split(bound.linear(value, 0.0, mha.wv, mha.bv), mha.num_heads)
+        sums = bound.gamma(p.shape[-1] + 3) + bound.unit.low.u
+        eo = merge(ep @ abs(v) + (p + ep) @ ev + sums * (p @ abs(v)), mha.merge)
+        merged = merge(p @ v, mha.merge)
+        if mha.wo is None:
+            return Exact({"out": merged, "weights": p}, {"out": eo, "weights": ep})
+        out, allowed = linear(merged, mha.wo, mha.bo), bound.linear(merged, eo, mha.wo, mha.bo)
+        return Exact({"out": out, "weights": p}, {"out": allowed, "weights": ep})
+
+
+# --- a step replaced ------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """A mistake: one step of the computation, replaced.
+
+    Attributes
+    ----------
+    text : str
+        The cause in words; {H}, {D}, {W} and {T} are sizes: W = H·D.
+    step, where, amount : str
+        As of a `Cause`.
+    kind : str
+        Changes of one kind exclude each other.
+    apply : callable
+        Plan → plan with the step replaced; None where that is no other computation.
+    """
+
+    text: str
+    step: str
+    where: str
+    amount: str
+    kind: str
+    apply: Callable[[Plan], Plan | None]
+
+
+def _scale_by(factor: Callable[[int, int], float]) -> Callable[[Plan], Plan | None]:
+    """Replace the scale by a function of D and H."""
+
+    def apply(plan: Plan) -> Plan | None:
+        D, H = plan.mha.head_size, plan.mha.num_heads
+        scale = factor(D, H)
+        return None if math.isclose(scale, D**-0.5) else replace(plan, scale=scale)
+
+    return apply
+
+
+def _weights(**names: str | None) -> Callable[[Plan], Plan | None]:
+    """Replace parameters by others, by name."""
+
+    def apply(plan: Plan) -> Plan | None:
+        mha = plan.mha
+        own: dict[str, Any] = {n: other and getattr(mha, other) for n, other in names.items()}
+        changed = any(own[n] is not getattr(mha, n) for n in own)
+        shapes = all(
+            own[n] is None or getattr(mha, n) is None or own[n].shape == getattr(mha, n).shape
+            for n in own
+        )
+        return replace(plan, mha=replace(mha, **own)) if changed and shapes else None
+
+    return apply
+
+
+def _turn(name: str) -> Callable[[Plan], Plan | None]:
+    """Transpose a square weight."""
+
+    def apply(plan: Plan) -> Plan | None:
+        w = getattr(plan.mha, name)
+        if w is None or w.shape[0] != w.shape[1]:
+            return None
+        return replace(plan, mha=replace(plan.mha, **{name: w.T}))
+
+    return apply
+
+
+def _set(**fields: Any) -> Callable[[Plan], Plan | None]:
+    def apply(plan: Plan) -> Plan | None:
+        return replace(plan, **fields) if plan.mha.num_heads > 1 or "split" not in fields else None
+
+    return apply
+
+
+def _add_query(plan: Plan) -> Plan | None:
+    mha = plan.mha
+    wide = mha.num_heads * mha.value_size if mha.wo is None else mha.wo.shape[1]
+    return replace(plan, residual=True) if wide == mha.wq.shape[0] else None
+
+
+def _merge_by_reshape(plan: Plan) -> Plan | None:
+    if plan.mha.num_heads == 1:
+        return None
+    return replace(plan, mha=replace(plan.mha, merge="reshape"))
+
+
+def _normalise_queries(plan: Plan) -> Plan | None:
+    mha = plan.mha
+    shared = mha.num_kv_heads != mha.num_heads or mha.bias_k is not None or mha.add_zero_attn
+    return None if shared or plan.split != "axis" else replace(plan, softmax="queries")
+
+
+def _projection(whose: str, by: str) -> Change:
+    words = {"q": "queries", "k": "keys", "v": "values"}
+    text = f"{words[whose]} are projected by {{w{by}}}, which is that of {words[by]}"
+    step = "o" if whose == "v" else "s"
+    change = _weights(**{f"w{whose}": f"w{by}", f"b{whose}": f"b{by}"})
+    return Change(text, step, "everywhere", f"by W of {words[by]}", f"w{whose}", change)
+
+
+def _without_bias(name: str, words: str, step: str) -> Change:
+    apply = _weights(**{name: None})
+    return Change(f"the bias of {words} is not added", step, "everywhere", "", name, apply)
+
+
+CHANGES = (
+    Change("scores are divided by √(H·D) = √{W}, the whole width, instead of √D = √{D}",
+           "s", "everywhere", "× 1/√H", "scale", _scale_by(lambda D, H: (H * D) ** -0.5)),
+    Change("scores are not divided by √D = √{D}",
+           "s", "everywhere", "× √D", "scale", _scale_by(lambda D, H: 1.0)),
+    Change("scores are divided by D = {D} instead of √D",
+           "s", "everywhere", "× 1/√D", "scale", _scale_by(lambda D, H: 1 / D)),
+    Change("scores are multiplied by √D = √{D} instead of divided by it",
+           "s", "everywhere", "× D", "scale", _scale_by(lambda D, H: D**0.5)),
+    Change("scores are divided by √H = √{H}, the number of heads, instead of √D = √{D}",
+           "s", "everywhere", "× √(D/H)", "scale", _scale_by(lambda D, H: H**-0.5)),
+    Change("heads are merged without moving the head axis back",
+           "o", "everywhere", "of another place", "merge", _merge_by_reshape),
+    Change("heads are split by a reshape that does not move the head axis",
+           "layout", "everywhere", "of another place", "split", _set(split="reshape")),
+    Change("heads are split by a reshape that does not move the head axis, and merged likewise",
+           "layout", "everywhere", "of another place", "split",
+           lambda plan: (m := _merge_by_reshape(plan)) and replace(m, split="reshape")),
+    Change("the softmax runs over queries instead of keys",
+           "p", "everywhere", "", "softmax", _normalise_queries),
+    *(_projection(whose, by) for whose, by in ("kq", "vk", "vq", "qk", "kv", "qv")),
+    Change("keys and queries are exchanged: queries are projected by {wk}, keys by {wq}",
+           "s", "everywhere", "", "wq", _weights(wq="wk", wk="wq", bq="bk", bk="bq")),
+    Change("the output is not projected by {wo}", "o", "everywhere", "", "wo",
+           _weights(wo=None, bo=None)),
+    _without_bias("bq", "queries", "s"), _without_bias("bk", "keys", "s"),
+    _without_bias("bv", "values", "o"), _without_bias("bo", "the output", "o"),
+    *(Change(f"{{w{n}}} is transposed", "o" if n in "vo" else "s", "everywhere", "", f"w{n}",
+             _turn(f"w{n}")) for n in "qkvo"),
+    Change("the query is added to the output", "o", "everywhere", "+ query", "residual",
+           _add_query),
+    Change("the mask is applied after the softmax: hidden keys still count in the denominator",
+           "p", "where a key is hidden", "", "mask", _set(mask="after")),
+    Change("the mask has no effect", "visible", "where a key is hidden", "", "mask",
+           _set(mask="ignored")),
+    Change("the mask is added to the scores as numbers, 1 where a key may be seen",
+           "visible", "where a key is hidden", "", "mask", _set(mask="added")),
+)  # fmt: skip
+"""Mistakes of modules; nothing but the function itself decides which one it makes."""

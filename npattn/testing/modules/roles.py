@@ -1,0 +1,314 @@
+"""The projections of a module, by their names: where each weight of the reference is stored.
+
+A role is an array of indices into one flat vector of all parameters, shaped like the weight or bias
+that it stands for. Transposed, packed and split weights are views of it, whatever their layout, and
+the gradient of a parameter is what its roles add at their indices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npattn.errors import NpattnError, OptionError
+from npattn.multihead import MultiHeadAttention
+from npattn.problem.arrays import Array
+from npattn.testing.adapters.modules import TorchModule
+
+WORDS = {
+    **dict.fromkeys(("q", "query", "queries", "wq"), "q"),
+    **dict.fromkeys(("k", "key", "keys", "wk"), "k"),
+    **dict.fromkeys(("v", "value", "values", "wv"), "v"),
+    **dict.fromkeys(("o", "out", "output", "wo", "unify", "unifyheads"), "o"),
+    **dict.fromkeys(("qkv", "wqkv", "c", "in", "query key value", "pack"), "qkv"),
+    **dict.fromkeys(("kv", "wkv"), "kv"),
+}
+"""What is left of a name without `NOISE` → the projection that it means."""
+NOISE = re.compile(
+    r"^(w|weights?|bias|proj|projection|linear|lin|layer|to|fc|dense|attn|attention|self|net|mha|"
+    r"transform|matrix|mat|kernel|heads?|embed|b|\d+)$"
+)
+OUTPUTS = {"proj", "projection", "dense", "fc", "linear"}
+"""Words of a layer that has no other word: the projection of the output."""
+HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads", "nheads", "h",
+         "num_head", "head_num", "n_h")  # fmt: skip
+KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_kv_head", "kv_heads")
+EXPLICIT = {"wq": "q", "wk": "k", "wv": "v", "wo": "o", "wqkv": "qkv", "wkv": "kv"}
+"""Keys of ``roles=`` → projections."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One way to read the parameters of a module as those of `MultiHeadAttention`.
+
+    Attributes
+    ----------
+    indices : mapping
+        Name of a parameter of `MultiHeadAttention` → indices into the flat vector.
+    num_heads, num_kv_heads : int
+    names : mapping
+        Projection → name of the parameter that it was read from, for reports.
+    order : str
+        Order of packed columns, "" if none are packed.
+    add_zero_attn : bool
+    """
+
+    indices: Mapping[str, Array]
+    num_heads: int
+    num_kv_heads: int
+    names: Mapping[str, str]
+    order: str = ""
+    add_zero_attn: bool = False
+
+    def build(self, flat: Array) -> MultiHeadAttention:
+        """Return the reference with the weights of a flat vector."""
+        own: dict[str, Any] = {name: flat[index] for name, index in self.indices.items()}
+        return MultiHeadAttention(
+            **own,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            add_zero_attn=self.add_zero_attn,
+        )
+
+    def scatter(self, arrays: Mapping[str, Array], size: int) -> Array:
+        """Return a flat vector to which each role has added its array."""
+        flat = np.zeros(size)
+        for name, index in self.indices.items():
+            np.add.at(flat, index, arrays[name])
+        return flat
+
+    @property
+    def unit(self) -> Array:
+        """Indices that belong to a role."""
+        return np.unique(np.concatenate([index.ravel() for index in self.indices.values()]))
+
+    def name(self, role: str) -> str:
+        """Return the name of the parameter that has a role, "wq"; of a packed one, its part."""
+        for packed in (role[1:], "qkv", "kv"):
+            if packed in self.names:
+                part = "" if packed == role[1:] else f" ({role[1:]} part)"
+                return self.names[packed] + part
+        return role
+
+    def __str__(self) -> str:
+        D = self.indices["wq"].shape[1] // self.num_heads
+        own = ", ".join(f"w{role} = {name}" for role, name in self.names.items())
+        kv = "" if self.num_kv_heads == self.num_heads else f", {self.num_kv_heads} of keys"
+        packed = {
+            "": "",
+            "qkv": ", packed [Q | K | V]",
+            "per_head": ", packed per head [q | k | v]",
+        }
+        heads = "1 head" if self.num_heads == 1 else f"{self.num_heads} heads"
+        return f"{own}{packed[self.order]}; {heads} of {D}{kv}"
+
+
+class Flat:
+    """The parameters of a module as one vector.
+
+    Attributes
+    ----------
+    size : int
+    """
+
+    def __init__(self, parameters: Mapping[str, Array]) -> None:
+        self.shapes = {name: x.shape for name, x in parameters.items()}
+        sizes = [int(np.prod(shape)) for shape in self.shapes.values()]
+        self.starts = dict(zip(self.shapes, itertools.accumulate(sizes, initial=0), strict=False))
+        self.size = sum(sizes)
+
+    def join(self, parameters: Mapping[str, Array]) -> Array:
+        """Return the vector of these parameters."""
+        return np.concatenate([parameters[name].ravel() for name in self.shapes])
+
+    def split(self, flat: Array) -> dict[str, Array]:
+        """Return the parameters of a vector."""
+        return {name: flat[self.index(name)] for name in self.shapes}
+
+    def index(self, name: str) -> Array:
+        """Return the indices of a parameter, in its shape."""
+        shape = self.shapes[name]
+        return self.starts[name] + np.arange(int(np.prod(shape))).reshape(shape)
+
+
+def find_projection(name: str) -> str:
+    """Return the projection that the dotted name of a parameter means: "q", …; "" for none.
+
+    Examples
+    --------
+    >>> names = ("W_q.weight", "to_out.0.weight", "in_proj_bias", "norm.weight")
+    >>> [find_projection(name) for name in names]
+    ['q', 'o', 'qkv', '']
+    """
+    parts = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split(".")
+    if parts[-1] in ("bias_k", "bias_v"):  # keys and values, not terms
+        return ""
+    for part in reversed(parts):
+        tokens = part.split("_")
+        words = " ".join(t for t in tokens if not NOISE.match(t))
+        if part == "c_proj" or (not words and OUTPUTS.intersection(tokens)):
+            return "o"
+        if words:
+            return WORDS.get(words, "")
+    return ""
+
+
+def find_roles(
+    module: TorchModule, roles: Mapping[str, str] | None, num_heads: int | None
+) -> tuple[Flat, list[Reading], list[str]]:
+    """Return the readings of a module, the likeliest first, and the parameters in none.
+
+    Parameters
+    ----------
+    module : TorchModule
+    roles : mapping, optional
+        "wq", "wk", "wv", "wo", "wqkv" or "wkv" → name of a parameter, or of what holds it.
+    num_heads : int, optional
+        Default: an attribute; else every number that divides the width.
+
+    Raises
+    ------
+    OptionError
+        If a role is unknown or names nothing, projections of queries, keys or values are not found,
+        or the number of heads does not fit.
+    """
+    flat = Flat(module.parameters())
+    found: dict[str, list[str]] = {}
+    given = _read_roles(roles or {}, flat)
+    for name in flat.shapes:
+        by_name = find_projection(name)
+        projection = given.get(name, "" if by_name in given.values() else by_name)
+        if projection:
+            found.setdefault(projection, []).append(name)
+    weights = {x for x, own in found.items() if any(len(flat.shapes[n]) > 1 for n in own)}
+    kinds = {"q", "k", "v"} if "qkv" not in weights else set()
+    kinds -= {"k", "v"} if "kv" in weights else set()
+    if missing := sorted(kinds - weights):
+        raise OptionError(
+            f"found no projection {', '.join('w' + x for x in missing)} among the parameters "
+            f"{', '.join(flat.shapes)}: pass roles={{'w{missing[0]}': 'NAME'}}"
+        )
+    heads, kv = module.attribute(HEADS), module.attribute(KV_HEADS)
+    readings: list[Reading] = []
+    errors: list[str] = []
+    for turned, order in itertools.product((True, False), ("qkv", "per_head")):
+        for reading in _read(module, flat, found, turned, order, num_heads or heads, kv):
+            try:
+                reading.build(np.zeros(flat.size))
+            except NpattnError as err:
+                errors.append(str(err))
+                continue
+            if not any(_same(reading, other) for other in readings):
+                readings.append(reading)
+    if not readings:
+        cure = "" if num_heads else ": pass num_heads="
+        why = errors[0] if errors else "no number of heads is known"
+        raise OptionError(f"the parameters of m are not those of attention ({why}){cure}")
+    unread = set(range(flat.size)) - set(readings[0].unit.tolist())
+    return flat, readings, [n for n in flat.shapes if set(flat.index(n).ravel().tolist()) <= unread]
+
+
+def _read_roles(roles: Mapping[str, str], flat: Flat) -> dict[str, str]:
+    """Return the projection of each parameter that ``roles=`` names."""
+    given: dict[str, str] = {}
+    for role, holder in roles.items():
+        if role not in EXPLICIT:
+            raise OptionError(f"roles has {role!r}, must have {', '.join(EXPLICIT)}")
+        own = [n for n in flat.shapes if n == holder or n.startswith(f"{holder}.")]
+        if not own:
+            raise OptionError(
+                f"roles[{role!r}] is {holder!r}, must name one of {', '.join(flat.shapes)}"
+            )
+        given |= dict.fromkeys(own, EXPLICIT[role])
+    return given
+
+
+def _same(one: Reading, other: Reading) -> bool:
+    same = one.num_heads == other.num_heads and one.indices.keys() == other.indices.keys()
+    return same and all(np.array_equal(x, other.indices[n]) for n, x in one.indices.items())
+
+
+def _read(
+    module: TorchModule,
+    flat: Flat,
+    found: Mapping[str, Sequence[str]],
+    turned: bool,
+    order: str,
+    heads: int | None,
+    kv_heads: int | None,
+) -> Iterator[Reading]:
+    """Yield readings: one for each number of heads.
+
+    `turned` says that weights whose layer does not tell are (out, in).
+    """
+    matrices: dict[str, Array] = {}
+    names: dict[str, str] = {}
+    for projection, own in found.items():
+        weights = [n for n in own if len(flat.shapes[n]) > 1]
+        biases = [n for n in own if len(flat.shapes[n]) == 1]
+        if not weights:  # the biases of separate weights may be packed
+            matrices["b" + projection] = np.concatenate([flat.index(n) for n in biases])
+            continue
+        parts = [_matrix(module, flat, n, turned) for n in weights]
+        if any(p.ndim != 2 for p in parts):
+            return
+        # Heads that have layers of their own stand side by side, in the order of their names.
+        matrices["w" + projection] = np.concatenate(parts, 1)
+        if len(biases) == len(weights):
+            matrices["b" + projection] = np.concatenate([flat.index(n) for n in biases])
+        names[projection] = weights[0] + (f" … {weights[-1]}" if len(weights) > 1 else "")
+        if heads is None and len(weights) > 1:
+            heads = len(weights)
+    packed = order if {"wqkv", "wkv"}.intersection(matrices) else ""
+    width = matrices["wq"].shape[1] if "wq" in matrices else matrices["wqkv"].shape[1] // 3
+    counts = [heads] if heads else [n for n in range(1, width + 1) if width % n == 0]
+    for H in counts:
+        K = kv_heads or H
+        indices = _unpack(dict(matrices), H, K, packed or "qkv")
+        if indices is None:
+            continue
+        for name in ("bias_k", "bias_v"):
+            if name in flat.shapes:
+                indices[name] = flat.index(name).ravel()
+        if indices["wq"].shape[1] % H:
+            raise OptionError(f"num_heads is {H}, must divide the width {indices['wq'].shape[1]}")
+        D = indices["wq"].shape[1] // H
+        K = indices["wk"].shape[1] // D
+        zero = bool(getattr(module.owner, "add_zero_attn", False))
+        yield Reading(indices, H, max(K, 1), names, packed, zero)
+
+
+def _matrix(module: TorchModule, flat: Flat, name: str, turned: bool) -> Array:
+    """Return the indices of a weight, as it multiplies from the right."""
+    index, right = flat.index(name), module.multiplies_from_right(name)
+    return index if right or (right is None and not turned) else index.T
+
+
+def _unpack(own: dict[str, Array], H: int, K: int, order: str) -> dict[str, Array] | None:
+    """Split packed columns; None where they do not fit."""
+    for packed, letters in (("qkv", "qkv"), ("kv", "kv")):
+        for kind in ("w", "b"):
+            if kind + packed not in own:
+                continue
+            x = own.pop(kind + packed)
+            width = x.shape[-1]
+            groups = {"q": H, "k": K, "v": K}
+            total = sum(groups[n] for n in letters)
+            if width % total:
+                return None
+            D = width // total
+            if order == "per_head":
+                if H != K:
+                    return None
+                each = np.moveaxis(x.reshape(*x.shape[:-1], H, len(letters), D), -2, 0)
+                parts = [p.reshape(*x.shape[:-1], H * D) for p in each]
+            else:
+                ends = np.cumsum([groups[n] * D for n in letters])[:-1]
+                parts = np.split(x, ends, -1)
+            own |= {kind + n: p for n, p in zip(letters, parts, strict=True)}
+    return own

@@ -1,0 +1,212 @@
+"""Rules of a module: cases to sample, and what is compared in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.testing.adapters.modules import Returned
+from npattn.testing.compare import Comparison
+from npattn.testing.levels import Level
+from npattn.testing.modules.case import FIELDS, ModuleCase
+from npattn.testing.modules.judge import Judge
+
+Fields = Mapping[str, Sequence[Any]]
+
+
+class Rule(NamedTuple):
+    """A rule of modules.
+
+    Attributes
+    ----------
+    about : str
+        The rule in a line.
+    semantics : str
+        Its numbers in docs/semantics.md.
+    level : str
+        One of `npattn.testing.levels.LEVELS`.
+    fields : callable
+        Judge → values of fields of a case, the simplest first; or why the rule does not apply.
+    compare : callable
+        Judge and case → comparisons.
+    examples : int
+        Cases at most.
+    """
+
+    about: str
+    semantics: str
+    level: Level
+    fields: Callable[[Judge], Fields | str]
+    compare: Callable[[Judge, ModuleCase], Sequence[Comparison]]
+    examples: int = 1000
+
+
+# --- agreement ------------------------------------------------------------------------------------
+
+
+def _compare_of(*names: str) -> Callable[[Judge, ModuleCase], list[Comparison]]:
+    """Return a comparison of the results of these names."""
+
+    def compare(judge: Judge, case: ModuleCase) -> list[Comparison]:
+        return [c for c in judge.compare(case) if c.name in names]
+
+    return compare
+
+
+def _compare_inputs(judge: Judge, case: ModuleCase) -> list[Comparison]:
+    names = [f"d{name}" for name in judge.call.inputs]
+    return [c for c in judge.compare(case) if c.name in names]
+
+
+def _compare_parameters(judge: Judge, case: ModuleCase) -> list[Comparison]:
+    names = ["out", "weights", *(f"d{name}" for name in judge.call.inputs)]
+    return [c for c in judge.compare(case) if c.name not in names]
+
+
+def _plain(judge: Judge) -> Fields:
+    return {"ask": judge.call.asks}
+
+
+def _plain_weights(judge: Judge) -> Fields | str:
+    if not judge.returns_weights:
+        return "it returns no weights"
+    return {"ask": [x for x in judge.call.asks if x != "none"]}
+
+
+def _with_gradients(judge: Judge) -> Fields:
+    return {"ask": judge.call.asks, "recorded": (True,)}
+
+
+def _cross(judge: Judge) -> Fields | str:
+    if not judge.key_lengths:
+        return "it takes no keys of their own"
+    return {"ask": judge.call.asks, "S": judge.key_lengths}
+
+
+def _with_mask(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
+    """Return the fields of cases with a mask; `rows` needs one that differs between queries."""
+
+    def fields(judge: Judge) -> Fields | str:
+        if judge.plan.causal and kind == "causal":
+            return {"T": FIELDS["T"][2:]}  # without being told
+        forms = [
+            i for i, form in enumerate(judge.call.forms)
+            if (" T " in f" {form.shape} ") or not rows
+        ]  # fmt: skip
+        if kind == "padding":
+            forms = [i for i in forms if judge.call.forms[i].shape.startswith("B")]
+        if not forms:
+            return "it takes no such mask"
+        lengths = judge.lengths
+        if kind != "causal":
+            lengths += judge.key_lengths[-2:]
+        return {"mask": (kind,), "form": forms, "S": lengths, "ask": judge.call.asks}
+
+    return fields
+
+
+def _empty_row(judge: Judge) -> Fields | str:
+    if judge.plan.causal or not judge.call.forms:
+        return "it takes no mask" if not judge.call.forms else "it is always causal"
+    return {"mask": ("empty",), "form": range(len(judge.call.forms)), "recorded": (False,)}
+
+
+# --- conduct --------------------------------------------------------------------------------------
+
+
+def _differ(what: str, one: Returned, other: Returned) -> list[Comparison]:
+    """Compare bits: a failure names the first element that differs."""
+    found = []
+    for name in ("out", "weights"):
+        x, y = getattr(one, name), getattr(other, name)
+        if x is None or np.array_equal(x, y, equal_nan=True):
+            found.append(Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0))
+            continue
+        at = tuple(np.argwhere(x != y)[0].tolist())
+        wrong = int((x != y).sum())
+        note = (
+            f"{what}: {name}{list(at)} is {float(x[at]):.9g}, then {float(y[at]):.9g}; {wrong} of "
+            f"{x.size} elements differ"
+        )
+        found.append(Comparison(name, float("inf"), at, 0.0, 0.0, 0.0, wrong, x.size, note))
+    return found
+
+
+def _repeat(judge: Judge, case: ModuleCase) -> list[Comparison]:
+    return _differ("two calls differ after .eval()", judge.ask(case), judge.ask(case))
+
+
+def _restore(judge: Judge, case: ModuleCase) -> list[Comparison]:
+    return _differ("after a round trip of its state dict", *judge.ask_restored(case))
+
+
+def _isolate(judge: Judge, case: ModuleCase) -> Sequence[Comparison]:
+    """Other examples of the batch become eight times as large."""
+    return judge.compare(replace(case, large=True))
+
+
+def _in_training(judge: Judge) -> Fields | str:
+    return judge.training_reason or {"recorded": (False,)}
+
+
+def _in_float32(judge: Judge) -> Fields | str:
+    if judge.module.dtype != "float32":
+        return f"it is a module of {judge.module.dtype}"
+    return {"recorded": (False,)}
+
+
+def _of_fields(**fields: Sequence[Any]) -> Callable[[Judge], Fields]:
+    return lambda judge: fields
+
+
+RULES: dict[str, Rule] = {
+    "agreement-output": Rule(
+        "the output is that of the exact module with its weights", "1, 8, 10", "values",
+        _plain, _compare_of("out")),
+    "agreement-weights": Rule(
+        "returned weights are those of each head, or their mean", "8", "values",
+        _plain_weights, _compare_of("weights")),
+    "mask": Rule(
+        "a mask of any form hides keys, with all gradients", "5", "values",
+        _with_mask("random", False), Judge.compare),
+    "causal": Rule(
+        "a causal mask hides later keys, with all gradients", "6", "values",
+        _with_mask("causal", True), Judge.compare),
+    "padding": Rule(
+        "a mask of padded keys, of each example its own", "5", "values",
+        _with_mask("padding", False), Judge.compare),
+    "cross-attention": Rule(
+        "keys and values of their own, with all gradients", "1, 13", "values",
+        _cross, Judge.compare),
+    "agreement-inputs": Rule(
+        "gradients of the inputs", "13", "values", _with_gradients, _compare_inputs),
+    "agreement-parameters": Rule(
+        "gradients of every parameter", "13", "values", _with_gradients, _compare_parameters),
+    "empty-row": Rule(
+        "a query that sees nothing gives what is known of it, and the others their own", "8",
+        "edges", _empty_row, Judge.compare),
+    "batch-independence": Rule(
+        "an example does not depend on the others of its batch", "14", "values",
+        _of_fields(B=(2, 3), recorded=(False,)), _isolate, 10),
+    "eval-mode": Rule(
+        "after .eval() two calls give the same bits", "15", "conduct",
+        _of_fields(recorded=(False,), T=FIELDS["T"][2:]), _repeat, 5),
+    "train-mode": Rule(
+        "after .train() dropout takes weights away and rescales the others", "9", "values",
+        _in_training, Judge.compare_training, 10),
+    "autocast": Rule(
+        "under torch.autocast results are those of bfloat16 products", "1, 8, 10", "values",
+        _in_float32, Judge.compare_mixed, 10),
+    "state-dict": Rule(
+        "a module that loads its state dict is the same function", "15", "conduct",
+        _of_fields(recorded=(False,)), _restore, 5),
+    "compile": Rule(
+        "what torch.compile makes of the module has its results and gradients", "1, 13", "values",
+        _of_fields(B=(2,), T=(5,)), Judge.compare_compiled, 4),
+}  # fmt: skip
+"""Every rule by its id, in the order in which they are asked."""
+SLOW = ("compile",)
+"""Rules that are asked where they are named alone."""
