@@ -108,6 +108,7 @@ def test_a_wrong_function_is_red_with_the_cause_first(run):
     result.stdout.fnmatch_lines("XFAIL *structure-float32* - not required: *D = 0*")
 
 
+@pytest.mark.thorough
 def test_no_line_shows_where_npattn_is(run):
     """Neither a traceback nor the place of a skip leads into the package."""
     suite = "class TestIt(npattn.testing.Suite):\n    implementation = wrong\n"
@@ -321,6 +322,7 @@ def settings_of(pytester):
     return report["settings"], {outcome["dtype"] for outcome in report["outcomes"]}
 
 
+@pytest.mark.thorough
 def test_options_replace_what_tests_say(run, pytester):
     expect = "expect={'agreement-o[float32]': 'there', 'agreement-o[float16]': 'here'}"
     few = "only='agreement-o', examples=50, seed=3, dtypes='float32'"

@@ -47,6 +47,7 @@ def test_estimate_without_noise_would_be_exceeded():
     assert np.max(gaps) > 0
 
 
+@pytest.mark.thorough
 def test_noise_of_values_is_measured():
     """An estimate from one step is exceeded at 8 of 10000 steps, from all smaller ones at 0.7."""
     rng, exceeded, steps = np.random.default_rng(3), [], range(3, len(STEPS))
