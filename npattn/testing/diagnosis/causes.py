@@ -19,7 +19,7 @@ from npattn.testing.diagnosis.conduct import (
     ids,
     state_cause,
 )
-from npattn.testing.diagnosis.evidence import Evidence, collect, observe
+from npattn.testing.diagnosis.evidence import Evidence, collect, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
     Point,
     enlarge,
@@ -327,6 +327,8 @@ class _Diagnosis:
         """
         if time.monotonic() > self.end:
             return _is_downstream(fault.step, evidence)
+        if condition is not None and not condition.allows(sizes_of(evidence.problem)):
+            return False
         own = locate(evidence) if evidence.size <= SMALL else None
         if own is not None and _same_step(own, fault):
             return True

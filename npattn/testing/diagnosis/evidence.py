@@ -269,6 +269,12 @@ def problem_size(problem: Problem, letter: str) -> int:
     return math.prod(problem.lead) if letter == "B" else int(getattr(problem, letter))
 
 
+def sizes_of(problem: Problem) -> dict[str, int]:
+    """Return the sizes of a problem by their letters, G too."""
+    sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
+    return sizes | {"G": sizes["H"] // max(sizes["K"], 1)}
+
+
 # --- gathering it ---------------------------------------------------------------------------------
 
 

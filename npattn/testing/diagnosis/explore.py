@@ -23,7 +23,7 @@ from npattn.testing.cases.options import BIASES, GATES
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
-from npattn.testing.diagnosis.evidence import Evidence, observe, problem_size
+from npattn.testing.diagnosis.evidence import Evidence, observe, problem_size, sizes_of
 from npattn.testing.diagnosis.locate import Fault, locate, visible_keys
 from npattn.testing.diagnosis.place import Sample
 from npattn.testing.report.cause import STEPS
@@ -268,8 +268,7 @@ def sample(
     trial: Trial, recipe: Recipe, problem: Problem, axes: str, wrong: Array, known: Array
 ) -> Sample:
     """Return elements of a problem, or with axes "" a problem, for learning."""
-    sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
-    sizes["G"] = sizes["H"] // max(sizes["K"], 1)
+    sizes = sizes_of(problem)
     special = recipe.distribution != "normal" or recipe.bias in EXTREME
     options = {*options_on(recipe), *(["contents"] if special else [])}
     rows = tuple(sizes[x] for x in "BHT")

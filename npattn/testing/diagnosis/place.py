@@ -7,7 +7,7 @@ problems, right and wrong ones, and from problems that pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -104,6 +104,12 @@ class Where(NamedTuple):
             holds = holds & atom.holds(table)
         total = float(table.weight.sum())
         return float(table.weight[holds != table.y].sum()) / total if total else 0.0
+
+    def allows(self, sizes: Mapping[str, int]) -> bool:
+        """Return True if no equation of sizes forbids a problem: thresholds may be off."""
+        table: Any = {x: np.array(n) for x, n in sizes.items()}
+        equations = (a for a in self.atoms if a.text[0] in SIZES and " = " in a.text)
+        return all(bool(atom.holds(table)) for atom in equations)
 
 
 class Table:

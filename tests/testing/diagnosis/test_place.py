@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npattn.testing.diagnosis.causes import learn_and_confirm
-from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn, learn_problems
+from npattn.testing.diagnosis.place import (
+    EVERYWHERE,
+    Sample,
+    learn,
+    learn_and_confirm,
+    learn_problems,
+)
 
 NEVER = 2**30
 LETTERS = "bhtsde"
@@ -160,6 +165,13 @@ def test_axes_are_left_out_where_any_element_is_wrong():
     assert rows.axes == "bht"
     assert (rows.wrong == (np.arange(5) >= 3)).all()
     assert sample.reduce(4) is sample
+
+
+def test_an_equation_of_sizes_forbids_other_problems():
+    place = learn_problems(samples("bht", lambda x: (x["t"] >= 0) & (x["T"] == x["S"]), count=41))
+    assert place.text == "T = S"
+    assert place.allows({"T": 7, "S": 7})
+    assert not place.allows({"T": 2, "S": 7})
 
 
 def test_a_place_that_other_problems_refute_is_learned_again():
