@@ -28,6 +28,7 @@ LAYERS = (
     {"variants", "weights"},
     {"__init__", "torch", "plot"},
     {"testing"},
+    {"mutants"},
     {"cli"},
     {"__main__"},
 )
@@ -52,6 +53,7 @@ TESTING_LAYERS = (
 CONFINED = {
     "torch": (
         "torch/",
+        "mutants/tensors.py",
         "testing/adapters/child.py",
         "testing/adapters/modules.py",
         "testing/targets/torch.py",
@@ -91,7 +93,7 @@ CONFINED = {
         "testing/runner/search.py",
         "testing/variants/search.py",
     ),
-    "pytest": ("testing/pytest_plugin.py", "testing/suite.py"),
+    "pytest": ("mutants/runs.py", "testing/pytest_plugin.py", "testing/suite.py"),
     "matplotlib": ("plot/",),
     "sklearn": (),
     "distributed": ("cli/cluster.py",),

@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": "npattn.cli.explain",
     "fingerprint": "npattn.cli.fingerprint",
     "list": "npattn.cli.lists",
+    "mutants": "npattn.cli.mutants",
     "plot": "npattn.cli.plot",
     "variant": "npattn.cli.variant",
     "worker": "npattn.cli.worker",

@@ -1,0 +1,94 @@
+"""One call of a mistake under the conventions of the function whose place it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npattn.mistakes import Attention
+from npattn.mutants.terms import Terms
+from npattn.problem.arrays import Array
+
+RESULTS = ("o", "lse", "weights")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a mistake: options, axes and the results that it returns.
+
+    Attributes
+    ----------
+    attention : Attention
+    options : mapping
+        By npattn's names.
+    terms : Terms
+    heads_last : bool
+        q, k, v and o are (B, T, H, D).
+    """
+
+    attention: Attention
+    options: Mapping[str, Any]
+    terms: Terms
+    heads_last: bool
+
+    def forward(self, *qkv: Array) -> dict[str, Array]:
+        """Return the results by name."""
+        q, k, v = map(self._move_heads, qkv)
+        flags: dict[str, Any] = {
+            "return_lse": True,
+            "return_weights": "weights" in self.result_names,
+        }
+        values = self.attention.forward(q, k, v, **flags, **self._others)
+        results = self._fill_empty_rows(dict(zip(RESULTS, values, strict=False)), v)
+        return results | {"o": self._move_heads(results["o"])}
+
+    def backward(
+        self, qkv: tuple[Array, ...], results: Mapping[str, Array], cotangents: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Return the gradients by the name of the input."""
+        q, k, v = map(self._move_heads, qkv)
+        dout = self._move_heads(cotangents["o"])
+        grads = self.attention.backward(
+            *(dout, q, k, v),
+            out=self._move_heads(results["o"]),
+            lse=results["lse"],
+            dlse=cotangents.get("lse"),
+            dweights=cotangents.get("weights"),
+            **self._others,
+        )
+        return {n: self._move_heads(x) if n in ("q", "k", "v") else x for n, x in grads.items()}
+
+    @property
+    def result_names(self) -> tuple[str | None, ...]:
+        """Names of the results in the order of the function; None stands for None."""
+        asked = [n for n in RESULTS[1:] if self.options.get(f"return_{n}")]
+        if "need_weights" in self.terms.signature.meanings.values():
+            return ("o", "weights" if "weights" in asked else None)
+        return ("o", *(asked or self.terms.beside))
+
+    @property
+    def _others(self) -> dict[str, Any]:
+        return {n: x for n, x in self.options.items() if not n.startswith("return_")}
+
+    def _move_heads(self, x: Array) -> Array:
+        return x.swapaxes(-2, -3) if self.heads_last else x
+
+    def _fill_empty_rows(self, results: dict[str, Array], v: Array) -> dict[str, Array]:
+        """Give rows without a visible key what the conventions say of them."""
+        empty = results["lse"] == -np.inf
+        if self.terms.empty_row == "zero" or not empty.any():
+            return results
+        o = results["o"]
+        mean: Any = np.nan
+        if self.terms.empty_row == "mean":
+            shared = v if v.ndim == 2 else np.repeat(v, o.shape[-3] // v.shape[-3], axis=-3)
+            mean = shared.mean(-2, keepdims=True, dtype=np.float64).astype(o.dtype)
+        filled = {"o": np.where(empty[..., None], mean, o).astype(o.dtype)}
+        if "weights" in results:
+            share = np.nan if self.terms.empty_row == "nan" else 1 / v.shape[-2]
+            p = results["weights"]
+            filled["weights"] = np.where(empty[..., None], share, p).astype(p.dtype)
+        return results | filled

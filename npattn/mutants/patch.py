@@ -1,0 +1,97 @@
+"""Put a mistake into the place of a function, in every module that has it.
+
+As a plugin of pytest (``-p npattn.mutants.patch``) it does so in a process that somebody else
+starts: the variable `VARIABLE` names a file with the `Patch`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from npattn.mistakes import MISTAKES
+from npattn.mutants.stand_in import Spy, stand_in
+from npattn.mutants.terms import Terms
+from npattn.testing.adapters.load import load_callable
+
+VARIABLE = "NPATTN_MUTANT"
+RIGHT = "attention that is right"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What takes the place of a function.
+
+    Attributes
+    ----------
+    spec : str
+        ``module:function``.
+    terms : Terms or None
+    mistake : str or None
+        Name of the mistake, or `RIGHT`; None for the function itself, whose calls are recorded.
+    record : str
+        File into which the `Spy` is written.
+    """
+
+    spec: str
+    terms: Terms | None
+    mistake: str | None
+    record: str
+
+    def apply(self) -> Callable[[], None]:
+        """Put it in place; return a function that writes the record."""
+        f, spy = load_callable(self.spec), Spy()
+        if self.terms is None or self.mistake is None:
+            new = f
+        else:
+            new = stand_in(f, self.terms, MISTAKES.get(self.mistake))
+        replace_everywhere(f, spy.watch(new))
+        return lambda: self._write(spy)
+
+    def _write(self, spy: Spy) -> None:
+        record = asdict(spy) | ({"modules": installed_modules()} if self.mistake is None else {})
+        Path(self.record).write_text(json.dumps(record), "utf-8")
+
+
+def installed_modules() -> list[str]:
+    """Return the modules that are loaded from where packages are installed, in order.
+
+    Those that pytest rewrites are left out: it has to load them itself.
+    """
+    files = [
+        file
+        for entry in entry_points(group="pytest11")
+        for file in (entry.dist and entry.dist.files) or ()
+    ]
+    plugins = {file.parts[0].removesuffix(".py") for file in files}
+    specs = [(n, getattr(module, "__spec__", None)) for n, module in list(sys.modules.items())]
+    return [
+        name
+        for name, spec in specs
+        if spec is not None
+        and str(spec.origin).startswith(sys.prefix)
+        and name.split(".")[0] not in plugins
+    ]
+
+
+def replace_everywhere(old: Any, new: Any) -> None:
+    """Replace an object in every module that is loaded and has it under some name."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name in [n for n, x in vars(module).items() if x is old]:
+                setattr(module, name, new)
+
+
+def pytest_configure(config: Any) -> None:
+    """Apply the patch of the environment when pytest has read its own configuration."""
+    if path := os.environ.get(VARIABLE):
+        patch: Patch = pickle.loads(Path(path).read_bytes())
+        config.add_cleanup(patch.apply())

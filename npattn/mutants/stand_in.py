@@ -1,0 +1,117 @@
+"""A mistake in the place of a function: its signature, conventions, layout, arrays and tensors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npattn.errors import OptionError
+from npattn.mistakes import Attention, Mistake, with_gate
+from npattn.mutants.call import Call
+from npattn.mutants.terms import Terms
+from npattn.problem.arrays import to_numpy
+
+
+def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Callable[..., Any]:
+    """Return a function that is called as `f` is, and makes a mistake.
+
+    Parameters
+    ----------
+    f : callable
+    terms : Terms
+        Terms in which `f` is called.
+    mistake : Mistake or None
+        None for attention that is right.
+
+    Returns
+    -------
+    callable
+        On NumPy arrays, or on tensors of torch, which it differentiates. Its state begins anew.
+    """
+    instance: Any = Attention() if mistake is None else copy(_instance(mistake))
+    if "gate" in terms.signature.features:
+        base: Any = type(instance)
+        instance = with_gate(base)()
+    instance.alignment = terms.conventions.causal
+    signature = inspect.signature(f)
+    defaults = {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
+    starred = {n: p.kind for n, p in signature.parameters.items() if p.kind in (2, 4)}
+
+    @functools.wraps(f)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        for name, kind in starred.items():
+            more = arguments.pop(name)
+            if kind is inspect.Parameter.VAR_POSITIONAL and more:
+                raise OptionError(f"no mistake takes *{name}")
+            arguments |= more if kind is inspect.Parameter.VAR_KEYWORD else {}
+        (_, q), (_, k), (_, v), *rest = arguments.items()
+        options = terms.options(dict(rest), defaults)
+        own = instance
+        if isinstance(options.get("causal"), str):  # a string says the alignment
+            own, options["causal"] = copy(instance), True
+            own.alignment = bound.arguments[terms.signature.names["causal"]]
+        heads_last = terms.layout == "BTHD" and q.ndim == 4
+        call = Call(own, options, terms, heads_last)
+        if hasattr(q, "detach"):
+            from npattn.mutants.tensors import call_on_tensors
+
+            carriers = terms.signature.names
+            inputs = {n: arguments.get(carriers.get(n, "")) for n in ("bias", "sinks", "gate")}
+            results = call_on_tensors(call, (q, k, v), inputs)
+        else:
+            results = call.forward(*map(np.asarray, (q, k, v)))
+        found = tuple(None if n is None else results[n] for n in call.result_names)
+        return found[0] if len(found) == 1 else found
+
+    return function
+
+
+def _instance(mistake: Mistake) -> Attention:
+    """Return the object that the mistake's forward is a method of."""
+    instance: Attention = mistake.forward.__self__  # type: ignore[attr-defined]
+    return instance
+
+
+@dataclass
+class Spy:
+    """Record of the calls of the function itself.
+
+    Attributes
+    ----------
+    calls : int
+    beside : tuple of str
+        Results that it returned beside o in the first call: those with the axes of lse or weights.
+    dtypes : list of str
+        Of q, in the order of their first calls.
+    """
+
+    calls: int = 0
+    beside: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    def watch(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its calls recorded."""
+
+        @functools.wraps(f)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            result = f(*args, **kwargs)
+            if not self.calls and isinstance(result, (tuple, list)):
+                names = {0: "weights", -1: "lse"}
+                o, *rest = result
+                self.beside = tuple(names[x.ndim - o.ndim] for x in rest if x is not None)
+            self.calls += 1
+            q = args[0] if args else next(iter(kwargs.values()))
+            dtype = str(to_numpy(q).dtype)
+            self.dtypes += (dtype,) * (dtype not in self.dtypes)
+            return result
+
+        return function

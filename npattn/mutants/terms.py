@@ -1,0 +1,128 @@
+"""Terms in which a function is called: its parameters, conventions, layout and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.errors import OptionError
+from npattn.problem.arrays import Array, to_numpy
+from npattn.problem.options import FEATURES
+from npattn.testing.adapters.signature import Signature
+
+TRANSLATED = ("causal", "mask_true", "window", "empty_row", "hidden_fill", "hidden_add")
+"""Conventions under which `stand_in` can put a mistake."""
+ARRAYS = ("mask", "bias", "sinks", "dropout_mask", "gate")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms in which the tests call a function.
+
+    Attributes
+    ----------
+    signature : Signature
+    conventions : Conventions
+    layout : {"BHTD", "BTHD"}
+        Of q, k, v and o.
+    beside : tuple of str
+        Results, "lse" or "weights", that it returns beside o without being asked.
+    """
+
+    signature: Signature
+    conventions: Conventions = field(default_factory=Conventions)
+    layout: str = "BHTD"
+    beside: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := [x for x in self.signature.meanings.values() if x not in READERS]:
+            raise OptionError(f"no mistake takes a parameter that is {unknown[0]!r}")
+        if self.signature.leading != ("q", "k", "v") or self.signature.module:
+            raise OptionError("mistakes take q, k and v, three arrays that come first")
+        default = Conventions()
+        for name in (f.name for f in fields(Conventions)):
+            value = getattr(self.conventions, name)
+            if value != getattr(default, name) and name not in TRANSLATED:
+                raise OptionError(f"mistakes have no convention {name}={value!r}")
+
+    @property
+    def empty_row(self) -> str:
+        """Result of a row that sees nothing; a number in place of hidden scores gives the mean."""
+        filled = self.conventions.hidden_fill is not None or self.conventions.hidden_add is not None
+        return "mean" if filled else self.conventions.empty_row
+
+    def options(self, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call by npattn's names, in npattn's conventions.
+
+        Parameters
+        ----------
+        arguments : mapping
+            Parameter → value, beside q, k and v.
+        defaults : mapping
+            Parameter → default value.
+
+        Raises
+        ------
+        OptionError
+            If a parameter without a meaning has another value than its default.
+        """
+        found: dict[str, Any] = {"causal": True} if self.signature.always_causal else {}
+        for theirs, value in arguments.items():
+            meaning = self.signature.meanings.get(theirs)
+            if meaning is not None and value is not None:
+                found |= READERS[meaning](value)
+            elif meaning is None and value is not defaults.get(theirs):
+                raise OptionError(f"no mistake takes {theirs}={value!r}: its meaning is unknown")
+        found = {n: to_numpy(x) if n in ARRAYS else x for n, x in found.items()}
+        if "mask" in found and self.conventions.mask_true == "hide":
+            found["mask"] = ~found["mask"]
+        left, right = found.get("window") or (None, None)
+        if left is not None and self.conventions.window == "inclusive":
+            found["window"] = (left - 1, right)
+        return found
+
+
+def _to_bool(mask: Any) -> Array:
+    return np.asarray(to_numpy(mask) != 0)
+
+
+def _read_mask_or_bias(value: Any) -> dict[str, Any]:
+    array = to_numpy(value)
+    return {"bias": array} if array.dtype.kind not in "biu" else {"mask": _to_bool(array)}
+
+
+def _read_window(value: Any) -> dict[str, Any]:
+    left, right = (None if n is None or n < 0 else int(n) for n in value)
+    return {} if left is right is None else {"window": (left, right)}
+
+
+def _refuse_dropout(value: Any) -> dict[str, Any]:
+    if value:
+        raise OptionError(f"no mistake draws a dropout mask of its own (at rate {value})")
+    return {}
+
+
+def _same(name: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda value: {name: value}
+
+
+READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    **{name: _same(name) for name in (*FEATURES, "return_lse", "return_weights")},
+    "mask": lambda value: {"mask": _to_bool(value)},
+    "mask or bias": _read_mask_or_bias,
+    "added mask or bias": _same("bias"),
+    "key padding": lambda value: {"mask": ~_to_bool(value)[:, None, None, :]},
+    "head mask": lambda value: {"gate": to_numpy(value)[:, None, None]},
+    "window": _read_window,
+    "window or −1": _read_window,
+    "window of numbers": _read_window,
+    "need_weights": _same("return_weights"),
+    "lse without gradient": _same("return_lse"),
+    "shared heads": lambda value: {},
+    "no dropout": _refuse_dropout,
+}
+"""Meaning of a parameter → function that reads the options in its value."""

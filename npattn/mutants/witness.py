@@ -1,0 +1,276 @@
+"""Find what shows a mistake that tests miss: a problem, or a rule; and write the test."""
+
+from __future__ import annotations
+
+import functools
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from npattn.conventions import Conventions
+from npattn.errors import NpattnError, OptionError
+from npattn.mistakes import Mistake
+from npattn.mutants.stand_in import stand_in
+from npattn.mutants.terms import Terms
+from npattn.problem import Cotangents, Problem
+from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.capabilities import probe
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.space import Space
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.compare import compare
+from npattn.testing.diagnosis.fingerprint import fingerprint_first, in_layouts
+from npattn.testing.report.reproducer import write_conventions
+from npattn.testing.rules import PROPERTIES, Property
+from npattn.testing.trial import Trial, Violation, WrongAnyway
+
+EXAMPLES = 60
+"""Problems on which a mistake is tried."""
+COUNTED = 20
+"""The simplest of them, of which the share that shows a mistake is counted."""
+RULES = (
+    *("views", "repeatable", "inputs-unchanged", "arrays-reused", "aliased-inputs"),
+    *("after-other-strides", "after-other-dtype", "packed-inputs", "two-threads", "nan-query"),
+    *("nan-query-alone", "nan-value", "hidden-finite", "hidden-nan-k", "hidden-nan-v"),
+    *("hidden-nan-kv", "offset-bias", "aggregate", "lse-gradient", "agreement-o", "agreement-dk"),
+)
+"""Rules that are asked where no problem shows a mistake: several calls, strides, NaN, rounding."""
+FEW = 8
+"""Problems on which a rule is asked."""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What shows a mistake.
+
+    Attributes
+    ----------
+    share : float
+        Share of the simplest problems on which it is out of tolerance; 0 for a rule.
+    test : str
+        Source of a test that fails on the mistake and passes on the function that is right.
+    """
+
+    share: float
+    test: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The function, and what it accepts.
+
+    Attributes
+    ----------
+    f : callable
+    spec : str
+    terms : Terms
+    rename : mapping
+    space : Space
+    gradients : bool
+        autograd of torch differentiates it.
+    framework : {"numpy", "torch"}
+    """
+
+    f: Callable[..., Any]
+    spec: str
+    terms: Terms
+    rename: Mapping[str, str]
+    space: Space
+    gradients: bool
+    framework: str
+
+    def implement(self, mistake: Mistake | None) -> Implementation:
+        """Return a mistake in the place of the function; None for attention that is right."""
+        own = {"rename": self.rename, "layout": self.terms.layout, "framework": self.framework}
+        return implement(stand_in(self.f, self.terms, mistake), self.terms.beside, **own)
+
+    @cached_property
+    def problems(self) -> list[tuple[Recipe, Problem, Cotangents, Results]]:
+        """Recipes from the simplest to the largest, with the right results."""
+        cases = Pools(self.space).cases(0, EXAMPLES)
+        recipes = sorted(islice(cases, EXAMPLES), key=_size)
+        own, right = self.terms.conventions, self.implement(None)
+        found = []
+        for recipe in recipes:
+            problem = recipe.problem(own.causal, own.mask_true)
+            cotangents = recipe.cotangents(problem, lse=False)  # that of an empty row is free
+            found.append((recipe, problem, cotangents, self.evaluate(right, problem, cotangents)))
+        return found
+
+    def evaluate(self, f: Implementation, problem: Problem, cotangents: Cotangents) -> Results:
+        """Return the results and, of a function that autograd differentiates, the gradients."""
+        results = f.forward(problem)
+        return results + f.gradients(problem, cotangents) if self.gradients else results
+
+    def find(self, mistake: Mistake) -> Witness | None:
+        """Return what shows a mistake; None if nothing that the signature can ask does."""
+        f, shown, first = self.implement(mistake), 0, None
+        with f.framework.one_thread():
+            for number, (recipe, problem, cotangents, right) in enumerate(self.problems):
+                if first is not None and number >= COUNTED:
+                    break
+                forward = self._shows(f, problem, cotangents, right)
+                if forward is not None:
+                    shown += number < COUNTED
+                    alone = self.implement(mistake)  # without what earlier problems left behind
+                    if not first and self._shows(alone, problem, cotangents, right) is not None:
+                        first = recipe, forward
+            if first is not None:
+                return Witness(shown / COUNTED, self._write(mistake, *first))
+            rule = next((rule for rule in self.rules if self._fails(rule, mistake)), None)
+        return None if rule is None else Witness(0, self._write(mistake, None, True, rule.rule))
+
+    def _shows(
+        self, f: Implementation, problem: Problem, cotangents: Cotangents, right: Results
+    ) -> bool | None:
+        """Return None if all is right, True if forward is wrong, False if only gradients are."""
+        try:
+            got = self.evaluate(f, problem, cotangents)
+            if _same(got, right) or self._agree(got, problem, cotangents):
+                return None
+            results = {n: x for n, x in got.items() if not n.startswith("d")}
+            return not self._agree(results, problem, None)
+        except NpattnError:  # it raises, or has another shape
+            return True
+
+    def _agree(self, got: Mapping[str, Any], problem: Problem, given: Cotangents | None) -> bool:
+        own = self.terms.conventions
+        dout = None if given is None else given.dout
+        return all(c.passed for c in compare(dict(got), problem, dout=dout, conventions=own))
+
+    @cached_property
+    def rules(self) -> list[Property]:
+        """Rules that pass attention that is right."""
+        known = [PROPERTIES[name] for name in RULES]
+        return [rule for rule in known if not self._fails(rule, None)]
+
+    def _fails(self, rule: Property, mistake: Mistake | None) -> bool:
+        """Return True if a rule fails a mistake on a few problems; None for what is right."""
+        model = Rounding.undeclared(self.space.dtype)
+        trial = Trial(self.implement(mistake), self.terms.conventions, model, self.space)
+        if rule.unless(trial) is not None:
+            return False
+        pools = Pools(self.space, **rule.draw(trial))
+        drawn = rule.recipes and rule.recipes(trial, 0, FEW)
+        for recipe in islice(drawn or trial.cases(pools, 0, FEW), FEW):
+            try:
+                rule.check(trial, recipe)
+            except WrongAnyway:
+                continue
+            except (Violation, ImplementationError):
+                return True
+        return False
+
+    def _write(self, mistake: Mistake, recipe: Recipe | None, forward: bool, rule: str = "") -> str:
+        """Return the source of the test of a problem or a rule."""
+        module, _, name = self.spec.partition(":")
+        signature, conventions = self.terms.signature, self.terms.conventions
+        own = write_conventions(conventions)
+        said = [] if own == "npattn.Conventions()" else ["conventions=conventions"]
+        words, rename = [name], dict(self.rename)
+        if self.terms.beside:  # whose parameters a lambda does not have
+            words = [f"lambda *args, **kwargs: {name}(*args, **kwargs)[0]"]
+            words += [f"features={sorted(signature.features)!r}"]
+            rename = dict(signature.meanings)
+        words += [f"rename={rename!r}"] if rename else []
+        words += [f"layout={self.terms.layout!r}"] if self.terms.layout != "BHTD" else []
+        lines = [f'"""{mistake.sentence}"""']
+        lines += [f"f = npattn.testing.Implementation({', '.join(words)})"]
+        lines += [f"conventions = {own}"] if said else []
+        if recipe is None:
+            asked = ", ".join(["f", f'only="{rule}"', "examples=20", *said])
+            lines += [f"report = npattn.testing.check({asked})"]
+            lines += [f'(one,) = [x for x in report.outcomes if x.rule == "{rule}"]']
+            lines += ['assert one.status == "passed", report']
+        else:
+            seen = repr((conventions.causal, conventions.mask_true))[1:-1]
+            seen = "" if seen == "'bottom_right', 'attend'" else seen
+            lines += [f"recipe = npattn.testing.{recipe!r}", f"problem = recipe.problem({seen})"]
+            given = [] if forward else ["dout=given.dout"]
+            lines += [] if forward else ["given = recipe.cotangents(problem, lse=False)"]
+            call = "forward(problem)" if forward else "gradients(problem, given)"
+            asked = ", ".join([f"f.{call}", "problem", *given, *said])
+            lines += [f"for result in npattn.testing.compare({asked}):"]
+            lines += ["    assert result.passed, result"]
+        imports = ["import npattn.testing", f"from {module} import {name.split('.')[0]}", "", ""]
+        imports = ["import npattn", *imports] if said else imports
+        head = [*imports, f"def test_{mistake.name.replace('-', '_')}():"]
+        return "\n".join([*head, textwrap.indent("\n".join(lines), "    ")])
+
+
+def implement(f: Callable[..., Any], beside: Sequence[str], **own: Any) -> Implementation:
+    """Return a function as an implementation that returns o alone where nothing else is asked."""
+
+    @functools.wraps(f)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)[0]
+
+    return Implementation(first if beside else f, **own)
+
+
+def inspect_function(
+    f: Callable[..., Any],
+    spec: str,
+    *,
+    beside: tuple[str, ...] = (),
+    change: Callable[[Conventions], Conventions] | None = None,
+    layout: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    dtype: str = "float32",
+) -> Subject:
+    """Find out the terms of a function, and what it accepts.
+
+    Parameters
+    ----------
+    f : callable
+    spec : str
+        ``module:function``.
+    beside : tuple of str
+        Results that it returns beside o without being asked.
+    change : callable, optional
+        Changes the conventions that were found out.
+    layout : {"BHTD", "BTHD"}, optional
+        Default: found out.
+    rename : mapping, optional
+        As of `Implementation`.
+    dtype : str
+    """
+    made = implement(f, beside, layout=layout, rename=rename)
+    if made.framework.name not in ("numpy", "torch"):
+        raise OptionError(f"mistakes take arrays of NumPy or torch, not of {made.framework.name}")
+    candidates = in_layouts(made) if layout is None else [made]
+    found = fingerprint_first(candidates, dtype=dtype)
+    conventions = found.conventions if change is None else change(found.conventions)
+    made = implement(f, beside, layout=found.layout, rename=rename)
+    features = made.features - {"score_mod"}
+    space = Space(features=features, dtype=dtype)
+    model = Rounding.undeclared(dtype)
+    with made.framework.one_thread():
+        capabilities = probe(Trial(made, conventions, model, space))
+    terms = Terms(made.signature, conventions, made.layout, beside)
+    space = replace(capabilities.trial.space, features=capabilities.trial.space.features & features)
+    more = made.has_gradients, made.framework.name
+    return Subject(f, spec, terms, dict(rename or {}), space, *more)
+
+
+def _size(recipe: Recipe) -> tuple[int, int]:
+    """Return how many options and peculiarities a recipe has, and how large it is."""
+    odd = (recipe.distribution != "normal") + recipe.broadcast + (recipe.view != "contiguous")
+    size = math.prod(recipe.lead or ()) * recipe.H * recipe.T * recipe.S
+    return len(options_on(recipe)) + odd + (size == 0), size
+
+
+def _same(got: Results, right: Results) -> bool:
+    return got.keys() == right.keys() and all(
+        np.array_equal(got[n], right[n], equal_nan=True) and got[n].dtype == right[n].dtype
+        for n in right
+    )

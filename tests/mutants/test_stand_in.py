@@ -1,0 +1,116 @@
+"""A function's stand-in is called as the function is."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import npattn
+from npattn.errors import OptionError
+from npattn.mistakes import MISTAKES
+from npattn.mutants.stand_in import Spy, stand_in
+from npattn.mutants.terms import Terms
+from npattn.testing.adapters.implementation import Implementation
+
+
+def own(q, k, v, attn_mask=None, is_causal=False, *, window_size=(-1, -1), scale=None, eps=0.5):
+    raise AssertionError("the stand-in calls nothing")
+
+
+def padded(q, k, v, key_padding_mask=None, head_mask=None):
+    raise AssertionError("the stand-in calls nothing")
+
+
+def terms(f, beside=(), layout="BHTD", **conventions):
+    signature = Implementation(f, framework="numpy").signature
+    return Terms(signature, npattn.Conventions(**conventions), layout, beside)
+
+
+def arrays(T=5, S=7):
+    rng = np.random.default_rng(3)
+    shapes = ((2, 3, T, 11), (2, 3, S, 11), (2, 3, S, 13))
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def agrees(got, *args, **options):
+    wanted = npattn.attention(*args, **options).astype(np.float32)
+    np.testing.assert_array_max_ulp(got, wanted)
+    return True
+
+
+def test_words_of_the_signature_are_read():
+    f, (q, k, v) = stand_in(own, terms(own), None), arrays()
+    assert inspect.signature(f) == inspect.signature(own)
+    assert agrees(f(q, k, v, is_causal=True, scale=0.3), q, k, v, causal="bottom_right", scale=0.3)
+    assert agrees(f(q, k, v, window_size=(2, -1)), q, k, v, window=(2, None))
+    mask = np.tri(5, 7, 3, dtype=bool)
+    assert agrees(f(q, k, v, mask), q, k, v, mask)
+    assert agrees(f(q, k, v, attn_mask=mask.astype(np.float32)), q, k, v, bias=mask * 1.0)
+
+
+def test_key_padding_and_head_mask():
+    f, (q, k, v) = stand_in(padded, terms(padded), None), arrays()
+    hidden = np.arange(7) > np.array([[2], [4]])
+    gate = np.array([0.5, 0.0, 2.0], np.float32)
+    exact = {"mask": ~hidden[:, None, None, :], "gate": gate[:, None, None]}
+    assert agrees(f(q, k, v, hidden, gate), q, k, v, **exact)
+
+
+def test_conventions_and_layout():
+    q, k, v = arrays()
+    mask = np.ones((5, 7), bool)
+    mask[2] = False
+    f = stand_in(own, terms(own, causal="top_left", mask_true="hide", empty_row="mean"), None)
+    got = f(q, k, v, ~mask, True)
+    assert agrees(
+        np.delete(got, 2, -2), *(np.delete(q, 2, -2), k, v), np.delete(np.tri(5, 7) > 0, 2, 0)
+    )
+    np.testing.assert_allclose(got[:, :, 2], v.mean(-2), atol=np.finfo(np.float32).eps)
+    f = stand_in(own, terms(own, layout="BTHD"), None)
+    assert agrees(f(*(x.swapaxes(1, 2) for x in (q, k, v))).swapaxes(1, 2), q, k, v)
+
+
+def test_results_beside_the_output():
+    q, k, v = arrays()
+    o, weights = stand_in(own, terms(own, ("weights",)), None)(q, k, v)
+    assert o.shape == (2, 3, 5, 13)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=7 * np.finfo(np.float32).eps)
+
+
+def test_a_mistake_is_made():
+    q, k, v = arrays()
+    wrong = stand_in(own, terms(own), MISTAKES["causal-strict"])
+    assert np.array_equal(wrong(q, k, v), stand_in(own, terms(own), None)(q, k, v))
+    with pytest.raises(AssertionError):
+        agrees(wrong(q, k, v, is_causal=True), q, k, v, causal="bottom_right")
+
+
+def test_unknown_words_are_refused():
+    q, k, v = arrays()
+    with pytest.raises(OptionError, match=r"eps=0.25: its meaning is unknown"):
+        stand_in(own, terms(own), None)(q, k, v, eps=0.25)
+    with pytest.raises(OptionError, match="no convention kv_head='tile'"):
+        terms(own, kv_head="tile")
+
+
+def test_tensors_are_differentiated():
+    torch = pytest.importorskip("torch")
+    q, k, v = arrays()
+    tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    bias = torch.linspace(-1, 1, 35).reshape(5, 7).requires_grad_()
+    out = stand_in(own, terms(own), None)(*tensors, bias)
+    out.square().sum().backward()
+    fwd = npattn.forward(q, k, v, bias=bias.detach().numpy())
+    grads = npattn.backward(fwd, 2 * fwd.out)
+    for tensor, name in zip([*tensors, bias], ("q", "k", "v", "bias"), strict=True):
+        exact = getattr(grads, name)
+        error = abs(tensor.grad.numpy() - exact).max() / abs(exact).max()
+        assert error < 35 * np.finfo(np.float32).eps, name  # sums of up to 35 rounded numbers
+
+
+def test_a_spy_counts():
+    spy = Spy()
+    watched = spy.watch(lambda q, k, v: (q, np.zeros(q.shape[:-1]), np.zeros((2, 3, 5, 7))))
+    watched(*arrays())
+    watched(*(x.astype(np.float16) for x in arrays()))
+    assert spy == Spy(2, ("lse", "weights"), ("float32", "float16"))
