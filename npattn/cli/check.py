@@ -13,15 +13,16 @@ from rich.console import Console
 
 from npattn.cli.cluster import open_cluster
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
-from npattn.cli.target import change_conventions, open_target
+from npattn.cli.target import change_conventions, open_target, report_import_errors
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.check import OF_IMPLEMENTATION, check
+from npattn.testing.check import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import Journal
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
+from npattn.testing.targets import load
 from npattn.testing.units.blocks import check_in_units
 from npattn.testing.worker.supervisor import Limits
 
@@ -31,7 +32,9 @@ OUTPUTS = [name for name, (_, one) in SETTINGS.items() if one.group == WRITTEN a
 ARGUMENTS = {
     name: own.default
     for name, (own, one) in options(Settings).items()
-    if one.flags and name not in (*OF_IMPLEMENTATION, "device", "timeout", "resume")
+    if one.flags
+    and name
+    not in (*(*OF_IMPLEMENTATION, "device", "timeout", "resume", "reference", "inputs", "options"),)
 }
 """Arguments of a judge, with their defaults."""
 ALONE = (
@@ -50,6 +53,7 @@ def check_command(target: str | None, **flags: Any) -> None:
     \b
     npattn check mykernels:attention --backward mykernels:attention_backward
     npattn check path/file.py:flash --like flash_attn --device cuda
+    npattn check path/file.py:fused --reference path/file.py:slow
     npattn check torch.sdpa --only agreement --only empty-row --budget 60s
 
     TARGET is module:function, path/file.py:function, or a name from npattn list. It runs in a
@@ -88,6 +92,8 @@ def _resume(path: str) -> Journal:
 
 def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -> None:
     """Check, write the files, print the report and exit."""
+    if "reference" in given:
+        _check_reference(target, given)
     untrusted = given.get("untrusted", False)
     implementation = open_target(target, given)
     conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
@@ -108,6 +114,11 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         if not hasattr(err, "report"):  # nothing was asked yet
             sys.exit(INTERRUPTED)
         report = err.report
+    _finish(report, given, journal)
+
+
+def _finish(report: Report, given: dict[str, Any], journal: Journal | None = None) -> None:
+    """Write the files, print the report and exit."""
     unwritten = _write_files(report, given)
     console = Console()
     report.print_to(console, verbose="verbose" in given)
@@ -119,6 +130,29 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         sys.exit(_exit_code(report) or 2 * bool(unwritten))
     console.print("nothing could be tested")
     sys.exit(2)
+
+
+def _check_reference(target: str | None, given: dict[str, Any]) -> None:
+    """Check by a reference, write the files, print the report and exit.
+
+    The reference is called in this process, which sees its operations; so is a target of arrays
+    by letters. Attention lives in a worker.
+    """
+    if target is None:
+        raise OptionError("--reference needs a TARGET to judge")
+    asked = {n: x for n, x in given.items() if n in OF_REFERENCE}
+    judged: Any
+    with report_import_errors():
+        asked["reference"] = load(given["reference"])
+        if "inputs" in given:
+            f, known = load(target)
+            known = load(given["backward"])[0] if "backward" in given else known
+            judged, asked["backward"] = f, known
+    if "inputs" not in given:
+        judged = open_target(target, given)
+        for name in ("backward", "framework", "device"):
+            asked.pop(name, None)
+    _finish(check(judged, **asked), given)
 
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
