@@ -32,6 +32,8 @@ PLACE_SECONDS = 3.0
 """Processor time for the cases that say where they differ."""
 CASES = (24, 60)
 """Cases that are tried around a failing one: at least, whatever the time, and at most."""
+ENOUGH = 5
+"""Failing cases after which no more are asked."""
 EXAMPLES = 100
 """Cases of a dtype, where fewer are not asked for: each is evaluated several times."""
 
@@ -183,7 +185,7 @@ def _functions(
     )
     tiny = first.arrays(space.inputs, "float32"), first.options
     one = Function(f, backward, framework, device, tiny)
-    other = Function(g, g_backward, framework if framework != "numpy" else "auto", device, tiny)
+    other = Function(g, g_backward, "auto", device, tiny)
     return lambda dtype: FunctionPair(one, other, space, dtype)
 
 
@@ -265,6 +267,8 @@ class Found:
                     self.worst[c.name] = max(self.worst.get(c.name, 0.0), c.ratio)
                 elif c.name not in self.failed:
                     self.failed[c.name] = case, c
+            if self.wrong == ENOUGH:
+                break
 
     def _judge(self, case: Any) -> tuple[Comparison, ...] | None:
         """Judge a case; None if one of them does not take it."""

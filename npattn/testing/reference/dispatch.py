@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from npattn.testing.reference.noise import Noise
 
@@ -24,20 +23,24 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.noise = noise
         self.reached: dict[int, Any] = {}  # memory → its owner, so that no other tensor gets it
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: to be skipped by a compiler, torch would load it, for seconds."""
+        return False
+
     def follow(self, values: Iterable[Any]) -> None:
         """Round what is computed from these tensors."""
-        for x in tree_leaves(list(values)):
-            if isinstance(x, torch.Tensor) and x.dtype == torch.float64:
+        for x in _tensors(list(values)):
+            if x.dtype == torch.float64:
                 self.reached[_memory(x)] = x
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        known = {_memory(x) for x in inputs}
+        known = {_memory(x) for x in _tensors((args, *(kwargs or {}).values()))}
         if known.isdisjoint(self.reached):
             return result
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and x.dtype == torch.float64:
+        for x in _tensors(result):
+            if x.dtype == torch.float64:
                 memory = _memory(x)
                 new = memory not in known or func._schema.is_mutable
                 if new and x.numel() and str(func) not in MOVES:
@@ -76,6 +79,14 @@ MOVES = {
     )
 }  # fmt: skip
 """Operations that compute nothing; a hidden score stays what it is."""
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for x in value:
+            yield from _tensors(x)
 
 
 def _memory(x: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,12 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from npattn.errors import OptionError
 from npattn.problem import Cotangents
 from npattn.problem.arrays import Array
+from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError, catch_foreign
 from npattn.testing.adapters.child import parameters, qualified_name
-from npattn.testing.adapters.frameworks import choose_framework, try_frameworks
+from npattn.testing.adapters.frameworks import (
+    FRAMEWORKS,
+    Framework,
+    make_framework,
+    try_frameworks,
+)
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
@@ -69,23 +75,18 @@ class Function:
         self.by_name = {
             n for n, p in parameters(f).items() if p.kind is inspect.Parameter.KEYWORD_ONLY
         }
-        self.f = f
-        try:
-            self.framework = choose_framework(f, self.name, framework, device)
-        except OptionError:
-            if framework != "auto":
-                raise
+        self.f: Callable[..., Any] = f
 
-            def attempt(name: str) -> Any:
-                self.framework = choose_framework(f, self.name, name, device)
-                self.results(*tiny)
-                return self.framework
+        def attempt(candidate: str) -> Framework:
+            self.framework = make_framework(candidate, device)
+            self.results(*tiny)
+            return self.framework
 
-            self.framework = try_frameworks(
-                self.name, dict.fromkeys(("numpy", "torch"), ""), attempt
-            )
-        self.watched = Watched(f, self.framework.name)
-        self.f = self.watched
+        guess = child.choose_framework(f, "auto", None, tries=False)[0].name
+        loaded = [n for n in FRAMEWORKS if n == "numpy" or n in sys.modules]
+        wanted = dict.fromkeys((guess, *loaded), "") if framework == "auto" else {framework: ""}
+        self.framework = try_frameworks(self.name, wanted, attempt)
+        self.watched = self.f = Watched(f, self.framework.name)
 
     @property
     def differentiates(self) -> bool:
@@ -119,23 +120,23 @@ class Function:
     ) -> dict[str, Array]:
         """Return the results, and the gradients of the arrays that are `leaves`."""
         with self.framework.one_thread(), self.framework.allowing(arrays[leaves[0]].dtype):
-            results = self.results(arrays, options)
             if not cotangents or not self.differentiates:
-                return results
+                return self.results(arrays, options)
             given, inputs = self._give(cotangents), self._give(arrays)
+
+            def run(**own: Any) -> dict[str, Any]:
+                return self._call({**inputs, **own}, options)
+
             with catch_foreign("its gradient raised"):
                 if self.backward is None:
-
-                    def run(**own: Any) -> dict[str, Any]:
-                        return self._call({**inputs, **own}, options)
-
-                    _, grads = self.framework.gradients(run, inputs, given, leaves)
+                    results, grads = self.framework.gradients(run, inputs, given, leaves)
                 else:
-                    douts = tuple(given.values())
+                    results, douts = run(), tuple(given.values())
                     dout = douts if len(douts) > 1 else douts[0]
                     value = self.backward(dout, *inputs.values(), **options)
                     grads = self._name_gradients(value, leaves)
-            return results | {f"d{n}": self.framework.take(x) for n, x in grads.items()}
+            everything = {**results, **{f"d{name}": x for name, x in grads.items()}}
+            return {name: self.framework.take(x) for name, x in everything.items()}
 
     def _name_gradients(self, value: Any, leaves: Sequence[str]) -> dict[str, Any]:
         if isinstance(value, Mapping):

@@ -79,6 +79,7 @@ class Spread:
         info = finfo(np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)))
         self.u = float(info.eps) / 2
         self.smallest = float(info.smallest_subnormal) / 2
+        self.largest = float(info.max) / STEPS**2  # f may form a product in another order
 
     def _ask(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         if self.narrow:
@@ -93,7 +94,7 @@ class Spread:
 
     def draw(self, count: int) -> None:
         """Add random roundings until there are `count`."""
-        noise = Noise(self.u / self.scale, self.smallest, self.rng)
+        noise = Noise(self.u / self.scale, self.smallest, self.rng, self.largest)
         watched = self.call.watched
         while self.draws < count:
             rounded = {name: noise.round(x) for name, x in self.wide.items()}
