@@ -27,6 +27,8 @@ from npattn.testing.units.blocks import check_in_units
 from npattn.testing.worker.supervisor import Limits
 
 SETTINGS = options(CommandSettings)
+OF_WORKER = ("in_process", "timeout", "memory", "envs")
+"""Settings of the process in which attention is judged by a reference."""
 OUTPUTS = [name for name, (_, one) in SETTINGS.items() if one.group == WRITTEN and one.flags]
 """Settings that change nothing of what is asked."""
 ARGUMENTS = {
@@ -94,6 +96,8 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
     """Check, write the files, print the report and exit."""
     if "reference" in given:
         _check_reference(target, given)
+    if "inputs" in given or "options" in given:
+        raise OptionError("got --inputs or --options without --reference: pass both")
     untrusted = given.get("untrusted", False)
     implementation = open_target(target, given)
     conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
@@ -140,6 +144,10 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
     """
     if target is None:
         raise OptionError("--reference needs a TARGET to judge")
+    beside = [name for name in given if name not in (*OF_REFERENCE, *OUTPUTS, *OF_WORKER)]
+    if beside:
+        flags = ", ".join(SETTINGS[name][1].flags[-1] for name in beside)
+        raise OptionError(f"got {flags} beside --reference, which alone says what is right")
     asked = {n: x for n, x in given.items() if n in OF_REFERENCE}
     judged: Any
     with report_import_errors():

@@ -82,10 +82,12 @@ class Function:
             self.results(*tiny)
             return self.framework
 
-        guess = child.choose_framework(f, "auto", None, tries=False)[0].name
-        loaded = [n for n in FRAMEWORKS if n == "numpy" or n in sys.modules]
-        wanted = dict.fromkeys((guess, *loaded), "") if framework == "auto" else {framework: ""}
-        self.framework = try_frameworks(self.name, wanted, attempt)
+        if framework == "auto":
+            guess = child.choose_framework(f, "auto", None, tries=False)[0].name
+            loaded = [n for n in FRAMEWORKS if n == "numpy" or n in sys.modules]
+            self.framework = try_frameworks(self.name, dict.fromkeys((guess, *loaded), ""), attempt)
+        else:
+            self.framework = make_framework(framework, device)
         self.watched = self.f = Watched(f, self.framework.name)
 
     @property
