@@ -127,8 +127,7 @@ class Spread:
 
         Before the last draws it takes the measured spread for exact, and is smaller.
         """
-        sums = self.u if self.dtype in ("float32", "float64") else 2.0**-24
-        more = STEPS + 1 + self.call.terms * (sums / self.u) ** 2 / 3
+        more = STEPS + 1 + self.call.terms / 3
         square = self.squares[name] / self.draws * more * self.own.get(name, 1.0)
         # Where terms of the reference cancel exactly, those of another right function may not.
         finite = square[np.isfinite(square)]
