@@ -13,7 +13,6 @@ from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import qualified_name
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import Comparison
 from npattn.testing.diagnosis.place import EVERYWHERE, learn_and_confirm
@@ -52,7 +51,6 @@ def check_reference(
     examples: int = EXAMPLES,
     seed: int = 0,
     shrink: bool = True,
-    settings: Mapping[str, Any] | None = None,
 ) -> Report:
     """Judge a function by another one; arguments as of `npattn.testing.check`.
 
@@ -67,8 +65,6 @@ def check_reference(
         Values of each option, the plainest first.
     sizes, dtypes, backward, framework, device, examples, seed, shrink
         As of `check`; letters in `sizes` are those of `inputs`.
-    settings : mapping, optional
-        Settings that the report prints.
 
     Returns
     -------
@@ -94,7 +90,6 @@ def check_reference(
     causes: list[Cause] = []
     refused: list[str] = []
     untested: dict[str, None] = {}
-    asked: dict[str, Asked] = {}
     for dtype in dtypes:
         pair = make(dtype)
         if isinstance(pair, tuple):
@@ -105,17 +100,16 @@ def check_reference(
         own, cause = found.outcomes(reference_name, shrink)
         outcomes += own
         causes += [cause] if cause else []
-        refused += [f"{dtype}: {line}" for line in found.refused]
-        untested |= dict.fromkeys(found.untested())
+        refused += [f"{dtype}: {line}" for line in found.refusal_lines]
+        untested |= dict.fromkeys(found.name_untested())
     said = {"seed": seed, "examples": examples, "reference": reference_name}
     return Report(
         name,
         tuple(outcomes),
         tuple(untested),
-        {**said, **(settings or {})},
+        said,
         causes=tuple(causes),
         refused=tuple(refused),
-        asked=asked,
     )
 
 
@@ -283,10 +277,10 @@ class Found:
             return None
 
     @property
-    def refused(self) -> list[str]:
+    def refusal_lines(self) -> list[str]:
         return [f"{count} cases: {text}" for text, count in self.refusals.items()]
 
-    def untested(self) -> Iterator[str]:
+    def name_untested(self) -> Iterator[str]:
         if self.tried and not any(name.startswith("d") for name in (*self.worst, *self.failed)):
             yield "gradients, which one of them has not: pass backward=, or (reference, backward)"
 
