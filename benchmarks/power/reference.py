@@ -347,7 +347,7 @@ TABLE = {
             "packed": lambda x, w, u, d: (lambda y: (F.silu(y[0]) * y[1]) @ d)(
                 (x @ T.cat([w, u], -1)).chunk(2, -1)
             ),
-            "x / (1 + exp)": swiglu_with(lambda a: a / (1 + T.exp(-a))),
+            "1 - sigmoid(-x)": swiglu_with(lambda a: a * (1 - T.sigmoid(-a))),
         },
         {
             "GELU": swiglu_with(F.gelu),
