@@ -17,23 +17,28 @@ from npattn.cli.target import change_conventions, open_target, report_import_err
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
-from npattn.testing.check import OF_IMPLEMENTATION, check
+from npattn.testing.check import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import Journal
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
+from npattn.testing.targets import load
 from npattn.testing.units.blocks import check_in_units
 from npattn.testing.worker.supervisor import Limits
 
 SETTINGS = options(CommandSettings)
+OF_WORKER = ("in_process", "timeout", "memory", "envs")
+"""Settings of the process in which attention is judged by a reference."""
 OUTPUTS = [name for name, (_, one) in SETTINGS.items() if one.group == WRITTEN and one.flags]
 """Settings that change nothing of what is asked."""
+APART = ("device", "timeout", "resume", "reference", "inputs", "options")
+"""Settings that `_check` reads itself."""
 ARGUMENTS = {
     name: own.default
     for name, (own, one) in options(Settings).items()
-    if one.flags and name not in (*OF_IMPLEMENTATION, "device", "timeout", "resume")
+    if one.flags and name not in (*OF_IMPLEMENTATION, *APART)
 }
 """Arguments of a judge, with their defaults."""
 OF_MODULE = ("module", "roles", "num_heads")
@@ -59,6 +64,7 @@ def check_command(target: str | None, **flags: Any) -> None:
     npattn check mykernels:attention --backward mykernels:attention_backward
     npattn check path/file.py:flash --like flash_attn --device cuda
     npattn check path/file.py:mha --module
+    npattn check path/file.py:fused --reference path/file.py:slow
     npattn check torch.sdpa --only agreement --only empty-row --budget 60s
 
     TARGET is module:function, path/file.py:function, or a name from npattn list. It runs in a
@@ -97,6 +103,10 @@ def _resume(path: str) -> Journal:
 
 def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -> None:
     """Check, write the files, print the report and exit."""
+    if "reference" in given:
+        _check_reference(target, given)
+    if "inputs" in given or "options" in given:
+        raise OptionError("got --inputs or --options without --reference: pass both")
     untrusted = given.get("untrusted", False)
     if given.keys() & set(OF_MODULE):
         _check_module(target, given)
@@ -138,10 +148,10 @@ def _check_module(target: str | None, given: dict[str, Any]) -> None:
         arguments.pop(name, None)
     with ProgressBar() as bar, interruptible():
         report = check_module(module, spec=target, progress=bar.advance, **arguments)
-    _finish(report, given, None)
+    _finish(report, given)
 
 
-def _finish(report: Report, given: dict[str, Any], journal: Journal | None) -> None:
+def _finish(report: Report, given: dict[str, Any], journal: Journal | None = None) -> None:
     """Write the files, print the report and exit."""
     unwritten = _write_files(report, given)
     console = Console()
@@ -154,6 +164,33 @@ def _finish(report: Report, given: dict[str, Any], journal: Journal | None) -> N
         sys.exit(_exit_code(report) or 2 * bool(unwritten))
     console.print("nothing could be tested")
     sys.exit(2)
+
+
+def _check_reference(target: str | None, given: dict[str, Any]) -> None:
+    """Check by a reference, write the files, print the report and exit.
+
+    The reference is called in this process, which sees its operations; so is a target of arrays
+    by letters. Attention lives in a worker.
+    """
+    if target is None:
+        raise OptionError("--reference needs a TARGET to judge")
+    beside = [name for name in given if name not in (*OF_REFERENCE, *OUTPUTS, *OF_WORKER)]
+    if beside:
+        flags = ", ".join(SETTINGS[name][1].flags[-1] for name in beside)
+        raise OptionError(f"got {flags} beside --reference, which alone says what is right")
+    asked = {n: x for n, x in given.items() if n in OF_REFERENCE}
+    judged: Any
+    with report_import_errors():
+        asked["reference"] = load(given["reference"])
+        if "inputs" in given:
+            f, known = load(target)
+            known = load(given["backward"])[0] if "backward" in given else known
+            judged, asked["backward"] = f, known
+    if "inputs" not in given:
+        judged = open_target(target, given)
+        for name in ("backward", "framework", "device"):
+            asked.pop(name, None)
+    _finish(check(judged, **asked), given)
 
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:

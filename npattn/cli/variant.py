@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,9 @@ import click
 
 from npattn.cli.flags import GroupedCommand, add_flags
 from npattn.cli.target import report_import_errors
-from npattn.errors import OptionError
+from npattn.testing.parsing import parse_values
 from npattn.testing.targets import load
 from npattn.testing.variants.check import DTYPES, VARIANTS, check_variant
-
-
-def _values(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, Any]:
-    """Parse ("D=16,32", "causal=true") into {"D": (16, 32), "causal": (True,)}."""
-    values = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not name or not equals or not text:
-            raise OptionError(f"--value is {word!r}, must look like D=16,32 or causal=true")
-        values[name] = tuple(map(_value, text.split(",")))
-    return values
-
-
-def _value(text: str) -> Any:
-    """Parse a number, true, false or none; anything else is a name."""
-    try:
-        return json.loads({"none": "null"}.get(text.lower(), text.lower()))
-    except ValueError:
-        return text
 
 
 @click.command("variant", cls=GroupedCommand)
@@ -43,7 +23,7 @@ def _value(text: str) -> Any:
     "values",
     multiple=True,
     metavar="NAME=A,B …",
-    callback=_values,
+    callback=lambda _, __, words: parse_values(words),
     help="Values to sample from: D=16,32; or what TARGET means by an option that it does not name: "
     "causal=true, feature_map=relu.",
 )

@@ -34,7 +34,7 @@ from npattn.testing.runner.describe import describe_model, describe_skipped, des
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import FIRST_ROUNDS, OUT_OF_TIME, ROBUSTNESS, Judge, Round
 from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
-from npattn.testing.settings import DTYPES, Settings, takes_settings
+from npattn.testing.settings import DTYPES, Settings, options, takes_settings
 from npattn.testing.trial import Trial
 
 __all__ = ["DTYPES", "OF_IMPLEMENTATION", "check", "choose_rules", "name_rules"]
@@ -77,6 +77,8 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
     >>> report.passed
     False
     """
+    if settings.reference is not None:
+        return _check_reference(f, settings)
     plan = _plan(f, settings)
     answers, n = _Answers(), settings.processes
     try:
@@ -92,6 +94,28 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
     if plan.journal is not None:
         plan.journal.note_end()
     return _report(plan, answers)
+
+
+OF_REFERENCE = (
+    *("reference", "inputs", "options", "sizes", "dtypes", "backward", "framework", "device"),
+    *("examples", "seed", "shrink", "progress"),
+)
+"""Settings of a check by a reference."""
+
+
+def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
+    """Judge by another function; settings that say what attention is are refused."""
+    from npattn.testing.reference.check import check_reference  # slow to load, and seldom needed
+
+    beside = [
+        name for name, (own, _) in options(Settings).items()
+        if name not in OF_REFERENCE and getattr(settings, name) not in (own.default, None)
+    ]  # fmt: skip
+    if beside:
+        raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
+    kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-1]}
+    with np.errstate(**ERRORS):
+        return check_reference(f, **kwargs)
 
 
 # --- what is asked, and of whom -------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from npattn.errors import OptionError
 
@@ -85,6 +87,33 @@ def _parse_pairs(texts: tuple[str, ...], flag: str, form: str) -> dict[str, str]
             raise OptionError(f"{flag} is {text!r}, must look like {form}")
         pairs[left] = right
     return pairs
+
+
+def parse_inputs(texts: tuple[str, ...]) -> dict[str, str]:
+    """Parse ("x=B T C", ...) into {"x": "B T C"}."""
+    words = dict(text.partition("=")[::2] for text in texts)
+    if not all(words.values()):
+        raise OptionError(f"--inputs is {texts!r}, must look like x='B T C'")
+    return words
+
+
+def parse_values(texts: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """Parse ("D=16,32", "causal=false,true") into {"D": (16, 32), "causal": (False, True)}."""
+    values = {}
+    for text in texts:
+        name, equals, words = text.partition("=")
+        if not name or not equals or not words:
+            raise OptionError(f"got {text!r}, must look like D=16,32 or causal=false,true")
+        values[name] = tuple(map(_parse_value, words.split(",")))
+    return values
+
+
+def _parse_value(text: str) -> Any:
+    """Parse a number, true, false or none; anything else is a name."""
+    try:
+        return json.loads({"none": "null"}.get(text.lower(), text.lower()))
+    except ValueError:
+        return text
 
 
 def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

@@ -28,6 +28,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.levels import LEVELS, REQUIRED, check_levels
 from npattn.testing.parsing import (
+    parse_inputs,
     parse_memory,
     parse_names,
     parse_processes,
@@ -36,6 +37,7 @@ from npattn.testing.parsing import (
     parse_seconds,
     parse_seed,
     parse_sizes,
+    parse_values,
     path_to_write,
 )
 from npattn.testing.report.expected import check_expected, read_expected
@@ -173,6 +175,20 @@ class Settings:
         "float8_e5m2 or int8.",
         "The others are in the dtypes tested. Factors of blocks: `Implementation`.",
         choices=("fp8", *FORMATS))
+    reference: Any = option(None, JUDGED, "--reference FUNCTION",
+        "callable or (callable, backward)",
+        "Right function of the same arguments, instead of attention: it alone tells what may "
+        "differ.",
+        "`backward` has the gradients of a NumPy function. docs/reference.md has what is judged.")
+    inputs: Mapping[str, str] | None = option(None, JUDGED, "--inputs NAME=AXES", "mapping",
+        'Axes of the arrays of `reference` by letters, as "x=B T C", "w=C 3C", "mask=T T bool".',
+        'In Python ``{"x": "B T C"}``; without it both are attention of q, k, v.',
+        multiple=True, parse=parse_inputs)
+    options: Mapping[str, Sequence[Any]] | None = option(
+        None, JUDGED, "--options NAME=VALUES", "mapping",
+        "Values of options beside `inputs`, the plainest first, as causal=false,true.",
+        'In Python ``{"causal": (False, True)}``.',
+        multiple=True, parse=parse_values)
     rounding: Rounding | str | None = option(None, JUDGED, "--rounding MODEL", "Rounding or str",
         "Rounding model: upcast, fused, eager, fp8, int8.",
         choices=("upcast", "fused", "eager", "fp8", "int8"),
@@ -264,6 +280,9 @@ class Settings:
                 raise OptionError("got a journal beside budget, which ends in time: pass one")
         if self.journal is not None and self.resume is not None:
             raise OptionError("got journal beside resume, which goes on in its own file: pass one")
+        beside = [name for name in ("inputs", "options") if getattr(self, name) is not None]
+        if self.reference is None and beside:
+            raise OptionError(f"got {beside[0]} without reference: pass the right function too")
         _check_dtypes(self.dtypes)
         if isinstance(self.sweep, bool) or not isinstance(self.sweep, int) or self.sweep < 0:
             raise OptionError(f"sweep is {self.sweep!r}, must be an integer ≥ 0: how many problems")

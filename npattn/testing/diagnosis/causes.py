@@ -43,6 +43,7 @@ from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sequences import find_sequence_causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
+from npattn.testing.diagnosis.unlike import say_unlike
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
@@ -94,6 +95,7 @@ def diagnose(
         bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
         with np.errstate(all="ignore"):  # results of a wrong function may be anything
             found = list(_Diagnosis(trial.fresh(), bad).causes()) if bad else []
+            found = say_unlike(trial.fresh(), found)
         for cause in found:
             known = causes.get(cause.name)
             joined = known and replace(known, rules=known.rules + cause.rules)

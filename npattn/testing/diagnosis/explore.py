@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -189,20 +189,10 @@ def _options(base: Recipe) -> Iterator[Recipe]:
             yield replace(base, **{name: values[0]})
 
 
-Found = TypeVar("Found")
-
-
 def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]:
     """Try the recipes around a failing one, as long as there is time."""
-    return explore_by(lambda recipe: try_recipe(trial, recipe), trial, base, seconds)
-
-
-def explore_by(
-    look: Callable[[Recipe], Found | None], trial: Trial, base: Recipe, seconds: float = SECONDS
-) -> list[Found]:
-    """Return what a function finds on the recipes around one, as long as there is time."""
     end = time.process_time() + seconds
-    points: list[Found] = []
+    points: list[Point] = []
     seen = {base}
     for n, recipe in enumerate(around(trial, base)):
         if recipe.seed == base.seed and options_on(recipe) == options_on(base):
@@ -212,7 +202,7 @@ def explore_by(
         seen.add(recipe)
         if len(points) >= LEAST and time.process_time() > end:
             break
-        point = look(recipe)
+        point = try_recipe(trial, recipe)
         if point is not None:
             points.append(point)
     return points

@@ -38,7 +38,7 @@ class Sample:
     Attributes
     ----------
     sizes : dict
-        By letter.
+        By letter: those of `SIZES`, or others of a function that is not attention.
     options : frozenset of str
         Options that are on; "contents" if the arrays are not normal numbers.
     axes : str
@@ -118,6 +118,9 @@ class Table:
     def __init__(self, samples: Sequence[Sample], seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.axes = next((s.axes for s in samples if s.wrong.any()), "")
+        self.sizes = tuple(samples[0].sizes) if samples else ()
+        own = {name for s in samples for name in s.options}
+        self.options = (*OPTIONS, *sorted(own - {*OPTIONS}))
         columns: dict[str, list[Array]] = {}
         y, weight = [], []
         if samples and "contents" not in samples[0].options:  # extreme contents hide what is wrong
@@ -136,12 +139,12 @@ class Table:
             if not len(rows):
                 continue
             bad = len(kinds[0])
-            values: dict[str, Any] = {x: s.sizes[x] for x in SIZES}
+            values: dict[str, Any] = {x: s.sizes[x] for x in self.sizes}
             values |= dict(zip(s.axes, rows.T, strict=True))
             values["left"], values["right"] = (-1 if x is None else x for x in s.window)
             values["empty"] = _rows_of(s, s.empty, values)
             values["first"] = _rows_of(s, s.first, values)
-            for name in OPTIONS:
+            for name in self.options:
                 values[name] = name in s.options
             values["factor"] = 1.0 if s.scale is None else s.scale
             for name, x in values.items():
@@ -271,7 +274,7 @@ def _atoms(table: Table) -> Iterator[Atom]:
 
 
 def _options(table: Table) -> Iterator[Atom]:
-    varied = [n for n in OPTIONS if table[n].any() and not table[n].all()]
+    varied = [n for n in table.options if table[n].any() and not table[n].all()]
     for name in varied:
         yield Atom(name, 1.0, lambda t, n=name: t[n])
         if name != "window":  # a narrow one leaves no key where something is wrong
@@ -297,10 +300,10 @@ def _sizes(table: Table) -> Iterator[Atom]:
     relations: dict[str, Callable[[Array, Array], Array]] = {
         "≠": np.not_equal, "=": np.equal, "<": np.less, ">": np.greater,
     }  # fmt: skip
-    for a, b in ("TS", "DE", "HK"):
+    for a, b in (pair for pair in ("TS", "DE", "HK") if set(pair) <= set(table.sizes)):
         for sign, f in relations.items():
             yield Atom(f"{a} {sign} {b}", 1.1, lambda t, a=a, b=b, f=f: f(t[a], t[b]))
-    for x in SIZES:
+    for x in table.sizes:
         low, high = int(table[x][y].min()), int(table[x][y].max())
         right = table[x][~y]
         if low == high and low <= 1:
@@ -314,7 +317,7 @@ def _sizes(table: Table) -> Iterator[Atom]:
             above = int(right[right > high].min())
             yield Atom(f"{x} < {above}", 1.3, lambda t, x=x, n=above: t[x] < n)
         for m in TILES:
-            if x in "TSDE" and m >= 2:
+            if x not in "BHKG":
                 yield Atom(f"{x} % {m} ≠ 0", 1.2, lambda t, x=x, m=m: t[x] % m != 0)
                 yield Atom(f"{x} % {m} = 0", 1.3, lambda t, x=x, m=m: t[x] % m == 0)
 

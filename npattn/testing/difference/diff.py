@@ -33,8 +33,8 @@ from npattn.testing.difference.precision import (
 )
 from npattn.testing.difference.profiles import diff_conventions, diff_profiles
 from npattn.testing.difference.record import Change, ConventionDifference, Difference
-from npattn.testing.difference.sides import Sides, open_sides
 from npattn.testing.difference.wrong import explain_wrong
+from npattn.testing.reference.sides import Sides, open_sides
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.connect import isolate as isolate_in_worker
 from npattn.testing.worker.supervisor import Limits

@@ -19,9 +19,9 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.difference.distance import Judged, ratios, ulps
-from npattn.testing.difference.measure import Answer, answer, share_cotangents
+from npattn.testing.difference.measure import Answer, answer
 from npattn.testing.difference.record import Change, Move
-from npattn.testing.difference.sides import Sides
+from npattn.testing.reference.sides import Sides, share_cotangents
 from npattn.testing.rules.relate import (
     Pick,
     pick,

@@ -18,7 +18,7 @@ from npattn.testing.compare import compare_arrays
 from npattn.testing.diagnosis.evidence import Evidence, group
 from npattn.testing.difference.distance import Judged, bits_differ, mean_same, ratios, ulps
 from npattn.testing.difference.record import Place, ResultDifference
-from npattn.testing.difference.sides import Sides
+from npattn.testing.reference.sides import Sides, share_cotangents
 from npattn.testing.trial import Trial
 
 
@@ -121,18 +121,6 @@ def _try(side: int, sides: Sides, recipe: Recipe, measured: Measurement) -> Answ
     except ImplementationError as err:
         measured.lost[side].append(f"{err} on {trial.translate(recipe)!r}")
         return None
-
-
-def share_cotangents(sides: Sides, recipe: Recipe) -> Cotangents:
-    """Return cotangents that both take: of the lse if both differentiate it, 0 in empty rows."""
-    lse = sides.a.takes_dlse and sides.b.takes_dlse
-    problems = [(trial, trial.problem(recipe)) for trial in (sides.a, sides.b)]
-    random = recipe.cotangents(problems[0][1], lse=lse)
-    dlse = random.dlse
-    if dlse is not None:
-        empty = np.logical_or(*(trial.empty(problem) for trial, problem in problems))
-        dlse = np.where(empty, np.zeros_like(dlse), dlse)
-    return Cotangents(random.dout, dlse)
 
 
 def answer(trial: Trial, problem: Problem, cotangents: Cotangents) -> Answer:

@@ -41,7 +41,8 @@ def failure_lines(
     outcome: Outcome, most: int | None = None, *, problem: bool = True
 ) -> Iterator[str]:
     """Yield a failure: the rule, its message (`most` lines of it), and its smallest problem."""
-    yield f"{outcome.id} {outcome.status}: {outcome.about} [semantics {outcome.semantics}]"
+    cited = f" [semantics {outcome.semantics}]" if outcome.semantics else ""
+    yield f"{outcome.id} {outcome.status}: {outcome.about}{cited}"
     yield from (f"  {line}" for line in escape_controls(outcome.message).splitlines()[:most])
     if problem and outcome.problem is not None:
         yield f"  on {outcome.problem!r}"

@@ -11,8 +11,8 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.difference.measure import measure
 from npattn.testing.difference.pair import compare_pair, is_plain
-from npattn.testing.difference.sides import Sides
 from npattn.testing.difference.wrong import Wrong
+from npattn.testing.reference.sides import Sides
 from tests.testing.difference import kernels
 from tests.testing.rules.relations import trial_of
 
@@ -70,14 +70,14 @@ def test_pair_that_differs_beyond_roundings_says_where():
     assert not alike
     assert lines[0].startswith("Neither is plain attention")
     assert lines[1].startswith("They differ on 1 of 2 problems")
-    assert "sampled as Recipe(lead=(2,), H=1, K=1, T=37, S=37, D=6, E=5" in lines[2]
-    assert lines[3:] == ("They differ only where T > 16.",)
+    assert "sampled as Recipe(lead=(1,), H=1, K=1, T=17, S=17, D=2, E=1" in lines[2]
+    assert lines[3:] == ("It fails only where T > 16.",)
 
 
 def test_nan_of_one_alone_differs():
     alike, lines = compare_pair(sides_of(reference, nothing), RECIPES[:1])
     assert not alike
-    assert "B nan, sampled as" in lines[2]
+    assert "got nan, want -" in lines[2]
 
 
 def test_nothing_compared_is_no_agreement():

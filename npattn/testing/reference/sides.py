@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from npattn.errors import OptionError
+from npattn.problem import Cotangents
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import Capabilities, probe
 from npattn.testing.capabilities.refusals import read_refusals
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.trial import GRADIENTS, Trial
 
@@ -62,6 +66,18 @@ def open_sides(
     gradients = trials[0].gradients & trials[1].gradients
     one, other = (replace(x, space=space, gradients=gradients, memo={}) for x in trials)
     return Sides(one, other, tuple(_list_alone(*both)), tuple(x for found in wrong for x in found))
+
+
+def share_cotangents(sides: Sides, recipe: Recipe) -> Cotangents:
+    """Return cotangents that both take: of the lse if both differentiate it, 0 in empty rows."""
+    lse = sides.a.takes_dlse and sides.b.takes_dlse
+    problems = [(trial, trial.problem(recipe)) for trial in (sides.a, sides.b)]
+    random = recipe.cotangents(problems[0][1], lse=lse)
+    dlse = random.dlse
+    if dlse is not None:
+        empty = np.logical_or(*(trial.empty(problem) for trial, problem in problems))
+        dlse = np.where(empty, np.zeros_like(dlse), dlse)
+    return Cotangents(random.dout, dlse)
 
 
 def _probe(f: Implementation, dtype: str, sizes: Mapping[str, Sequence[int]]) -> Capabilities:

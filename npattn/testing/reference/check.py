@@ -1,0 +1,353 @@
+"""Check a function against a reference: ask, shrink, say where they differ, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from npattn.errors import OptionError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.child import qualified_name
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.compare import Comparison
+from npattn.testing.diagnosis.place import EVERYWHERE, learn_and_confirm
+from npattn.testing.reference.intermediates import Watched
+from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
+from npattn.testing.reference.pairs import AttentionPair, Function, FunctionPair, Pair, reason
+from npattn.testing.reference.sides import Sides, open_sides
+from npattn.testing.reference.spread import ALARM, judge
+from npattn.testing.report.cause import Cause
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.report import Report
+
+SHRINK_SECONDS = 6.0
+"""Processor time for the search for the smallest failing case of a dtype."""
+PLACE_SECONDS = 3.0
+"""Processor time for the cases that say where they differ."""
+CASES = (24, 60)
+"""Cases that are tried around a failing one: at least, whatever the time, and at most."""
+ENOUGH = 5
+"""Failing cases after which no more are asked."""
+EXAMPLES = 100
+"""Cases of a dtype, where fewer are not asked for: each is evaluated several times."""
+
+
+def check_reference(
+    f: Callable[..., Any] | Implementation,
+    reference: Any,
+    *,
+    inputs: Mapping[str, str] | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    backward: Callable[..., Any] | None = None,
+    framework: str = "auto",
+    device: str | None = None,
+    examples: int = EXAMPLES,
+    seed: int = 0,
+    shrink: bool = True,
+) -> Report:
+    """Judge a function by another one; arguments as of `npattn.testing.check`.
+
+    Parameters
+    ----------
+    f : callable or Implementation
+    reference : callable, (callable, backward), or Implementation
+        A right function of the same arguments; `backward` is that of a NumPy function.
+    inputs : mapping of str to str, optional
+        Axes of each array by letters; default: f and reference are attention of q, k, v.
+    options : mapping of str to sequence, optional
+        Values of each option, the plainest first.
+    sizes, dtypes, backward, framework, device, examples, seed, shrink
+        As of `check`; letters in `sizes` are those of `inputs`.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    OptionError
+        If an argument is not legal, or f and reference accept no problem in common.
+    """
+    g, g_backward = reference if isinstance(reference, tuple) else (reference, None)
+    make: Callable[[str], Pair | tuple[str, ...]]
+    if inputs is None:
+        if options is not None:
+            raise OptionError("got options without inputs: attention has those of its signature")
+        make = _attention(f, g, backward, g_backward, framework, device, sizes or {})
+    else:
+        make = _functions(f, g, backward, g_backward, framework, device, inputs, options, sizes)
+    name, reference_name = (
+        x.name if isinstance(x, Implementation) else qualified_name(x) for x in (f, g)
+    )
+    outcomes: list[Outcome] = []
+    causes: list[Cause] = []
+    refused: list[str] = []
+    untested: dict[str, None] = {}
+    for dtype in dtypes:
+        pair = make(dtype)
+        if isinstance(pair, tuple):
+            refused += [f"{dtype}: {line}" for line in pair]
+            continue
+        found = Found(pair, dtype, ALARM / len(dtypes) / examples)
+        found.ask(pair.cases(seed, examples))
+        own, cause = found.outcomes(reference_name, shrink)
+        outcomes += own
+        causes += [cause] if cause else []
+        refused += [f"{dtype}: {line}" for line in found.refusal_lines]
+        untested |= dict.fromkeys(found.name_untested())
+    said = {"seed": seed, "examples": examples, "reference": reference_name}
+    return Report(
+        name,
+        tuple(outcomes),
+        tuple(untested),
+        said,
+        causes=tuple(causes),
+        refused=tuple(refused),
+    )
+
+
+def replay(
+    f: Any, reference: Any, case: Case | Recipe, *, dtype: str = "float32", **arguments: Any
+) -> tuple[Comparison, ...]:
+    """Compare a function and its reference on one case, as a report prints it.
+
+    Parameters
+    ----------
+    f, reference
+        As of `check_reference`.
+    case : Case or Recipe
+    dtype : str
+    **arguments
+        inputs, options, backward, framework, device, as of `check_reference`.
+
+    Returns
+    -------
+    tuple of Comparison
+        One for each result and gradient.
+
+    Raises
+    ------
+    ImplementationError
+        If one of them raises, or returns something else.
+    """
+    g, g_backward = reference if isinstance(reference, tuple) else (reference, None)
+    words = {"backward": None, "framework": "auto", "device": None, **arguments}
+    inputs, options = words.pop("inputs", None), words.pop("options", None)
+    own = (words["backward"], g_backward, words["framework"], words["device"])
+    made = (
+        _attention(f, g, *own, {})(dtype)
+        if inputs is None
+        else _functions(f, g, *own, inputs, options, None)(dtype)
+    )
+    if isinstance(made, tuple):
+        raise ImplementationError("; ".join(made))
+    return judge(made.call(case), dtype, case.seed, ALARM)
+
+
+def _functions(
+    f: Any,
+    g: Any,
+    backward: Any,
+    g_backward: Any,
+    framework: str,
+    device: str | None,
+    inputs: Mapping[str, str],
+    options: Mapping[str, Sequence[Any]] | None,
+    sizes: Mapping[str, Sequence[int]] | None,
+) -> Callable[[str], Pair]:
+    """Return what makes the pair of a dtype, of arrays by letters."""
+    if isinstance(f, Implementation) or isinstance(g, Implementation):
+        raise OptionError("got inputs beside an Implementation, which has q, k, v: pass a function")
+    space = LetterSpace(read_inputs(inputs), dict(options or {}), dict(sizes or {}))
+    for name, values in space.options.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise OptionError(f"options[{name!r}] is {values!r}, must be a sequence of values")
+    if beside := [x for x in space.sizes if x not in space.letters]:
+        raise OptionError(
+            f"sizes has {beside[0]!r}, which no array has: {', '.join(space.letters)}"
+        )
+    first = Case(
+        {x: space.pool(x)[0] for x in space.letters},
+        {name: values[0] for name, values in space.options.items()},
+    )
+    tiny = first.arrays(space.inputs, "float32"), first.options
+    one = Function(f, backward, framework, device, tiny)
+    other = Function(g, g_backward, "auto", device, tiny)
+    return lambda dtype: FunctionPair(one, other, space, dtype)
+
+
+def _attention(
+    f: Any,
+    g: Any,
+    backward: Any,
+    g_backward: Any,
+    framework: str,
+    device: str | None,
+    sizes: Mapping[str, Sequence[int]],
+) -> Callable[[str], Pair | tuple[str, ...]]:
+    """Return what makes the pair of a dtype, of q, k, v; or why one answers nothing."""
+    if not isinstance(f, Implementation):
+        f = Implementation(f, backward=backward, framework=framework)
+    elif backward is not None:
+        raise OptionError("got backward beside an Implementation: pass it to Implementation(f, …)")
+    if not isinstance(g, Implementation):
+        plain = Implementation(g, backward=g_backward, framework="auto")
+        watched = Watched(g, plain.framework.name)
+        g = Implementation(watched, backward=g_backward, framework=plain.framework)
+    else:
+        watched = Watched(g.f, "")  # it may live elsewhere: its operations are not seen
+    for one in (f, g):
+        if device is not None:
+            one.on(device)
+
+    def make(dtype: str) -> Pair | tuple[str, ...]:
+        sides = open_sides(g, f, dtype, sizes)
+        return AttentionPair(sides, watched) if isinstance(sides, Sides) else sides
+
+    return make
+
+
+# --- one dtype ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """What was found in one dtype.
+
+    Attributes
+    ----------
+    worst : dict of str to float
+        Largest error / tolerance of each result, of cases that passed.
+    failed : dict of str to (case, Comparison)
+        The first case on which each result fails; after shrinking, the smallest.
+    refusals : dict of str to int
+        Errors of cases that one of them does not take, with their numbers.
+    tried, wrong : int
+        Number of cases that both took, and of those that fail.
+    base : case or None
+        The smallest failing one.
+    errors : list of (case, ImplementationError)
+        Cases on which f raised what is no refusal.
+    """
+
+    pair: Pair
+    dtype: str
+    alarm: float
+    worst: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, tuple[Any, Comparison]] = field(default_factory=dict)
+    errors: list[tuple[Any, ImplementationError]] = field(default_factory=list)
+    refusals: dict[str, int] = field(default_factory=dict)
+    tried: int = 0
+    wrong: int = 0
+    base: Any = None
+
+    def ask(self, cases: Iterable[Any]) -> None:
+        """Judge cases, all results of each."""
+        for case in cases:
+            found = self._judge(case)
+            if found is None:
+                continue
+            self.tried += 1
+            self.wrong += not all(c.passed for c in found)
+            for c in found:
+                if c.passed:
+                    self.worst[c.name] = max(self.worst.get(c.name, 0.0), c.ratio)
+                elif c.name not in self.failed:
+                    self.failed[c.name] = case, c
+            if self.wrong == ENOUGH:
+                break
+
+    def _judge(self, case: Any) -> tuple[Comparison, ...] | None:
+        """Judge a case; None if one of them does not take it."""
+        try:
+            with np.errstate(all="ignore"):
+                return judge(self.pair.call(case), self.dtype, case.seed, self.alarm)
+        except ImplementationError as err:
+            text = reason(err)
+            self.refusals[text] = self.refusals.get(text, 0) + 1
+            if not err.may_refuse_structure and not self.errors:
+                self.errors.append((case, err))
+            return None
+
+    @property
+    def refusal_lines(self) -> list[str]:
+        return [f"{count} cases: {text}" for text, count in self.refusals.items()]
+
+    def name_untested(self) -> Iterator[str]:
+        if self.tried and not any(name.startswith("d") for name in (*self.worst, *self.failed)):
+            yield "gradients, which one of them has not: pass backward=, or (reference, backward)"
+
+    def outcomes(self, reference: str, shrink: bool) -> tuple[list[Outcome], Cause | None]:
+        """Return an outcome for each result, and the place of those that failed."""
+        names = [*dict.fromkeys((*self.worst, *self.failed))]
+        if shrink and self.failed:
+            self.shrink()
+        outcomes = [self._outcome(name, reference) for name in names]
+        if self.errors:
+            case, err = self.errors[0]
+            about = "It raises nothing on what the reference takes."
+            outcomes.append(
+                Outcome("reference-raises", "", about, self.dtype, "error", 0.0, 1, str(err),
+                        recipe=repr(case))
+            )  # fmt: skip
+        bad = tuple(o.id for o in outcomes if o.status == "failed")
+        place, count = self.find_place() if bad else ("", 0)
+        if not place:
+            return outcomes, None
+        text = f"It differs from {reference}: it {place}"
+        where = place.removeprefix("fails only where ")
+        return outcomes, Cause(text, bad, where=where, passes_when=place, confirmed=count)
+
+    def _outcome(self, name: str, reference: str) -> Outcome:
+        about = f"{name} agrees with that of {reference}, element by element."
+        rule, tried = f"reference-{name}", self.tried
+        if name not in self.failed:
+            return Outcome(rule, "", about, self.dtype, "passed", self.worst[name], tried)
+        case, c = self.failed[name]
+        return Outcome(
+            rule, "", about, self.dtype, "failed", c.ratio, tried, str(c), recipe=repr(case),
+            comparisons=(c,),
+        )  # fmt: skip
+
+    def shrink(self) -> None:
+        """Find a smaller failing case, and use it for each result that fails on it."""
+        end = time.process_time() + SHRINK_SECONDS
+        case = next(iter(self.failed.values()))[0]
+        seen = {case}
+        again = True
+        while again and time.process_time() < end:
+            again = False
+            for small in self.pair.smaller(case):
+                if small in seen or time.process_time() > end:
+                    continue
+                seen.add(small)
+                bad = [c for c in self._judge(small) or () if not c.passed]
+                if bad:
+                    self.failed |= {c.name: (small, c) for c in bad}
+                    case, again = small, True
+                    break
+        self.base = case
+
+    def find_place(self) -> tuple[str, int]:
+        """Return "fails only where …", and the number of cases that say so."""
+        base = self.base if self.base is not None else next(iter(self.failed.values()))[0]
+        samples = [self.pair.sample(base, True)]
+        end = time.process_time() + PLACE_SECONDS
+        for case in self.pair.around(base):
+            late = time.process_time() > end and len(samples) > CASES[0]
+            if late or len(samples) > CASES[1]:
+                break
+            found = self._judge(case)
+            if found is not None:
+                samples.append(self.pair.sample(case, not all(c.passed for c in found)))
+        place = learn_and_confirm(samples)
+        if place is None or place.text == EVERYWHERE or place.errors_on(samples):
+            return "", 0
+        return f"fails only where {place.text}", len(samples)

@@ -1,0 +1,185 @@
+"""Exact results of a reference, and how far another right function may be from them.
+
+docs/tolerance.md, "A reference of your own", has the derivation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+import ml_dtypes
+import numpy as np
+
+from npattn.problem.arrays import Array, finfo
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.reference.intermediates import Watched
+from npattn.testing.reference.noise import Noise
+
+ALARM = 1e-4
+"""Probability that a report on a right function has a false alarm, at most."""
+DRAWS = (6, 32)
+"""Random roundings before a first look, and before a verdict against a result."""
+STEPS = 8
+"""Operations of f to one of the reference: a softmax, or a layer norm, has as many."""
+FLOAT64 = 2.0**-40
+"""Unit roundoff that is imitated in place of 2⁻⁵³, which float64 does not show; errors scale."""
+
+Ask = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One problem: its arrays and cotangents, and two functions of them.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        Float arrays in the dtype tested, cotangents too.
+    f, reference : callable
+        Results and gradients, by name, for arrays of these names.
+    watched : Watched
+        The function behind `reference`.
+    terms : int
+        Number of terms of the longest sum.
+    """
+
+    arrays: dict[str, Array]
+    f: Ask
+    reference: Ask
+    watched: Watched
+    terms: int
+
+
+@dataclass
+class Spread:
+    """Exact results of a reference, and the mean squares of its errors under random rounding."""
+
+    call: Call
+    dtype: str
+    seed: int
+    exact: dict[str, Array] = field(init=False)
+    own: dict[str, float] = field(default_factory=dict)
+    draws: int = 0
+
+    def __post_init__(self) -> None:
+        self.wide = {name: x.astype(np.float64) for name, x in self.call.arrays.items()}
+        self.narrow = False
+        try:
+            self.exact = self._ask(self.wide)
+        except ImplementationError:  # it takes no float64: its own precision is the highest
+            self.narrow = True
+            self.exact = self._ask(self.wide)
+        self.squares = {name: np.zeros(x.shape) for name, x in self.exact.items()}
+        self.rng = np.random.default_rng([self.seed, 44])
+        info = finfo(np.dtype(getattr(ml_dtypes, self.dtype, self.dtype)))
+        self.u = float(info.eps) / 2
+        self.smallest = float(info.smallest_subnormal) / 2
+        self.largest = float(info.max) / STEPS**2  # f may form a product in another order
+
+    def _ask(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        if self.narrow:
+            arrays = {name: x.astype(self.call.arrays[name].dtype) for name, x in arrays.items()}
+        results = self.call.reference(arrays).items()
+        return {name: np.asarray(x, np.float64) for name, x in results}
+
+    @property
+    def scale(self) -> float:
+        """Errors in the dtype, in units of those that are imitated."""
+        return self.u / FLOAT64 if self.dtype == "float64" else 1.0
+
+    def draw(self, count: int) -> None:
+        """Add random roundings until there are `count`."""
+        noise = Noise(self.u / self.scale, self.smallest, self.rng, self.largest)
+        watched = self.call.watched
+        while self.draws < count:
+            rounded = {name: noise.round(x) for name, x in self.wide.items()}
+            with watched.rounding(noise) if watched.is_seen else nullcontext():
+                results = self._ask(rounded)
+            with np.errstate(all="ignore"):
+                for name, exact in self.exact.items():
+                    self.squares[name] += (self.scale * (results[name] - exact)) ** 2
+            self.draws += 1
+        if not (self.own or self.narrow or self.dtype == "float64"):
+            self._measure_own()
+
+    def _measure_own(self) -> None:
+        """Note where the reference, run in the dtype, errs more than its roundings tell."""
+        try:
+            results = self._ask(self.call.arrays)
+        except ImplementationError:
+            results = {}  # it takes float64 alone
+        for name, exact in self.exact.items():
+            own = results.get(name)
+            with np.errstate(all="ignore"):
+                error = np.full(exact.shape, np.nan) if own is None else (own - exact) ** 2
+                known = np.isfinite(error) & np.isfinite(self.squares[name])
+                expected = self.squares[name][known].sum() / self.draws
+                ratio = error[known].sum() / expected if expected > 0 else 1.0
+            self.own[name] = max(1.0, float(ratio))
+
+    def tolerance(self, name: str, alarm: float, last: bool) -> Array:
+        """Return the tolerance of each element, for a probability of a false alarm in all.
+
+        Before the last draws it takes the measured spread for exact, and is smaller.
+        """
+        more = STEPS + 1 + self.call.terms / 3
+        square = self.squares[name] / self.draws * more * self.own.get(name, 1.0)
+        # Where terms of the reference cancel exactly, those of another right function may not.
+        finite = square[np.isfinite(square)]
+        square = square + (finite.mean() if finite.size else 0.0)
+        t = quantile(alarm / max(square.size, 1), self.draws if last else None)
+        with np.errstate(all="ignore"):
+            allowed = t * np.sqrt(square) + self.smallest
+        return np.where(np.isnan(allowed), np.inf, allowed)
+
+
+def quantile(alarm: float, draws: int | None) -> float:
+    """Return x such that |error| > x · spread has at most this probability.
+
+    Of a normal error: with `draws`, its standard deviation was estimated from so many, and x is a
+    quantile of Student's t, by Wallace's approximation.
+    """
+    z = -NormalDist().inv_cdf(max(alarm, 1e-300) / 2)
+    if draws is None:
+        return z
+    z *= (8 * draws + 3) / (8 * draws + 1)
+    return math.sqrt(draws * math.expm1(z * z / draws))
+
+
+def judge(call: Call, dtype: str, seed: int, alarm: float) -> tuple[Comparison, ...]:
+    """Compare the results that both give, each with its measured tolerance.
+
+    What a few draws allow passes; what they do not is judged by more.
+
+    Raises
+    ------
+    ImplementationError
+        If one of them raises, or returns something else.
+    """
+    results = call.f(call.arrays)
+    spread = Spread(call, dtype, seed)
+    found: dict[str, Comparison] = {}
+    names = [name for name in spread.exact if name in results]
+    for draws in DRAWS:
+        spread.draw(draws)
+        for name in names:
+            if name not in found or not found[name].passed:
+                found[name] = _compare(
+                    name, results[name], spread, alarm / len(names), draws == DRAWS[-1]
+                )
+        if all(c.passed for c in found.values()):
+            break
+    return tuple(found.values())
+
+
+def _compare(name: str, got: Array, spread: Spread, alarm: float, last: bool) -> Comparison:
+    exact = spread.exact[name]
+    if got.shape != exact.shape:
+        note = f"{name} has shape {got.shape}, must have {exact.shape}"
+        return Comparison(name, math.inf, (), 0.0, 0.0, 0.0, got.size, got.size, note)
+    return compare_arrays(name, got, exact, spread.tolerance(name, alarm, last))
