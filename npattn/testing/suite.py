@@ -39,6 +39,8 @@ OF_FUNCTION = {
     name for name, (_, one) in options(Settings).items() if one.group == JUDGED and name != "dtypes"
 } | {"expect"}
 """Settings that describe a function, which a known target has of its own."""
+CLOSE = 0.85
+"""Least likeness of a name that is taken for a misspelt setting: dtype is, name (rename) is not."""
 NO_ARGUMENT = "is no argument of npattn.testing.check"
 ENDED = (
     "the check was begun in this run and did not end: the function has crashed its process, or a "
@@ -56,8 +58,8 @@ def parametrize(f: Callable[..., Any] | Implementation, **settings: Any) -> Call
     f : callable or Implementation
         As of `npattn.testing.check`. It is judged when the first rule is called, once a run.
     **settings
-        Arguments of `npattn.testing.check`; ``progress`` is False by default. What is not legal is
-        an error when pytest collects the test.
+        Arguments of `npattn.testing.check`; ``progress`` is False by default. An illegal argument
+        is a collection error.
 
     Returns
     -------
@@ -66,7 +68,7 @@ def parametrize(f: Callable[..., Any] | Implementation, **settings: Any) -> Call
         skipped if the rule does not apply, with the reason; an expected failure (xfail) if the
         failure does not count; else it fails. ``rule.name`` and ``rule.dtype`` say which it is;
         the last, "report", fails for what belongs to no rule: nothing could be tested, or
-        something was not that ``must`` be. So some test fails exactly if ``report.passed`` is
+        a rule in ``must`` did not apply. So some test fails exactly if ``report.passed`` is
         False.
 
     Examples
@@ -337,7 +339,7 @@ def _read_suite(cls: Any, target: str | None) -> tuple[Any, dict[str, Any]]:
     names = [n for n in dir(cls) if n not in dir(Suite) and n != "implementation"]
     known = options(Settings)
     for name in names:  # others are those of its own tests
-        near = get_close_matches(name, known, 1)
+        near = get_close_matches(name, known, 1, CLOSE)
         if near and name not in known and not callable(getattr(cls, name)):
             raise OptionError(f"{cls.__name__}.{name} {NO_ARGUMENT}; did you mean {near[0]}?")
     return f, {name: getattr(cls, name) for name in names if name in known}

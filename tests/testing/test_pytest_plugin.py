@@ -236,6 +236,7 @@ class TestRight(npattn.testing.Suite):
     only = ("agreement-o", "agreement-dq")
     examples = 3
     dtypes = ("float16",)
+    name = "of its own"
     anything = 7
 
     def test_other(self, tmp_path):

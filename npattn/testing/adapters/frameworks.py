@@ -6,6 +6,7 @@ so that the rules on inputs and views have little to check there.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -329,3 +330,9 @@ def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F
         f"{name} could not be called on a tiny problem ({lines}); say which "
         f"arrays it takes with framework={' or framework='.join(map(repr, FRAMEWORKS))}"
     )
+
+
+def copy_module(module: Any) -> Any:
+    """Copy a torch module; results that it keeps as attributes are copied without their graph."""
+    kept = [x for m in module.modules() for x in vars(m).values() if hasattr(x, "is_leaf")]
+    return copy.deepcopy(module, {id(x): x.detach() for x in kept if not x.is_leaf})

@@ -16,7 +16,7 @@ from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ResultError, catch_foreign
 from npattn.testing.adapters.child import STARRED
-from npattn.testing.adapters.frameworks import make_framework
+from npattn.testing.adapters.frameworks import copy_module, make_framework
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TorchModule:
                 "function of q, k and v is judged by npattn.testing.check"
             )
         self.name = type(owner).__qualname__
-        self.owner = self._copy(owner)
+        self.owner = copy_module(owner)
         method = "forward" if owner is module else module.__name__
         self.signature = inspect.signature(getattr(self.owner, method))
         self.method: Callable[..., Any] = (
@@ -85,11 +85,6 @@ class TorchModule:
         self.mixed = False  # called in mixed precision
         self.compiled: Any = None
         self.train(False)
-
-    def _copy(self, owner: Any) -> Any:
-        """Copy a module; results that it keeps as attributes are copied without their graph."""
-        kept = [x for m in owner.modules() for x in vars(m).values() if hasattr(x, "is_leaf")]
-        return copy.deepcopy(owner, {id(x): x.detach() for x in kept if not x.is_leaf})
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
@@ -189,7 +184,7 @@ class TorchModule:
     def loaded_copy(self, rng: np.random.Generator) -> TorchModule:
         """Return a copy with other parameters, into which its state dict was then loaded."""
         other = copy.copy(self)
-        other.owner = self._copy(self.owner)
+        other.owner = copy_module(self.owner)
         if self.method is not self.owner:
             other.method = getattr(other.owner, self.method.__name__)
         else:

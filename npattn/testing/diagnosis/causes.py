@@ -61,7 +61,7 @@ DOUBTFUL = 0.2
 ATOM = 0.02
 """Share of elements that a place must set right with each of its conditions."""
 COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
-"""Share of elements by which a place must be better that says nothing of the last axes."""
+"""Margin by which a place that omits the last axes must be better."""
 SMALL = 2**13
 """Scores of the largest failing problem whose elements a place is learned from."""
 AGAIN = ("s", "visible", "p")

@@ -189,9 +189,9 @@ def _options(base: Recipe) -> Iterator[Recipe]:
             yield replace(base, **{name: values[0]})
 
 
-def explore(trial: Trial, base: Recipe, seconds: float = SECONDS) -> list[Point]:
+def explore(trial: Trial, base: Recipe) -> list[Point]:
     """Try the recipes around a failing one, as long as there is time."""
-    end = time.process_time() + seconds
+    end = time.process_time() + SECONDS
     points: list[Point] = []
     seen = {base}
     for n, recipe in enumerate(around(trial, base)):

@@ -41,7 +41,7 @@ NAMES = (
          "the denominator leaves out the keys of the last tile"),
     Name("dropout-scaled-twice", "p", "dropout", r"1/\(1 − rate\)", "1/(1 − rate) is taken twice"),
     Name("dropout-not-scaled", "p", "dropout", "× 1 − rate", "1/(1 − rate) is left out"),
-    Name("mask-of-other-query", "visible", ANY, "mask is of query", "a tile has another's mask"),
+    Name("mask-of-other-query", "visible", ANY, "mask is of query", "a tile uses the mask of another tile"),
     Name("tail-not-hidden", "visible", r"S % \d+ ≠ 0|S // ", "^hidden keys take",
          "the last tile is not masked at S"),
     Name("mask-left-out", "visible", "^mask$|^backward: mask$", "^hidden keys take",

@@ -71,9 +71,9 @@ class Case:
     def _sample_cotangents(self) -> Array:
         """Return random cotangents: of all results, of each array, of a few single results.
 
-        Results that stay as they are if the arguments move a little have one of their own: a fill
-        of −1e9, or a weight that rounds to 1, has roundings in which all others would disappear.
-        So have results that disappear beside the largest, or beside 1: they may be what is left.
+        Results that do not change when the arguments move (a fill of −1e9, a weight rounded to 1)
+        get a cotangent of their own: their rounding would hide all others. So do results far below
+        the largest, or below 1.
         """
         m = len(self.value)
         self.live = live = np.zeros(m, bool)
@@ -109,7 +109,7 @@ class Case:
         A result of 0 may be a difference that vanished: it is rounded like a median result.
         """
         sizes = np.abs(self.value)
-        typical = np.median(sizes[sizes > 0]) if sizes.any() else 0.0
+        typical = np.median(sizes[sizes > 0]) if sizes.any() else 1.0
         still = np.where(self.live, 0, np.maximum(sizes, typical))
         return self.own_eps * norm(self.cotangents * still)
 
@@ -134,7 +134,7 @@ class Case:
         """Return the line x + t u; `moved` is the norm of the terms of a slope."""
         return Line(self.evaluate, self.x, u, self.value, self.cotangents, self.eps, moved)
 
-    def nearby(self, part: float = 0.0) -> Array:
+    def nearby(self, part: float) -> Array:
         """Return the arguments, each changed by a part or at least a rounding; ties stay ties."""
         inputs = self.function.inputs
         units = [np.full(y.part.stop - y.part.start, max(part, y.eps)) for y in inputs]

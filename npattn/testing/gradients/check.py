@@ -26,7 +26,7 @@ from npattn.testing.gradients.judge import (
 )
 from npattn.testing.gradients.report import GradientReport, Judgement
 
-ELEMENTS = 512
+EXPLAINED = 512
 """Elements of a wrong gradient up to which all are differentiated, to name the mistake."""
 
 
@@ -63,7 +63,7 @@ def check_gradients(
         tangent for each argument, or the tangent itself if there is one argument. With a `vjp` too,
         both must also agree with each other.
     framework : {"auto", "numpy", "torch", "jax"}
-        Arrays that `f` takes. "auto" tells by the arguments, else by the home of `f`.
+        Arrays that `f` takes. "auto": by the arguments, else by the package that defines `f`.
     second_order : bool
         Judge also the gradients of the gradients, by torch or JAX.
     seed : int, default 0
@@ -236,7 +236,7 @@ def _compare_slopes(case: Case, claims: Claims, findings: Findings) -> str:
 def _explain(case: Case, claims: VjpClaims, leaf: Leaf, row: int) -> str:
     """Name the mistake in the gradient of an array by differences of its elements."""
     size = leaf.part.stop - leaf.part.start
-    if size > ELEMENTS or leaf.dtype.kind == "c":
+    if size > EXPLAINED or leaf.dtype.kind == "c":
         return ""
 
     want, error = numeric_gradient(case, leaf, row)

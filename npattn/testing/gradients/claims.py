@@ -62,7 +62,8 @@ class VjpClaims:
                     shapes[leaf.name] = g.shape
                 fits = g is not None and g.shape == leaf.shape
                 own = g if fits and g is not None else np.zeros(leaf.shape)
-                parts.append(own.astype(complex) if leaf.dtype.kind == "c" else np.real(own))
+                real = np.where(np.imag(own) == 0, np.real(own), np.nan)  # none of a real array
+                parts.append(own.astype(complex) if leaf.dtype.kind == "c" else real)
             return flatten(parts)
 
         def ask(x: Array, wide: bool) -> Array:
@@ -101,9 +102,10 @@ class JvpClaims:
         case, function = self.case, self.case.function
         w, claim = case.cotangents, function.jvp(u, case.x)
         spread = case.spread(lambda x, wide: function.jvp(u, x, wide))
-        size = norm(w * claim)
+        known = np.where(np.isnan(claim), 0, claim)  # a NaN is wrong by any amount
+        size = norm(w * known)
         independent = np.fmax(norm(w * abs(spread).max(0)), abs(spread @ w.T).max(0))
-        own = ROUNDINGS * (case.own_eps * abs(w) @ abs(claim) + case.coarse)
+        own = ROUNDINGS * (case.own_eps * abs(w) @ abs(known) + case.coarse)
         return w @ claim, DEVIATIONS * (independent + case.gap * size) + own, size
 
 

@@ -6,6 +6,7 @@ A vector holds float64 numbers, whatever the dtypes are; a complex number takes 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import sys
@@ -22,6 +23,7 @@ from npattn.testing.adapters import child
 from npattn.testing.adapters.frameworks import (
     FRAMEWORKS,
     Framework,
+    copy_module,
     make_framework,
     translate_errors,
 )
@@ -33,6 +35,9 @@ Gradient = list[Array | None]
 
 def _eps(dtype: np.dtype[Any]) -> float:
     return max(float(finfo(dtype).eps), 2.0**-52)  # vectors are float64, for longdouble too
+
+
+MODULE = "torch.nn.modules.module.Module"
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class Function:
         framework: str,
     ) -> None:
         self.name = getattr(f, "__qualname__", type(f).__qualname__)
+        f = _copy_owner(f)
         self.f: Callable[..., Any] = f.apply if child.AUTOGRAD in _class_names(f) else f  # type: ignore[attr-defined]
         if isinstance(f, type) and self.f is f:
             raise OptionError(f"{self.name} is a class; pass an instance, or its method")
@@ -185,7 +191,7 @@ class Function:
             yield self.framework.give(own.copy() if own.dtype == dtype else cast(own, dtype))
 
     def _arguments(self, parts: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple(_fill(self.args, self.is_input, parts, lambda old: old))
+        return tuple(_fill(self.args, self.is_input, parts, _keep))
 
     def values(self, x: Array, wide: bool = False) -> tuple[Array, float]:
         """Return the results at x, and the distance of 1 to the next number in their dtype.
@@ -317,6 +323,20 @@ def keep_random_state() -> Iterator[None]:
         yield
     finally:
         _restore(before)
+
+
+def _copy_owner(f: Any) -> Any:
+    """Return f, or that of a copy of its torch module: calls may change buffers."""
+    owner = getattr(f, "__self__", f)
+    if MODULE not in _class_names(type(owner)):
+        return f
+    other = copy_module(owner)
+    return other if owner is f else getattr(other, f.__name__)
+
+
+def _keep(old: Any) -> Any:
+    """Return an argument that is not differentiated; a copy of an array, which f may change."""
+    return copy.deepcopy(old) if hasattr(old, "dtype") else old
 
 
 def _class_names(f: Any) -> set[str]:

@@ -101,20 +101,21 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
                 part = (error + rounding) / np.where(size > 0, size, np.inf)
                 return Verdict(~agrees, np.where(constant, 0, part))
         slopes = [line.slope(i) for i in steps]
-        error = np.stack([line.error(i, len(slopes) - 1) for i in steps]) + rounding
+        error = np.stack([line.error(i, len(slopes) - 1) for i in steps])
         wide = np.where(np.isfinite(claim), 0, np.inf)  # what is not finite is wrong by any amount
         values = np.stack([s.value for s in slopes])
         gap = np.where(np.isfinite(values), np.where(wide == 0, abs(claim - values), wide), 0)
         orders = np.stack([remainder_order(s, claim) for s in slopes])
         linear = (ORDERS[0] < orders) & (orders < ORDERS[1])
-        wrong = persists(np.where(linear, gap, 0), error)
+        # The rounding of the claim is the same at every step: it makes no step blind.
+        wrong = persists(np.where(linear, gap, 0) - rounding, error)
         bend = np.stack([np.nan_to_num(abs(s.right - s.left)) for s in slopes])
         kink = persists(bend, np.stack([s.side_error for s in slopes])).any()
-        # A gradient of 0 is a part of the results.
+        # Where the gradient is 0, errors are a share of the results.
         whole = np.where(size > 0, size, norm(line.w * line.value))
         constant = (claim == 0) & (np.nan_to_num(values) == 0).all(0)
-        resolution = np.where(constant, 0, error.min(0) / whole)
-        seen = (gap > error) & linear
+        resolution = np.where(constant, 0, (error.min(0) + rounding) / whole)
+        seen = (gap > error + rounding) & linear
         order = float(np.median(orders[seen])) if wrong.any() else np.nan
     return Verdict(wrong, np.nan_to_num(resolution, nan=np.inf), bool(kink), order)
 
@@ -173,8 +174,8 @@ def _pass_over(case: Case, resolution: float = np.inf) -> Verdict:
 def _is_one_sided(case: Case, claims: Claims, u: Array) -> bool:
     """Return True if a claim at a kink is as near to the one-sided slopes as they are apart.
 
-    Any slope between them may be claimed of each result. No is no mistake: where three numbers are
-    tied, the middle one of them is in neither one-sided slope.
+    Any slope between them may be claimed of each result. False does not prove a mistake: of three
+    tied numbers, neither one-sided slope includes the middle one.
     """
     claim, rounding, size = claims.slopes(u)
     line = case.line(u, size)

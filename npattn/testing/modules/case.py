@@ -66,11 +66,6 @@ class ModuleCase:
         """Number of keys."""
         return self.S if isinstance(self.S, int) else self.T
 
-    @classmethod
-    def build(cls, fields: Mapping[str, Any]) -> ModuleCase:
-        """Return the case with these fields."""
-        return cls(**fields)
-
     def __repr__(self) -> str:
         own = [f"{n}={x!r}" for n, x in vars(self).items() if x != getattr(type(self), n)]
         return f"ModuleCase({', '.join(own)})"

@@ -73,8 +73,10 @@ def _find_changes(judge: Judge, failed: Failed) -> Cause | None:
     rules = tuple(
         outcome.id
         for rule, (outcome, case) in failed.items()
-        if given.get(case, rule not in ("eval-mode", "state-dict"))
+        if outcome.status != "error" and given.get(case, rule not in ("eval-mode", "state-dict"))
     )
+    if not rules:
+        return None
     first = min(judge.changes, key=lambda change: STEPS.index(change.step))
     return Cause(
         "; and ".join(say(judge, change) for change in judge.changes),

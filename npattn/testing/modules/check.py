@@ -77,7 +77,7 @@ def check_module(
         Cases of each rule.
     seed : int, default 0
     only : str or iterable of str, optional
-        Rule, or how several begin; it is required. "compile" is asked where it is named alone.
+        Rule or prefix of rules; each rule chosen must pass. "compile" runs only if named here.
     require : iterable of str
         Levels that must pass.
     must : iterable of str
@@ -246,7 +246,9 @@ def compare_module(
     """
     plan_causal = False
     if not isinstance(m, MultiHeadAttention):
-        judge = _begin(TorchModule(m), roles, num_heads, scale)
+        module = TorchModule(m)
+        with module.computing(0), np.errstate(**ERRORS):
+            judge = _begin(module, roles, num_heads, scale)
         m, plan_causal = judge.plan.mha, judge.plan.causal
         conventions = judge.plan.conventions if conventions is None else conventions
     given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}

@@ -160,7 +160,8 @@ class Judge:
     ) -> list[Form]:
         """Return forms that do not fit, and have to; note those that may mean something else.
 
-        All four axes leave one meaning alone, where others of four axes have it.
+        A mask with four axes has one possible meaning: if one four-axis form of a kind works, the
+        others must too.
         """
         suspects, others = [], []
         whole = {form.kind for form in known if len(form.shape.split()) == 4}

@@ -244,7 +244,7 @@ def _read(
 ) -> Iterator[Reading]:
     """Yield readings: one for each number of heads.
 
-    `turned` says that weights whose layer does not tell are (out, in).
+    `turned`: read weights of unknown layers as (out, in).
     """
     matrices: dict[str, Array] = {}
     names: dict[str, str] = {}

@@ -209,4 +209,4 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 """Every rule by its id, in the order in which they are asked."""
 SLOW = ("compile",)
-"""Rules that are asked where they are named alone."""
+"""Rules that run only if `only` names them."""

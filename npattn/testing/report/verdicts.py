@@ -1,4 +1,4 @@
-"""Verdicts of tests: a report, told rule by rule as a test runner tells it."""
+"""Verdicts of a report, one for each rule, as a test runner needs them."""
 
 from __future__ import annotations
 

@@ -413,3 +413,22 @@ def test_wrong_usage_names_the_way_out(args, kwargs, error, message):
 def test_exception_at_the_arguments_is_the_user_s():
     with pytest.raises(ZeroDivisionError):
         check_gradients(lambda x: 1 / 0, (X,), vjp=lambda d, x: d)
+
+
+def test_a_jvp_that_is_nan_is_wrong():
+    x, y = RNG.standard_normal((2, 3))
+
+    def jvp(dargs, x, y):
+        return np.where(dargs[1] != 0, np.nan, np.cos(x) * dargs[0])
+
+    report = check_gradients(lambda x, y: np.sin(x) + y * y, (x, y), jvp=jvp)
+    assert not report.passed
+    assert report.failures
+
+
+def test_a_complex_gradient_of_a_real_array_is_wrong():
+    x = RNG.standard_normal(5)
+    right = check_gradients(np.sin, (x,), vjp=lambda d, x: (d * np.cos(x) + 0j,))
+    wrong = check_gradients(np.sin, (x,), vjp=lambda d, x: (d * np.cos(x) + 1j,))
+    assert right.passed
+    assert not wrong.passed

@@ -142,3 +142,46 @@ def test_jax_in_float32(second_order):
     x = jnp.asarray(X, dtype=jnp.float32)
     report = check_gradients(lambda x: jnp.tanh(x) @ x.T, (x,), second_order=second_order)
     assert report.passed
+
+
+@pytest.mark.parametrize("seed", [5, 13])
+def test_steps_that_fold_a_fast_wave_overrule_no_finer_ones(torch, seed):
+    rng = np.random.default_rng(seed)
+    x = torch.tensor(10 * rng.standard_normal((3, 5)), dtype=torch.float32)
+    y = torch.tensor(rng.standard_normal(5), dtype=torch.float32)
+
+    def f(x, y):
+        z = torch.sin(torch.relu((x + y) * 1e3)).abs()
+        return z.norm() * z
+
+    assert not check_gradients(f, (x, y)).failures
+
+
+def test_results_that_vanish_are_rounded_like_1(torch):
+    rng = np.random.default_rng(5)
+    x = torch.tensor(1e-6 * rng.standard_normal((3, 5)), dtype=torch.float32)
+    y = torch.tensor(rng.standard_normal(5), dtype=torch.float32)
+
+    def f(x, y):
+        return torch.nn.functional.layer_norm(torch.exp(-((x * y) ** 2)), (5,))
+
+    assert not check_gradients(f, (x, y)).failures
+
+
+def test_a_module_and_integers_are_left_as_they_are(torch):
+    norm = torch.nn.BatchNorm1d(7).double()
+    before = {name: x.clone() for name, x in norm.state_dict().items()}
+    index = np.array([2, 0, 1])
+
+    def shifted(x, index):
+        y = x[index] * 3
+        index += 1
+        index %= 3
+        return y
+
+    assert check_gradients(norm, (torch.tensor(X),)).passed
+    assert all(torch.equal(x, before[name]) for name, x in norm.state_dict().items())
+    x = RNG.standard_normal((3, 2))
+    inverse = np.argsort(index)
+    assert check_gradients(shifted, (x, index), vjp=lambda d, x, i: (3 * d[inverse], None)).passed
+    assert (index == [2, 0, 1]).all()

@@ -348,6 +348,23 @@ def test_another_scale_may_be_meant():
     assert "scores are not divided by √D" in report.causes[0].text
 
 
+class UnscaledAndRaises(Unscaled):
+    """Of one query it raises, which no scale explains."""
+
+    def forward(self, x, mask=None):
+        if x.shape[1] == 1:
+            raise ValueError("boom")
+        return super().forward(x, mask)
+
+
+def test_what_raises_is_explained_by_no_step():
+    report = check_module(UnscaledAndRaises(), examples=11)
+    raised = {o.id for o in report.outcomes if o.status == "error"}
+    assert raised
+    of_scale = [c for c in report.causes if "√D" in c.text]
+    assert not raised & {rule for c in of_scale for rule in c.rules}
+
+
 def test_a_form_that_only_the_fast_path_takes_is_none():
     m = nn.MultiheadAttention(14, 2, batch_first=True)
     reads = check_module(m, examples=1, only="eval").settings["reads"]
@@ -503,3 +520,18 @@ def test_outputs_are_compared_with_weights_from_elsewhere():
         compare_module(mha, x, {"o": out})
     with pytest.raises(ShapeError, match="out has shape"):
         compare_module(mha, x, out[:1])
+
+
+def test_random_numbers_of_the_caller_are_left_alone():
+    class Noisy(lessons.Notebook):
+        def forward(self, query, key, value, mask=None):
+            return super().forward(functional.dropout(query, 0.1, True), key, value, mask)
+
+    x = torch.ones(2, 3, 15)
+    before = torch.get_rng_state()
+    m = Noisy().eval()
+    after = torch.get_rng_state()
+    with np.errstate(all="ignore"):
+        compare_module(m, x.numpy(), x.numpy())
+    assert not torch.equal(before, after)  # its weights were drawn
+    assert torch.equal(after, torch.get_rng_state())
