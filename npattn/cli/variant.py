@@ -23,7 +23,7 @@ from npattn.testing.variants.check import DTYPES, VARIANTS, check_variant
     "values",
     multiple=True,
     metavar="NAME=A,B …",
-    callback=lambda _, __, words: parse_values(words),
+    callback=lambda _, __, words: parse_values(words, "--value"),
     help="Values to sample from: D=16,32; or what TARGET means by an option that it does not name: "
     "causal=true, feature_map=relu.",
 )

@@ -97,13 +97,13 @@ def parse_inputs(texts: tuple[str, ...]) -> dict[str, str]:
     return words
 
 
-def parse_values(texts: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+def parse_values(texts: tuple[str, ...], flag: str) -> dict[str, tuple[Any, ...]]:
     """Parse ("D=16,32", "causal=false,true") into {"D": (16, 32), "causal": (False, True)}."""
     values = {}
     for text in texts:
         name, equals, words = text.partition("=")
         if not name or not equals or not words:
-            raise OptionError(f"got {text!r}, must look like D=16,32 or causal=false,true")
+            raise OptionError(f"{flag} is {text!r}, must look like D=16,32 or causal=false,true")
         values[name] = tuple(map(_parse_value, words.split(",")))
     return values
 

@@ -177,18 +177,18 @@ class Settings:
         choices=("fp8", *FORMATS))
     reference: Any = option(None, JUDGED, "--reference FUNCTION",
         "callable or (callable, backward)",
-        "Right function of the same arguments, instead of attention: it alone tells what may "
-        "differ.",
-        "`backward` has the gradients of a NumPy function. docs/reference.md has what is judged.")
+        "Right function of the same arguments, instead of attention.",
+        "It alone tells what may differ. `backward` has the gradients of a NumPy function. "
+        "docs/reference.md has what is judged.")
     inputs: Mapping[str, str] | None = option(None, JUDGED, "--inputs NAME=AXES", "mapping",
-        'Axes of the arrays of `reference` by letters, as "x=B T C", "w=C 3C", "mask=T T bool".',
-        'In Python ``{"x": "B T C"}``; without it both are attention of q, k, v.',
+        'Axes of the arrays of `reference`, as "x=B T C", "mask=T T bool".',
+        'In Python ``{"x": "B T C", "w": "C 3C"}``; without it both are attention of q, k, v.',
         multiple=True, parse=parse_inputs)
     options: Mapping[str, Sequence[Any]] | None = option(
         None, JUDGED, "--options NAME=VALUES", "mapping",
-        "Values of options beside `inputs`, the plainest first, as causal=false,true.",
-        'In Python ``{"causal": (False, True)}``.',
-        multiple=True, parse=parse_values)
+        "Values of options, as causal=false,true.",
+        'Beside `inputs`, the plainest first. In Python ``{"causal": (False, True)}``.',
+        multiple=True, parse=functools.partial(parse_values, flag="--options"))
     rounding: Rounding | str | None = option(None, JUDGED, "--rounding MODEL", "Rounding or str",
         "Rounding model: upcast, fused, eager, fp8, int8.",
         choices=("upcast", "fused", "eager", "fp8", "int8"),
@@ -221,8 +221,8 @@ class Settings:
         "functions.",
         least=0, report=lambda count: count or None)
     fail_fast: bool = option(False, AMOUNT, "-x --fail-fast", "",
-        "Stop at the first failure of a required level that is not expected.",
-        "The report has what is known by then.")
+        "Stop at the first failure that counts.",
+        "It counts if its level is required and it is not expected. The report has what is known by then.")
     shrink: bool = option(True, AMOUNT, "", "",
         "Search for the smallest failing problem.",
         asked=True)
@@ -261,8 +261,8 @@ class Settings:
         "takes more than two seconds. False: none.")
     journal: str | os.PathLike[str] | Journal | None = option(
         None, WRITTEN, "--journal FILE", "path",
-        "New file that has each step before it is taken, to `resume` from.",
-        "If the check is ended, it says what was being asked.",
+        "New file of each step, to `resume` from.",
+        "It has each before it is taken: if the check is ended, it says what was being asked.",
         path="new")
     resume: str | os.PathLike[str] | None = option(None, WRITTEN, "--resume FILE", "path",
         "Go on where the check of a `journal` ended.",
@@ -324,12 +324,12 @@ class CommandSettings(Settings):
     """The same, and what the command line alone has."""
 
     module: bool = option(False, JUDGED, "--module", "",
-        "TARGET is a torch module, with its projections inside (docs/check_module.md).")
+        "A torch module, with its projections inside.")
     roles: Mapping[str, str] | None = option(None, JUDGED, "--role ROLE=NAME", "",
-        "Projection of a `module` whose name does not tell: wq, wk, wv, wo, wqkv or wkv.",
+        "Projection of a `module`, as wq=to_q.",
         multiple=True, parse=parse_roles)
     num_heads: int | None = option(None, JUDGED, "--num-heads N", "",
-        "Number of heads of a `module` that does not tell.",
+        "Heads of a `module` that does not tell.",
         least=1)
     in_process: bool = option(False, WHERE, "--in-process", "",
         "Call TARGET in this process, without a worker.")
@@ -344,7 +344,7 @@ class CommandSettings(Settings):
         "For code that nobody has read: a worker without npattn, a random seed, `strict`, and "
         "`must` with every option that it names and every gradient.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
-        "Ask units of 200 examples on Dask: local:N, or a scheduler's address.")
+        "Ask on Dask: local:N, or a scheduler's address.")
     verbose: bool = option(False, WRITTEN, "--verbose", "",
         "Print the whole table and every failure.")
     json: Path | None = option(None, WRITTEN, "--json FILE", "",
