@@ -222,7 +222,8 @@ class Settings:
         least=0, report=lambda count: count or None)
     fail_fast: bool = option(False, AMOUNT, "-x --fail-fast", "",
         "Stop at the first failure that counts.",
-        "It counts if its level is required and it is not expected. The report has what is known by then.")
+        "It counts if its level is required and it is not expected. The report has what is known "
+        "by then.")
     shrink: bool = option(True, AMOUNT, "", "",
         "Search for the smallest failing problem.",
         asked=True)
