@@ -31,6 +31,8 @@ from npattn.testing.cases.strategies import recipes
 
 SAME = 2.0**-20
 """Relative difference of float64 sums in another order, where they do not cancel."""
+VACUOUS = 2.0**10
+"""Size of a bound, in units of the largest result, from which it says nothing."""
 SINGLE = frozenset(STRUCTURE) - {"rank 2", "rank 4", "rank 5", "broadcast", "H = 0", "T = 0"}
 """Structure of problems without leading axes, whose groups of heads are one `Rows` each."""
 
@@ -172,6 +174,31 @@ def test_row_tolerances_equal_those_of_the_judge(dtype: str, data: Any) -> None:
     check_against_judge(data.draw(problems(dtype)))
 
 
+def sink_takes_most(recipe: Recipe) -> bool:
+    """Return True if the sink has more than half of a row's weight: see the next test."""
+    fwd, _ = Case(recipe).exact
+    return recipe.sinks and bool((np.asarray(fwd.weights).sum(-1) < 0.5).any())
+
+
+@pytest.mark.thorough
+@pytest.mark.every
+@pytest.mark.xfail(strict=True, reason="the bound of dk is up to 30 % tighter there")
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(lead=(), H=1, K=1, T=1, S=1, D=3, E=1, distribution="large logits", sinks=True),
+        Recipe(
+            lead=(), H=1, K=1, T=1, S=4, D=5, E=2, dtype="bfloat16", seed=124,
+            distribution="outliers", sinks=True,
+        ),
+    ],
+    ids=["T = S = 1", "four keys"],
+)  # fmt: skip
+def test_dk_is_not_the_judges_where_the_sink_takes_most(recipe: Recipe) -> None:
+    assert sink_takes_most(recipe)
+    check_key_gradients(Case(recipe))
+
+
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(
     ("distribution", "scale"),
@@ -213,6 +240,9 @@ def check_against_judge(recipe: Recipe) -> Rows:
             # they see, the judge those that any query of a head sees.
             alike = (rows.up[0] > 1) & (limits < 2 * expected)
             apart = np.where(alike & (name == "o"), 0, apart)
+            # Where a weight may be off by many orders, the bound says nothing of dq.
+            vacuous = expected > VACUOUS * abs(case.exact[1].q).max(initial=0.0)
+            apart = np.where(vacuous & (name == "dq"), 0, apart)
             assert not (abs(apart) > SAME * expected + slack_of_cancellation[name]).any(), name
     return rows
 
@@ -222,8 +252,9 @@ def check_against_judge(recipe: Recipe) -> Rows:
 @given(data=st.data())
 @pytest.mark.broad
 def test_dk_and_dv_equal_the_oracle(dtype: str, data: Any) -> None:
-    case = Case(data.draw(problems(dtype)))
-    assume(case.problem.S > 0)
+    recipe = data.draw(problems(dtype))
+    case = Case(recipe)
+    assume(case.problem.S > 0 and not sink_takes_most(recipe))
     check_key_gradients(case)
 
 
