@@ -171,7 +171,9 @@ def test_rows_in_blocks_equal_the_oracle(parts: int | None, recipe: Recipe) -> N
 @given(data=st.data())
 @pytest.mark.broad
 def test_row_tolerances_equal_those_of_the_judge(dtype: str, data: Any) -> None:
-    check_against_judge(data.draw(problems(dtype)))
+    recipe = data.draw(problems(dtype))
+    assume(not sink_takes_most(recipe))
+    check_against_judge(recipe)
 
 
 def sink_takes_most(recipe: Recipe) -> bool:
@@ -182,7 +184,7 @@ def sink_takes_most(recipe: Recipe) -> bool:
 
 @pytest.mark.thorough
 @pytest.mark.every
-@pytest.mark.xfail(strict=True, reason="the bound of dk is up to 30 % tighter there")
+@pytest.mark.xfail(strict=True, reason="bounds of lse and dk are tighter there")
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -191,11 +193,17 @@ def sink_takes_most(recipe: Recipe) -> bool:
             lead=(), H=1, K=1, T=1, S=4, D=5, E=2, dtype="bfloat16", seed=124,
             distribution="outliers", sinks=True,
         ),
+        Recipe(
+            lead=(), H=3, K=1, T=2, S=186, D=81, E=81, seed=1681, distribution="integers",
+            mask="padding", window=(1, 0), bias="-inf padding", softcap=1.0, sinks=True,
+            dropout=0.5,
+        ),
     ],
-    ids=["T = S = 1", "four keys"],
+    ids=["T = S = 1", "four keys", "no key"],
 )  # fmt: skip
-def test_dk_is_not_the_judges_where_the_sink_takes_most(recipe: Recipe) -> None:
+def test_bounds_are_not_the_judges_where_the_sink_takes_most(recipe: Recipe) -> None:
     assert sink_takes_most(recipe)
+    check_against_judge(recipe)
     check_key_gradients(Case(recipe))
 
 
