@@ -432,3 +432,10 @@ def test_a_complex_gradient_of_a_real_array_is_wrong():
     wrong = check_gradients(np.sin, (x,), vjp=lambda d, x: (d * np.cos(x) + 1j,))
     assert right.passed
     assert not wrong.passed
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_complex_arrays(factor):
+    z = RNG.standard_normal((2, 3)) + 1j * RNG.standard_normal((2, 3))
+    report = check_gradients(lambda z: z * z, (z,), vjp=lambda d, z: (factor * d * z.conj(),))
+    assert report.passed == (factor == 2)
