@@ -1,4 +1,4 @@
-"""What shows a mistake in the place of a function: a problem, a rule, or nothing that it accepts."""
+"""What shows a mistake in place of a function: a problem, a rule, or nothing that it accepts."""
 
 import pytest
 

@@ -703,6 +703,7 @@ ILLEGAL = [
 ]
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("given", "message"), ILLEGAL)
 def test_an_illegal_argument_is_an_early_error(given, message):
     with pytest.raises(NpattnError, match=message):
