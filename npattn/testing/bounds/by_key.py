@@ -87,6 +87,16 @@ class QueryBlock(KeyBlock):
         return super()._shift(s) + 2 * self.unit.u * math.log(self.S + 1)
 
 
+class QueryBlockVariance(KeyBlockVariance):
+    """The variances of a `QueryBlock`; its lse is given, and may be that of a sink."""
+
+    has_sink: bool
+
+    @property
+    def leans(self) -> bool:
+        return self.worst.bends or self.has_sink
+
+
 class KeyGradients(WorstCase):
     """dk and dv of keys s of one query head, and their errors.
 
@@ -133,7 +143,7 @@ class KeyGradients(WorstCase):
         """Add a block of queries."""
         worst = QueryBlock(block, self, self._row_attributes(t))
         worst._through_slope(worst._ds_error(worst._dp_error(worst.do, 0.0), worst.dl))
-        variance = KeyBlockVariance(worst, self._variance_attributes(t))
+        variance = QueryBlockVariance(worst, self._variance_attributes(t))
         variance.tilt = self._tilt(worst)
         variance._through_slope(variance._ds_variance(variance._dp_variance()))
         turn = worst.r.live.swapaxes(-1, -2)
@@ -193,6 +203,7 @@ class KeyGradients(WorstCase):
         ulp_lse, ulp_out = self._ulps(t)
         square, var_out = do**2, do**2 * ulp_out**2 / 3
         return {
+            "has_sink": self.blocks_of.problem.sinks is not None,
             "online": np.full((1, 1, 1), most["online"]),
             "query_shift": np.full((1, 1, 1), most["query_shift"]),
             "shift": most["shift"],

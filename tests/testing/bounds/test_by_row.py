@@ -170,38 +170,24 @@ def test_rows_in_blocks_equal_the_oracle(parts: int | None, recipe: Recipe) -> N
 @pytest.mark.broad
 def test_row_tolerances_equal_those_of_the_judge(dtype: str, data: Any) -> None:
     recipe = data.draw(problems(dtype))
-    assume(not sink_takes_most(recipe))
+    assume(not (recipe.sinks and "-inf" in (recipe.bias or "")))  # see the next test
     check_against_judge(recipe)
 
 
-def sink_takes_most(recipe: Recipe) -> bool:
-    """Return True if the sink has more than half of a row's weight: see the next test."""
-    fwd, _ = Case(recipe).exact
-    return recipe.sinks and bool((np.asarray(fwd.weights).sum(-1) < 0.5).any())
-
-
-@pytest.mark.thorough
-@pytest.mark.every
-@pytest.mark.xfail(strict=True, reason="bounds of lse and dk are tighter there")
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        Recipe(lead=(), H=1, K=1, T=1, S=1, D=3, E=1, distribution="large logits", sinks=True),
-        Recipe(
-            lead=(), H=1, K=1, T=1, S=4, D=5, E=2, dtype="bfloat16", seed=124,
-            distribution="outliers", sinks=True,
-        ),
-        Recipe(
-            lead=(), H=3, K=1, T=2, S=186, D=81, E=81, seed=1681, distribution="integers",
-            mask="padding", window=(1, 0), bias="-inf padding", softcap=1.0, sinks=True,
-            dropout=0.5,
-        ),
-    ],
-    ids=["T = S = 1", "four keys", "no key"],
-)  # fmt: skip
-def test_bounds_are_not_the_judges_where_the_sink_takes_most(recipe: Recipe) -> None:
-    assert sink_takes_most(recipe)
+@pytest.mark.xfail(strict=True, reason="the judge counts keys of bias −∞ as scores that are alike")
+def test_rows_whose_keys_all_have_a_bias_of_minus_infinity_have_the_judges_tolerance() -> None:
+    recipe = Recipe(
+        lead=(), H=3, K=1, T=2, S=186, D=81, E=81, seed=1681, distribution="integers",
+        mask="padding", window=(1, 0), bias="-inf padding", softcap=1.0, sinks=True, dropout=0.5,
+    )  # fmt: skip
     check_against_judge(recipe)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 8, 13])
+def test_a_sink_that_takes_most_lets_a_rounded_query_move_dk(seed: int) -> None:
+    recipe = Recipe(
+        lead=(), H=1, K=1, T=1, S=1, D=3, E=1, seed=seed, distribution="large logits", sinks=True
+    )
     check_key_gradients(Case(recipe))
 
 
@@ -259,7 +245,7 @@ def check_against_judge(recipe: Recipe) -> Rows:
 def test_dk_and_dv_equal_the_oracle(dtype: str, data: Any) -> None:
     recipe = data.draw(problems(dtype))
     case = Case(recipe)
-    assume(case.problem.S > 0 and not sink_takes_most(recipe))
+    assume(case.problem.S > 0)
     check_key_gradients(case)
 
 
