@@ -74,7 +74,7 @@ def test_paths_and_modules_named_exist(page):
     assert sorted({name for name in modules if not importable(name)}) == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_outside_of_the_site_lead_somewhere(name):
     links = re.findall(r"\]\(([^):]*?)(?:#([\w-]+))?\)", (ROOT / name).read_text())
     assert links

@@ -6,18 +6,11 @@ import importlib
 import io
 import re
 import sys
-from importlib.util import find_spec
 from typing import Any
-
-from npattn.errors import MissingExtraError, NpattnError
-
-if any(find_spec(package) is None for package in ("click", "rich", "hypothesis")):
-    raise MissingExtraError(
-        "the npattn command needs hypothesis, rich and click: pip install 'npattn[check]'"
-    )
 
 import click
 
+from npattn.errors import NpattnError
 from npattn.testing.parsing import INTERRUPTED
 
 __all__ = ["Command", "cli"]
@@ -118,7 +111,21 @@ def name_flags(message: str, ctx: click.Context | None) -> str:
     return re.sub(r"(?<![\w-])([a-z_]+)=(?:'([^']*)'|{([^{}]*)})?", name, message)
 
 
+def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        versions = importlib.import_module("npattn.cli.versions")
+        click.echo(versions.describe_versions())
+        ctx.exit()
+
+
 @click.group(cls=_Commands)
-@click.version_option(package_name="npattn")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    callback=_print_versions,
+    expose_value=False,
+    help="Print the versions and the machine, for a report of a bug.",
+)
 def cli() -> None:
     """Judge whether an attention implementation is right."""

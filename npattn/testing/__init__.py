@@ -1,7 +1,7 @@
 """The judge: ``check(f)`` tests an attention implementation against every rule of the semantics.
 
-Needs hypothesis, rich, click and jinja2: ``pip install 'npattn[check]'``. Names are loaded when
-they are first used. To add rules, targets or mistakes, see `npattn.testing.extend`.
+Names are loaded when they are first used. To add rules, targets or mistakes, see
+`npattn.testing.extend`.
 """
 
 import sys

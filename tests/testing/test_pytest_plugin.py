@@ -502,7 +502,7 @@ def test_the_workflow_of_the_page_runs_in_a_shell(folder):
     """Its steps, but for those of GitHub and the first, which installs."""
     text = block("docs/pytest.md", "yaml", "on:")
     install, test = re.findall(r"- run: (.*)", text)
-    assert install == 'python -m pip install pytest pytest-xdist "npattn[check]"'
+    assert install == "python -m pip install pytest pytest-xdist npattn"
     [more] = re.findall(r"MORE: \${{ .* && '(.*)' \|\| '' }}", text)
     test = re.sub(r"\${{ matrix.dtype }}", "float32", test)
     test = test.replace("-m pytest", f"-m pytest -p {PLUGIN}")  # as if it were installed

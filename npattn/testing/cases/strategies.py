@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from importlib.util import find_spec
 from itertools import combinations, islice, zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npattn.errors import DtypeError, MissingExtraError, OptionError
+from npattn.errors import DtypeError, OptionError
 from npattn.problem import Problem
 from npattn.problem.arrays import finfo
 from npattn.problem.checks import check_integer
@@ -32,12 +31,7 @@ from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 from npattn.testing.cases.shapes import few_shapes, program
 from npattn.testing.cases.space import Space
 
-if find_spec("hypothesis") is None:  # loaded when a failing problem shrinks: it takes a while
-    raise MissingExtraError(
-        "npattn.testing needs hypothesis, rich and click; npattn itself does not: "
-        "pip install 'npattn[check]'"
-    )
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # loaded when a failing problem shrinks: it takes a while
     from hypothesis import strategies as st
 
 CANDIDATES = 1200

@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npattn.errors import MissingExtraError
 from npattn.testing.report.escape import escape_controls
 
 if TYPE_CHECKING:
@@ -23,13 +22,8 @@ def _environment(*folders: Path) -> jinja2.Environment:
 
     jinja2 is imported here: most checks write no page and no script.
     """
-    try:
-        import jinja2
-        import markupsafe
-    except ImportError as err:
-        raise MissingExtraError(
-            "reports need jinja2; npattn itself does not: pip install 'npattn[check]'"
-        ) from err
+    import jinja2
+    import markupsafe
 
     @jinja2.pass_eval_context
     def finalize(context: jinja2.nodes.EvalContext, value: Any) -> Any:
