@@ -94,7 +94,9 @@ class ForwardVariance(GenericRows):
             turned=worst.sum_steep_k,
             var_p=row_sum(self.var_p),
             squares=row_sum(self.p2),
-            size=row_sum(p * abs(worst.s)) if worst.problem.softcap is not None else np.zeros(()),
+            size=np.zeros(())
+            if worst.problem.softcap is None
+            else row_sum(p * abs(finite(worst.s))),  # a bias may be −∞
             spread=worst.square(self.var_p),
             values=self.products(self.w2, v2),
             stored=self.products(self.stored_weights, v2),
