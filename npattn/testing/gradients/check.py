@@ -55,7 +55,7 @@ def check_gradients(
         lists and tuples of them. Anything else is handed on as it is.
     vjp : callable, optional
         ``vjp(dout, *args)`` returns one gradient for each argument, with its structure, or None for
-        an argument that has none; `dout` has the structure of the result. For complex numbers
+        0; `dout` has the structure of the result. For complex numbers
         ``Σ conj(dx) δx`` is the change of the loss, as in torch. Default: the autodiff of torch or
         JAX, if `jvp` is not given either.
     jvp : callable, optional
@@ -130,8 +130,6 @@ def _judge_function(function: Function, seed: int) -> tuple[list[Judgement], lis
             f"{function.name} has a kink at these arguments, in {names}: single elements were not "
             "judged there"
         )
-    if vjp is not None and vjp.missing:
-        notes.append(f"no gradient was returned for {', '.join(sorted(vjp.missing))}: not judged")
     return judgements, notes
 
 
@@ -157,9 +155,6 @@ def _judge_claims(case: Case, claims: Claims, source: str, kinks: list[str]) -> 
     wrong = False
     for leaf in case.function.inputs:
         text = ""
-        if isinstance(claims, VjpClaims) and leaf.name in claims.missing:
-            excluded[leaf.part] = True
-            continue
         if isinstance(claims, VjpClaims):
             text = _explain_form(case, claims, leaf, excluded)
         if text:
@@ -205,7 +200,12 @@ def _conclude(case: Case, claims: Claims, leaf: Leaf, findings: Findings, label:
     name = f"d{leaf.name}"
     if findings.wrong:
         explanation = ""
-        if isinstance(claims, VjpClaims):
+        if isinstance(claims, VjpClaims) and leaf.name in claims.missing:
+            explanation = (
+                f"no {name} was returned, but {case.function.name} depends on {leaf.name}; if its "
+                "gradient is not wanted, leave it out of args: functools.partial binds it"
+            )
+        elif isinstance(claims, VjpClaims):
             explanation = _explain(case, claims, leaf, findings.wrong[0][1])
         message = _compare_slopes(case, claims, findings)
         return Judgement(name, label, "wrong", findings.resolution, explanation, message)
