@@ -28,7 +28,8 @@ def write_table(matrix: Matrix) -> str:
 
 
 def _cells(run: Run, row: Row, levels: Sequence[str]) -> list[str]:
-    first = [run.target, row.versions.get(row.project, ""), run.dtype]
+    where = "" if run.device == "CPU" else f" {run.device}"
+    first = [run.target, row.versions.get(row.project, ""), run.dtype + where]
     if run.report is None:
         return [*first, *[""] * len(levels), f"{run.state}: {run.why}"]
     outcomes: list[Mapping[str, Any]] = run.report["outcomes"]

@@ -316,6 +316,36 @@ def test_address_opens_a_cell(text, browser):
     assert page.complaints == []
 
 
+@pytest.fixture
+def on_two_devices(matrix):
+    """The same on an H200 too; the runs on the CPU are those of a file of an earlier version."""
+    on_gpu = [{**run, "device": "H200"} for run in matrix["runs"]]
+    runs = [run for pair in zip(matrix["runs"], on_gpu, strict=True) for run in pair]
+    return {**matrix, "runs": runs}
+
+
+def test_rows_name_their_device(on_two_devices):
+    text = page(on_two_devices)
+    assert text.count('data-device="CPU"') == text.count('data-device="H200"') == 2 * TARGET_COUNT
+    assert '<th scope="row">float32 H200 <b' in text
+    assert "<option>CPU</option><option>H200</option>" in text
+
+
+@pytest.mark.skipif(PATH is None, reason="needs Chromium")
+def test_browser_filters_by_device(on_two_devices, browser):
+    fragment = "#project0.target0/float64%20H200/rule-number-5"
+    shown = browser.open(page(on_two_devices), fragment=fragment)
+    seen = shown.run("""
+      while (!panel.open) await new Promise((go) => setTimeout(go, 20));
+      byId('device').value = 'H200';
+      byId('device').dispatchEvent(new Event('input', { bubbles: true }));
+      const left = rows.filter((row) => row.tr.offsetParent);
+      return [byId('panel-title').textContent, left.length, [...new Set(left.map((r) => r.device))]];
+    """)
+    assert seen == ["project0.target0 float64 H200: rule-number-5", 2 * TARGET_COUNT, ["H200"]]
+    assert shown.complaints == []
+
+
 @pytest.mark.skipif(PATH is None, reason="needs Chromium")
 def test_committed_page_opens(browser):
     page = browser.open(COMMITTED.read_text("utf-8"), fragment="#torch.sdpa/float32/scale-of-query")
