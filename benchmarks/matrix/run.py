@@ -208,7 +208,8 @@ def _do_all(
             unit, result = jobs.wait()
             pair = owner.pop(unit.key)
             pair.results[unit.key] = result
-            note(unit, result)
+            if budget is None or budget.left or result.state != "timed out":
+                note(unit, result)  # what the end of the budget cut off is asked again
             if budget is None:
                 queue.extend((pair, unit) for unit in pair.next())
             submit()

@@ -274,14 +274,16 @@ def flex_cuda(
         shown = shown if right is None else shown & (gap <= right)
         return shown & (gap <= 0) if causal else shown
 
-    kwargs: dict[str, Any] = {"scale": scale, "return_lse": return_lse}
+    kwargs: dict[str, Any] = {"scale": scale, "enable_gqa": k.shape[1] != H}
+    kwargs |= {"return_aux": module.AuxRequest(lse=True)} if return_lse else {}
     if whole is not None or causal or window is not None:
         lead = (None, None) if whole is None else (B, H)
         kwargs["block_mask"] = module.create_block_mask(visible, *lead, T, S, device=q.device)
     if softcap is not None:
         kwargs["score_mod"] = lambda score, *_: softcap * torch.tanh(score / softcap)
     torch._dynamo.config.recompile_limit = MOST_PROGRAMS
-    return _compile()(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **kwargs)
+    result = _compile()(q, k, v, **kwargs)
+    return (result[0], result[1].lse) if return_lse else result
 
 
 def npattn_torch(

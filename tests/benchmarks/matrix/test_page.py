@@ -340,7 +340,8 @@ def test_browser_filters_by_device(on_two_devices, browser):
       byId('device').value = 'H200';
       byId('device').dispatchEvent(new Event('input', { bubbles: true }));
       const left = rows.filter((row) => row.tr.offsetParent);
-      return [byId('panel-title').textContent, left.length, [...new Set(left.map((r) => r.device))]];
+      const devices = [...new Set(left.map((row) => row.device))];
+      return [byId('panel-title').textContent, left.length, devices];
     """)
     assert seen == ["project0.target0 float64 H200: rule-number-5", 2 * TARGET_COUNT, ["H200"]]
     assert shown.complaints == []
