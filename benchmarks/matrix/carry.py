@@ -28,7 +28,7 @@ WHEELS: dict[str, Sequence[str]] = {
     "nvidia-cudnn-frontend": ("nvidia-cudnn-frontend==1.32.0",),
     "xformers": ("xformers==0.0.35",),
 }
-"""Packages by project, in the versions that were fetched last; what else these need is there, or is not needed for attention."""
+"""Packages by project, in the versions that were fetched last; what else they need is there."""
 SHADOWS = ("flash_attn",)
 """Packages that flash-attn-triton brings beside its own: they would pass for flash-attn."""
 
