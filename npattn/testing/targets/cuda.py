@@ -258,13 +258,7 @@ def jvp_flash_attention(
     bias: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Call ``jvp_flash_attention.jvp_attention.attention``.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ.
-    """
+    """Call ``jvp_flash_attention.jvp_attention.attention``, for q, k and v of one shape."""
     attend = importlib.import_module("jvp_flash_attention.jvp_attention").attention
     if not q.shape == k.shape == v.shape:
         raise ValueError("q, k and v must have one shape")

@@ -73,13 +73,7 @@ def flex(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Call the attention that models take for ``attn_implementation="flex_attention"``.
-
-    Raises
-    ------
-    ValueError
-        If it is asked what it has no argument for: a mask that is added is one for all heads.
-    """
+    """Call the attention of ``attn_implementation="flex_attention"``; its mask has no heads."""
     module: Any = importlib.import_module("transformers.integrations.flex_attention")
     B, T, S = q.shape[0], q.shape[-2], k.shape[-2]
     if q.ndim != 4 or k.shape[0] != B:

@@ -205,10 +205,9 @@ def _load_here(unit: Unit) -> Implementation:
     """Load the target in this process, for a sweep; variables that it needs are set first."""
     if unit.target in TARGETS:
         os.environ.update(TARGETS[unit.target].environment)
-    calls = dict(unit.calls)
-    device = calls.pop("device", None)
+    calls = {name: value for name, value in unit.calls.items() if name != "device"}
     implementation = load_implementation(unit.target, **calls)
-    if device is not None:
+    if device := unit.calls.get("device"):
         implementation.on(device)
     return implementation
 

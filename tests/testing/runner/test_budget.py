@@ -100,9 +100,8 @@ def test_a_budget_is_a_number_of_seconds(budget):
 
 def test_a_sweep_ends_with_the_budget(clock, monkeypatch):
     sweep = pytest.importorskip("npattn.testing.device.sweep")
-    trial = SimpleNamespace(space=SimpleNamespace(dtype="float32"))
     one = object.__new__(sweep.Sweep)
-    vars(one).update(trial=trial, progress=lambda *_: None, deadline=7)
+    vars(one).update(trial=trial_of(), progress=lambda *_: None, deadline=7)
     monkeypatch.setattr(sweep, "time", sys.modules[check.__module__].time)
     monkeypatch.setattr(sweep.Asked, "of", lambda _: sweep.Asked())
 

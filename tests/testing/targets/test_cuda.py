@@ -270,16 +270,15 @@ def vllm_flash_attn(
 
 
 def one_mask(
-    q, k, v, attn_mask=None, dropout_p=0.0, causal=False, sm_scale=None, is_causal=False,
-    scale=None, enable_gqa=False,
+    q, k, v, attn_mask=None, causal=False, sm_scale=None, is_causal=False, scale=None,
+    enable_gqa=False,
 ):  # fmt: skip
-    assert attn_mask is None or attn_mask.shape == (*q.shape[:3], k.shape[2])
-    visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    visible = torch.ones(*q.shape[:3], k.shape[2], dtype=torch.bool)
     visible = visible.tril() if causal or is_causal else visible
+    assert attn_mask is None or attn_mask.shape == visible.shape
     kept = attn_mask is not None and attn_mask.dtype == torch.bool
-    scale = scale if sm_scale is None else sm_scale
-    return plain(q, k, v, visible & attn_mask if kept else visible, None if kept else attn_mask,
-                 scale=scale)[0]  # fmt: skip
+    seen, bias = (visible & attn_mask, None) if kept else (visible, attn_mask)
+    return plain(q, k, v, seen, bias, scale if sm_scale is None else sm_scale)[0]
 
 
 class BatchPrefillWithPagedKVCacheWrapper:
