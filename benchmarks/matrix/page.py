@@ -12,6 +12,7 @@ from benchmarks.matrix.cells import STATES, Cell, cells_of, compact
 from benchmarks.matrix.details import EXTENTS, Extent, cell_details, pack, target_details
 from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.report.markup import document, safe_text
+from npattn.testing.report.outcome import OUT_OF_TIME
 from npattn.testing.report.page import SCRIPT, STYLE
 
 MOST = 3_000_000
@@ -228,9 +229,18 @@ def _run_row(run: Content, levels: Levels, causes: dict[str, int], width: int) -
     for rules in levels.values():
         found = cells_of(run, rules)
         parts += [*(_cell(cell, causes) for cell in found), _summary(found)]
-    verdict = STATES["passed" if run["report"]["passed"] else "failed"]
+    verdict = STATES[_verdict(run["report"])]
     head = f'<th scope="row">{dtype} <b class="{verdict.key}">{verdict.symbol}</b></th>'
     return f"{row}{head}{''.join(parts)}</tr>"
+
+
+def _verdict(report: Content) -> str:
+    """Return the state of a whole run; one that only ran out of time is neither right nor wrong."""
+    outcomes = report["outcomes"]
+    late = any(one["message"] == OUT_OF_TIME for one in outcomes)
+    if late and not any(one["counts"] for one in outcomes):
+        return "not asked"
+    return "passed" if report["passed"] else "failed"
 
 
 def _cell(cell: Cell, causes: dict[str, int]) -> str:
