@@ -94,14 +94,14 @@ def _join(result: Result | None, swept: Result | None) -> Result | None:
     if result is None or result.report is None:
         return result if swept is None or swept.report is None else swept
     report = dict(result.report)
-    if swept is None or swept.report is None:
+    known = (swept and swept.report) or {"outcomes": [], "causes": []}
+    own = [one for one in known["outcomes"] if one["rule"] in SWEEPS]
+    report["outcomes"] = [*report["outcomes"], *own]
+    report["causes"] = [*report["causes"], *known["causes"]]
+    report["passed"] = report["passed"] and not any(one["counts"] for one in own)
+    if swept is None or swept.state != "done":
         why = OUT_OF_TIME if swept is None else f"{swept.state}: {swept.why}"
         report["untested"] = [*report["untested"], f"{' and '.join(SWEEPS)}: {why}"]
-    else:
-        own = [one for one in swept.report["outcomes"] if one["rule"] in SWEEPS]
-        report["outcomes"] = [*report["outcomes"], *own]
-        report["causes"] = [*report["causes"], *swept.report["causes"]]
-        report["passed"] = report["passed"] and swept.report["passed"]
     return replace(result, report=report)
 
 

@@ -23,7 +23,7 @@ TWO = {"targets": ["numpy.naive", "numpy.flash"], "device": "cpu"}
 
 def make_result(unit):
     """Return a report of one rule; of a sweep, one of a sweep."""
-    report = answer_of(unit).report | {"passed": True, "causes": [], "untested": []}
+    report = answer_of(unit).report | {"passed": True, "untested": [], "causes": []}
     rule = "sweep" if unit.judges.get("sweep") else "views"
     outcomes = [one | {"rule": rule} for one in report["outcomes"]]
     return Result("done", report=report | {"outcomes": outcomes})
@@ -53,6 +53,7 @@ def test_units_come_by_dtype_and_share_the_budget(judged):
     assert {unit.judges["budget"] for unit in judged.units} == {17}
     assert all(unit.calls == {"device": "cpu"} for unit in judged.units)
     assert {o["rule"] for run in matrix.runs for o in run.report["outcomes"]} == {"views", "sweep"}
+    assert not any(run.report["passed"] for run in matrix.runs)  # the sweep has failed
     assert {run.device for run in matrix.runs} == {"CPU"}
     assert set(device.TARGETS) <= set(TARGETS)
 
