@@ -33,8 +33,8 @@ fi
 
 pack() {  # what is known, in one file each, also if this script is killed
   for name in journal json; do
-    [ -f "$WORK/matrix.$name" ] && gzip -c "$WORK/matrix.$name" >"$OUT/.$name" \
-      && mv "$OUT/.$name" "$OUT/matrix.$name.gz"
+    [ -f "$WORK/matrix.$name" ] && gzip -c "$WORK/matrix.$name" >"$WORK/packed" \
+      && mv "$WORK/packed" "$OUT/matrix.$name.gz"
   done
 }
 asked=(--resume "$WORK/matrix.journal")

@@ -8,7 +8,6 @@ import pytest
 from benchmarks.journal import Journal
 from benchmarks.matrix import carry, device
 from benchmarks.matrix.device import LEAST, START, name_device
-from benchmarks.matrix.markdown import write_table
 from benchmarks.matrix.result import merge_matrices
 from benchmarks.matrix.run import run_matrix
 from npattn.errors import OptionError
@@ -31,8 +30,8 @@ def make_result(unit):
 
 @pytest.fixture
 def judged():
-    """Judge units in 7 seconds of START and their share of the budget; remember them."""
-    seen = SimpleNamespace(units=[], now=0.0, lost=(), executor=None)
+    """Judge units, each in START seconds and its share of the budget, and remember them."""
+    seen = SimpleNamespace(units=[], now=0.0, lost=())
 
     def judge(unit):
         seen.units.append(unit)
@@ -60,13 +59,11 @@ def test_units_come_by_dtype_and_share_the_budget(judged):
 
 def test_what_was_not_asked_is_said(judged):
     matrix = judged.run(3 * (START + LEAST), dtypes=["bfloat16"])
-    assert [unit.key for unit in judged.units][-1] == "numpy.naive bfloat16 sweep"
     assert matrix.runs[1].report["untested"] == [f"sweep and long: {OUT_OF_TIME}"]
     with pytest.raises(OptionError, match="blocks is 3, must be 1 with a budget"):
         judged.run(LEAST, blocks=3)
     nothing = judged.run(LEAST)
     assert {(run.state, run.why) for run in nothing.runs} == {("not asked", OUT_OF_TIME)}
-    assert "not asked" in write_table(nothing)
 
 
 def test_a_lost_device_costs_one_row(judged):

@@ -121,7 +121,6 @@ def test_telling_rules_come_first_in_a_budget(clock):
     unlimited = [group[0] for group in Round(judge, [], names).groups()]
     limited = [group[0] for group in Round(replace(judge, deadline=3), [], names).groups()]
     assert limited[:3] == ["agreement-o", "empty-row", "views"] != unlimited[:3]
-    assert sorted(limited) == sorted(unlimited)
     assert set(rounds.TELLING) <= set(rounds.RULES)
 
 

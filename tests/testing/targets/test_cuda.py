@@ -413,10 +413,7 @@ def libraries(monkeypatch):
         "transformer_engine.pytorch": {"DotProductAttention": DotProductAttention},
         "_C": {"mha_forward": mha_forward, "mha_backward": mha_backward},
         "flash_attn_triton": {"flash_attn_func": flash_attn_2},
-        "jvp_flash_attention": {},
         "jvp_flash_attention.jvp_attention": {"attention": one_mask},
-        "flag_gems": {},
-        "flag_gems.ops": {},
         "flag_gems.ops.attention": {"scaled_dot_product_attention": one_mask},
     }
     flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
@@ -626,7 +623,6 @@ def test_every_name_of_a_profile_is_a_parameter(libraries, name):
         ("transformer_engine", [(3, 5, 11), (3, 7, 11)], {}, "4 axes, with one B"),
         ("thunderkittens", [(2, 3, 5, 11), (2, 3, 7, 11)], {}, "with one T and one D"),
         ("torch.flex-cuda", [(2, 3, 5, 11), (1, 3, 7, 11)], {}, "4 axes, with one B"),
-        ("flash_attn_triton", [(2, 3, 5, 11), (1, 3, 7, 11)], {}, "with one B and one D"),
         ("flag_gems", [(3, 5, 11), (3, 7, 11)], {}, "4 axes, with one B"),
         ("jvp_flash_attention", [(2, 3, 5, 11), (2, 3, 7, 11)], {}, "one shape"),
         ("thunderkittens", [(2, 3, 5, 11), (2, 3, 5, 11)], {}, "it takes bfloat16"),
