@@ -18,6 +18,7 @@ from benchmarks.matrix.device import Budget, name_device
 from benchmarks.matrix.plan import Pair, choose_targets, plan_pairs, rows_of
 from benchmarks.matrix.result import Matrix, list_rules
 from npattn.errors import OptionError
+from npattn.testing.report.outcome import OUT_OF_TIME
 from npattn.testing.targets import TARGETS
 from npattn.testing.units.blocks import name_rules
 from npattn.testing.units.processes import Jobs
@@ -207,9 +208,11 @@ def _do_all(
         while owner:
             unit, result = jobs.wait()
             pair = owner.pop(unit.key)
-            pair.results[unit.key] = result
-            if budget is None or budget.left or result.state != "timed out":
-                note(unit, result)  # what the end of the budget cut off is asked again
+            if budget is not None and not budget.left and result.state == "timed out":
+                pair.results[unit.key] = replace(result, state="not asked", why=OUT_OF_TIME)
+            else:  # what the end of the budget cut off is no answer, and is asked again
+                pair.results[unit.key] = result
+                note(unit, result)
             if budget is None:
                 queue.extend((pair, unit) for unit in pair.next())
             submit()
