@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import click
 from rich.console import Console
 
 from benchmarks.journal import Journal
+from benchmarks.matrix.device import VARIABLES
 from benchmarks.matrix.markdown import write_table
 from benchmarks.matrix.plan import choose_targets
 from benchmarks.matrix.progress import ProgressLines
-from benchmarks.matrix.result import Matrix, read_matrix
+from benchmarks.matrix.result import Matrix, merge_matrices, read_matrix
 from benchmarks.matrix.run import run_matrix
 from benchmarks.options import list_flags_beside, open_journal
 from npattn.cli import Command
@@ -34,8 +36,8 @@ from npattn.testing.parsing import (
 
 OUTPUTS = ("json_path", "markdown_path", "html_path")
 """Parameters that name what is written: they may stand beside --read."""
-ELSEWHERE = (*OUTPUTS, "processes", "cluster")
-"""Parameters that change nothing of the result, and may stand beside --resume."""
+ELSEWHERE = (*OUTPUTS, "processes", "cluster", "budget")
+"""Parameters of where and how long it runs, which may stand beside --resume."""
 
 
 @click.command("matrix", cls=Command)
@@ -83,6 +85,17 @@ ELSEWHERE = (*OUTPUTS, "processes", "cluster")
     help="Time for one target in one dtype, as 60s, 10m or 2h.",
 )
 @click.option(
+    "--device",
+    metavar="NAME",
+    help="Device of the targets' arrays, as cuda: by default targets and dtypes of GPUs.",
+)
+@click.option(
+    "--budget",
+    metavar="TIME",
+    callback=lambda _, __, text: None if text is None else parse_seconds(text),
+    help="Ask no more after this time, as 12m; the most telling rules come first.",
+)
+@click.option(
     "-n",
     "--processes",
     metavar="N|auto",
@@ -117,9 +130,11 @@ ELSEWHERE = (*OUTPUTS, "processes", "cluster")
 )
 @click.option(
     "--read",
-    "read_path",
+    "read_paths",
+    multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="Judge nothing: take the matrix from a file of --json, for its table and page.",
+    help="Judge nothing: take the matrix from a file of --json, for its table and page; from "
+    "several, of several devices.",
 )
 @click.option(
     "--journal",
@@ -138,7 +153,7 @@ def matrix_command(
     json_path: str | None,
     markdown_path: str | None,
     html_path: str | None,
-    read_path: str | None,
+    read_paths: tuple[str, ...],
     journal_path: str | None,
     resume_path: str | None,
     processes: int,
@@ -159,16 +174,22 @@ def matrix_command(
         asked |= {"targets": None if targets is None else targets.split(",")}
         asked |= {"memory": parse_memory(memory)}
         asked |= {name: list(asked[name]) or None for name in ("dtypes", "only")}
-        new = journal_path if read_path is None else None
+        new, budget = (None if read_paths else journal_path), asked["budget"]
         journal = open_journal("matrix", new, resume_path, asked, ELSEWHERE)
         asked = asked if journal is None else journal.question
-        if read_path is None:
-            choose_targets(asked["targets"], asked["envs"])  # before a cluster is begun
+        asked = asked if budget is None else {**asked, "budget": budget}
+        if not read_paths:
+            device = asked.get("device")
+            choose_targets(asked["targets"], asked["envs"], device)  # before a cluster is begun
+            for name, value in VARIABLES.items() if device not in (None, "cpu") else ():
+                os.environ.setdefault(name, value)
             here = nullcontext((ThreadPoolExecutor(processes), processes))
-            with here if cluster is None else open_cluster(cluster) as (executor, _):
-                matrix, interrupted = _run(executor, journal, asked)
+            with here if cluster is None else open_cluster(cluster) as (executor, width):
+                save = None if json_file is None else lambda matrix: matrix.to_json(json_file)
+                where = {"executor": executor, "processes": width, "save": save}
+                matrix, interrupted = _run(journal, {**asked, **where})
         else:
-            matrix, interrupted = _read(read_path), False
+            matrix, interrupted = _read(read_paths), False
     except NpattnError as err:
         raise click.UsageError(str(err)) from err
     if json_file is not None:
@@ -186,19 +207,19 @@ def matrix_command(
     sys.exit(any(run.state in ("crashed", "timed out") for run in matrix.runs))
 
 
-def _read(path: str) -> Matrix:
-    """Return the matrix of a file; nothing that is asked may stand beside it."""
-    beside = list_flags_beside((*OUTPUTS, "read_path"))
+def _read(paths: tuple[str, ...]) -> Matrix:
+    """Return the matrix of files; nothing that is asked may stand beside them."""
+    beside = list_flags_beside((*OUTPUTS, "read_paths"))
     if beside:
-        raise OptionError(f"got {', '.join(beside)} beside --read: {path} has what was asked")
-    return read_matrix(path)
+        raise OptionError(f"got {', '.join(beside)} beside --read: {paths[0]} has what was asked")
+    return merge_matrices([read_matrix(path) for path in paths])
 
 
-def _run(executor: Executor, journal: Journal | None, asked: dict[str, Any]) -> tuple[Matrix, bool]:
+def _run(journal: Journal | None, asked: dict[str, Any]) -> tuple[Matrix, bool]:
     """Run the matrix; return it, and True if it was interrupted."""
     try:
         with ProgressLines() as progress, interruptible():
-            return run_matrix(**asked, executor=executor, journal=journal, progress=progress), False
+            return run_matrix(**asked, journal=journal, progress=progress), False
     except KeyboardInterrupt as err:
         if not hasattr(err, "matrix"):  # nothing was begun
             sys.exit(INTERRUPTED)

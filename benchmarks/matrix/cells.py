@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from npattn.testing.report.outcome import OUT_OF_TIME
+
 
 @dataclass(frozen=True)
 class State:
@@ -43,6 +45,7 @@ STATES = {
         State("refused", "⊘", "r", "raises on what the rule needs, which is legal"),
         State("lacks", "–", "l", "lacks an option or a result that the rule needs"),
         State("not run", "○", "o", "was not run here"),
+        State("not asked", "◌", "n", "was not asked within the budget of time"),
         State("silent", "·", "e", "nothing to say: these rules have a cell only where they fail"),
     )
 }
@@ -92,6 +95,8 @@ def cells_of(run: Mapping[str, Any], rules: Iterable[Mapping[str, Any]]) -> list
 
 def _state(report: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
     status = outcome["status"]
+    if status == "not applicable" and outcome["message"] == OUT_OF_TIME:
+        return "not asked"
     if status == "not applicable":
         return "refused" if outcome["message"].startswith("refuses") else "lacks"
     if status in ("failed", "error") and not outcome["counts"]:

@@ -117,6 +117,7 @@ def _script(run: Content, outcome: Content, longest: int) -> Iterator[str]:
     settings = run["report"]["settings"]
     command = (
         f"npattn check {run['target']} --dtype {run['dtype']} --only {outcome['rule']} "
+        f"{'' if run.get('device', 'CPU') == 'CPU' else '--device cuda '}"
         f"--examples {settings.get('examples', 100)} --seed {settings.get('seed', 0)} "
         "--script FILE"
     )
@@ -133,11 +134,14 @@ def target_details(target: Content, runs: Sequence[Content]) -> str:
     parts.append(_paragraph(", ".join([*versions, f"device {target['device']}"])))
     for run in runs:
         report = run["report"]
-        parts.append(f"<h3>{safe_text(run['dtype'])}</h3>")
+        device = run.get("device", "CPU")
+        parts.append(f"<h3>{safe_text(run['dtype'])}{'' if device == 'CPU' else f' {device}'}</h3>")
         parts.append(_paragraph(f"{run['state']}: {run['why']}" if run["why"] else ""))
         if report is None:
             continue
-        parts.append(_paragraph(f"Judged in {run['seconds']:.0f} seconds."))
+        packages = report["settings"].get("versions", {}).items() if device != "CPU" else ()
+        own = f" with {', '.join(f'{name} {version}' for name, version in packages)}"
+        parts.append(_paragraph(f"Judged in {run['seconds']:.0f} seconds{own * bool(packages)}."))
         parts.append(_items("Causes of failures", [c["text"] for c in report["causes"]]))
         parts.append(_items("Not tested", report["untested"]))
         parts.append(_items("Refused", report["refused"]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.matrix.result import Matrix, Row, Run
 from npattn.testing.levels import LEVELS
+from npattn.testing.report.outcome import OUT_OF_TIME
 
 BAD = ("failed", "error", "crashed", "timed out", "suspect")
 MOST = 5
@@ -28,13 +29,16 @@ def write_table(matrix: Matrix) -> str:
 
 
 def _cells(run: Run, row: Row, levels: Sequence[str]) -> list[str]:
-    first = [run.target, row.versions.get(row.project, ""), run.dtype]
+    where = "" if run.device == "CPU" else f" {run.device}"
+    first = [run.target, row.versions.get(row.project, ""), run.dtype + where]
     if run.report is None:
         return [*first, *[""] * len(levels), f"{run.state}: {run.why}"]
     outcomes: list[Mapping[str, Any]] = run.report["outcomes"]
     failed = [o["rule"] for o in outcomes if o["status"] in BAD]
     names = ", ".join(failed[:MOST]) + (f" and {len(failed) - MOST} more" * (len(failed) > MOST))
-    words = f"{run.state}: {run.why}" if run.state != "done" else ""
+    late = sum(o["message"] == OUT_OF_TIME for o in outcomes)
+    words = f"{late} rules not asked" if late else ""
+    words = f"{run.state}: {run.why}" if run.state != "done" else words
     cells = [_count([o for o in outcomes if o["level"] == level]) for level in levels]
     return [*first, *cells, "; ".join(filter(None, [words, names]))]
 

@@ -15,11 +15,12 @@ let number = 0;  // of a rule in the packed details, where whole levels have no 
 for (const column of columns) column.place = column.whole ? -1 : number++;
 const rows = [...document.querySelectorAll('tr[data-dtype]')].map((tr) => {
   const { target, project, block } = tr.parentNode.dataset;
-  const { dtype } = tr.dataset;
+  const { dtype, device } = tr.dataset;
+  const label = device === 'CPU' ? dtype : `${dtype} ${device}`;
   const cells = [...tr.querySelectorAll('td')];
   const wide = cells[0].classList.contains('wide') ? cells[0] : null;
   const place = [...tr.parentNode.querySelectorAll('tr[data-dtype]')].indexOf(tr);
-  return { tr, target, project, block, dtype, cells, wide, place, shown: true };
+  return { tr, target, project, block, dtype, device, label, cells, wide, place, shown: true };
 });
 const folded = new Set();
 let shownColumns = columns;
@@ -41,7 +42,7 @@ for (const row of rows) {
     const cell = row.cells[column.i];
     const name = column.whole ? `level ${column.level}` : column.rule;
     const what = column.whole ? `${STATES[cell.classList[0]][1]} ${ratioOf(cell)}` : inWords(cell);
-    cell.setAttribute('aria-label', `${row.target} ${row.dtype}, ${name}: ${what}`);
+    cell.setAttribute('aria-label', `${row.target} ${row.label}, ${name}: ${what}`);
   }
 }
 
@@ -59,6 +60,7 @@ function apply() {
     row.shown = (!value('project') || row.project === value('project'))
       && row.target.toLowerCase().includes(part('target'))
       && (!value('dtype') || row.dtype === value('dtype'))
+      && (!value('device') || row.device === value('device'))
       && (pair.length < 2 || pair.includes(row.target));
     row.tr.hidden = !row.shown;
   }
@@ -111,12 +113,12 @@ function wordsOf(target) {
 function differences(first, second) {
   const found = [];
   for (const one of rows.filter((row) => row.target === first && row.shown)) {
-    const other = rows.find((x) => x.target === second && x.dtype === one.dtype && x.shown);
+    const other = rows.find((x) => x.target === second && x.label === one.label && x.shown);
     if (!other) continue;
     for (const column of columns.filter((c) => !c.whole)) {
       const [a, b] = [cellOf(one, column), cellOf(other, column)];
       const same = a.classList[0] === b.classList[0] && a.dataset.c === b.dataset.c;
-      if (!same) found.push({ rule: column.rule, dtype: one.dtype, a, b });
+      if (!same) found.push({ rule: column.rule, dtype: one.label, a, b });
     }
   }
   return found;
@@ -205,9 +207,9 @@ async function openCell(row, column) {
   state.append(element('span', `${symbol} ${inWords(cell)}`, `state ${cell.classList[0]}`));
   const about = element('p', `${column.th.dataset.about} [semantics ${column.th.dataset.section}]`,
     'about');
-  show(`${row.target} ${row.dtype}: ${column.rule}`, [state, about],
+  show(`${row.target} ${row.label}: ${column.rule}`, [state, about],
     cells[row.place][column.place], cell);
-  mark(row.target, row.dtype, column.rule, column.level);
+  mark(row.target, row.label, column.rule, column.level);
 }
 
 async function openTarget(body) {
@@ -225,7 +227,7 @@ function openRule(column) {
     if (!those.length) continue;
     const line = element('p');
     line.append(element('span', `${symbol} ${name}`, `state ${letter}`), ` ${those.length}: `
-      + those.map((row) => `${row.target} ${row.dtype}`).join(', '));
+      + those.map((row) => `${row.target} ${row.label}`).join(', '));
     parts.push(line);
   }
   show(column.rule, parts, '', column.th.firstChild);
@@ -351,7 +353,7 @@ function follow() {
     folded.clear();
     return apply();
   }
-  const row = rows.find((x) => x.target === words[0] && (!words[1] || x.dtype === words[1]));
+  const row = rows.find((x) => x.target === words[0] && (!words[1] || x.label === words[1]));
   if (!row) return undefined;
   const column = columns.find((x) => !x.whole && x.rule === words[2]
     && (!words[3] || x.level === words[3]));

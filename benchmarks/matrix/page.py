@@ -12,6 +12,7 @@ from benchmarks.matrix.cells import STATES, Cell, cells_of, compact
 from benchmarks.matrix.details import EXTENTS, Extent, cell_details, pack, target_details
 from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.report.markup import document, safe_text
+from npattn.testing.report.outcome import OUT_OF_TIME
 from npattn.testing.report.page import SCRIPT, STYLE
 
 MOST = 3_000_000
@@ -73,6 +74,11 @@ def _as_data(name: str, value: object) -> str:
     return f'<script type="application/json" id="{name}">{text}</script>'
 
 
+def _device(run: Content) -> str:
+    """Return the device of a run; files of earlier versions have none, and are of a CPU."""
+    return str(run.get("device", "CPU"))
+
+
 def _runs_of(matrix: Content, target: Content) -> list[Content]:
     return [run for run in matrix["runs"] if run["target"] == target["name"]]
 
@@ -123,11 +129,13 @@ def _controls(matrix: Content, levels: Levels) -> Iterator[str]:
     names = [target["name"] for target in matrix["targets"]]
     projects = sorted({target["project"] for target in matrix["targets"]})
     dtypes = list(dict.fromkeys(run["dtype"] for run in matrix["runs"]))
+    devices = list(dict.fromkeys(_device(run) for run in matrix["runs"]))
     rules = list(dict.fromkeys(rule["name"] for rule in matrix["rules"]))
     yield (
         '<details class="controls" open><summary>Filter and compare</summary><form role="search">'
         f"{_choice('project', projects)}{_text_field('target', names)}"
         f"{_choice('level', list(levels))}{_text_field('rule', rules)}{_choice('dtype', dtypes)}"
+        f"{_choice('device', devices)}"
         '<label class="box"><input type="checkbox" id="only"> only differences</label>'
         f"{_choice('compare', names, nothing='–')}{_choice('with', names, nothing='–')}"
         '<button type="reset">reset</button></form></details><p id="count" role="status"></p>'
@@ -209,19 +217,30 @@ def _name_row(target: Content, width: int) -> str:
 
 def _run_row(run: Content, levels: Levels, causes: dict[str, int], width: int) -> str:
     """Return the cells of a run; a single wide one if it has no report."""
-    dtype = safe_text(run["dtype"])
+    dtype, device = safe_text(run["dtype"]), safe_text(_device(run))
+    row = f'<tr data-dtype="{dtype}" data-device="{device}">'
+    dtype += "" if device == "CPU" else f" {device}"
     if run["report"] is None:
         state = STATES[run["state"]]
         why = f"{state.symbol} {state.name}: {safe_text(run['why'])}"
         cells = f'<td class="{state.key} wide" colspan="{width}"><span class="stick">{why}</span>'
-        return f'<tr data-dtype="{dtype}"><th scope="row">{dtype}</th>{cells}</tr>'
+        return f'{row}<th scope="row">{dtype}</th>{cells}</tr>'
     parts = []
     for rules in levels.values():
         found = cells_of(run, rules)
         parts += [*(_cell(cell, causes) for cell in found), _summary(found)]
-    verdict = STATES["passed" if run["report"]["passed"] else "failed"]
+    verdict = STATES[_verdict(run["report"])]
     head = f'<th scope="row">{dtype} <b class="{verdict.key}">{verdict.symbol}</b></th>'
-    return f'<tr data-dtype="{dtype}">{head}{"".join(parts)}</tr>'
+    return f"{row}{head}{''.join(parts)}</tr>"
+
+
+def _verdict(report: Content) -> str:
+    """Return the state of a whole run; one that only ran out of time is neither right nor wrong."""
+    outcomes = report["outcomes"]
+    late = any(one["message"] == OUT_OF_TIME for one in outcomes)
+    if late and not any(one["counts"] for one in outcomes):
+        return "not asked"
+    return "passed" if report["passed"] else "failed"
 
 
 def _cell(cell: Cell, causes: dict[str, int]) -> str:

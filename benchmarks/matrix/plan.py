@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.matrix import device as on_device
 from benchmarks.matrix.result import Row, Run
 from npattn.errors import OptionError
 from npattn.profiles import PROFILES
-from npattn.testing.check import DTYPES
+from npattn.testing.check import DTYPES, SWEEPS
+from npattn.testing.report.outcome import OUT_OF_TIME
 from npattn.testing.runner.merge import merge_answers
 from npattn.testing.targets import TARGETS, Target, spec_of
 from npattn.testing.units.blocks import name_rules
@@ -32,6 +34,10 @@ class Pair:
     asked : list of Unit
         Units that ask, and whose answers `report` takes; none if it asks itself.
     report : Unit
+    sweep : Unit or None
+        Unit that samples problems on the device, and adds its outcomes to the report.
+    device : str
+        Name of the device, as a matrix has it.
     results : dict
         Results by key of a unit.
     """
@@ -41,7 +47,14 @@ class Pair:
     lacks: str
     asked: list[Unit]
     report: Unit
+    sweep: Unit | None = None
+    device: str = "CPU"
     results: dict[str, Result] = field(default_factory=dict)
+
+    @property
+    def units(self) -> list[Unit]:
+        """All that it may need."""
+        return [*self.asked, self.report, *([] if self.sweep is None else [self.sweep])]
 
     def begin(self) -> list[Unit]:
         """Return the units to do first, without those that are done."""
@@ -61,18 +74,43 @@ class Pair:
         answers = merge_answers([self.results[unit.key].answers for unit in self.asked])
         return [replace(self.report, answers=answers)]
 
-    def run(self) -> Run:
+    def run(self, interrupted: bool = False) -> Run:
         """Return the run as a matrix has it."""
+        about = {"target": self.target, "dtype": self.dtype, "device": self.device}
         result = self.results.get(self.report.key)
+        if self.sweep is not None:
+            result = _join(result, self.results.get(self.sweep.key))
         if result is None:
-            return Run(self.target, self.dtype, "not run", self.lacks or "interrupted")
-        seconds = sum(one.seconds for one in self.results.values())
-        state: Any = result.state
-        return Run(self.target, self.dtype, state, result.why, round(seconds, 3), result.report)
+            late: Any = ("not run", "interrupted") if interrupted else ("not asked", OUT_OF_TIME)
+            state, why = ("not run", self.lacks) if self.lacks else late
+            return Run(**about, state=state, why=why)
+        seconds = round(sum(one.seconds for one in self.results.values()), 3)
+        known: Any = {"state": result.state, "why": result.why, "report": result.report}
+        return Run(**about, **known, seconds=seconds)
 
 
-def choose_targets(words: Sequence[str] | None, envs: str | None = None) -> list[Target]:
+def _join(result: Result | None, swept: Result | None) -> Result | None:
+    """Add the outcomes of a sweep to a result, or a line that says why there are none."""
+    if result is None or result.report is None:
+        return result if swept is None or swept.report is None else swept
+    report = dict(result.report)
+    known = (swept and swept.report) or {"outcomes": [], "causes": []}
+    own = [one for one in known["outcomes"] if one["rule"] in SWEEPS]
+    report["outcomes"] = [*report["outcomes"], *own]
+    report["causes"] = [*report["causes"], *known["causes"]]
+    report["passed"] = report["passed"] and not any(one["counts"] for one in own)
+    if swept is None or swept.state != "done":
+        why = OUT_OF_TIME if swept is None else f"{swept.state}: {swept.why}"
+        report["untested"] = [*report["untested"], f"{' and '.join(SWEEPS)}: {why}"]
+    return replace(result, report=report)
+
+
+def choose_targets(
+    words: Sequence[str] | None, envs: str | None = None, device: str | None = None
+) -> list[Target]:
     """Return the targets of these names, beginnings of names, or specs; all for None.
+
+    On a device these are the targets of `benchmarks.matrix.device.TARGETS`.
 
     A target that is named and cannot run here is an error; one of many is a row without results.
     With a folder of environments, what can be installed can run.
@@ -85,7 +123,7 @@ def choose_targets(words: Sequence[str] | None, envs: str | None = None) -> list
         If a target that is named needs a package that is not installed.
     """
     if words is None:
-        return list(TARGETS.values())
+        return [TARGETS[name] for name in (TARGETS if device is None else on_device.TARGETS)]
     chosen: dict[str, Target] = {}
     for word in words:
         begun = [t for name, t in TARGETS.items() if name.startswith(word)]
@@ -118,6 +156,8 @@ def plan_pairs(
     *,
     dtypes: Sequence[str] | None,
     blocks: int,
+    device: str | None = None,
+    sweeps: bool = False,
     **settings: Any,
 ) -> list[Pair]:
     """Return the pairs of targets and dtypes, each with its units.
@@ -128,9 +168,14 @@ def plan_pairs(
     rules : tuple of str or None
         None for all, as `check` takes it.
     dtypes : sequence of str or None
-        None for those of float32 and float64 that a target computes in, or else its own.
+        None for those of float32 and float64 that a target computes in, or else its own; on a
+        device for those of `benchmarks.matrix.device.DTYPES`.
     blocks : int
         Parts into which the rules of a pair are split.
+    device : str, optional
+        Device of the targets' arrays, as of `check`.
+    sweeps : bool
+        Each pair also has a unit that samples problems on the device.
     **settings
         seed, examples, timeout, memory, limit, envs of `Unit`.
 
@@ -145,13 +190,17 @@ def plan_pairs(
     if unknown := [dtype for dtype in dtypes or () if dtype not in DTYPES]:
         raise OptionError(f"dtypes has {unknown[0]!r}, must be among {', '.join(DTYPES)}")
     settings |= {"folder": str(Path.cwd())}
-    pairs = []
+    settings |= {} if device is None else {"calls": {"device": device}}
+    name, pairs = on_device.name_device(device)[0], []
+    dtypes = on_device.DTYPES if dtypes is None and device is not None else dtypes
+    judges = {"sweep": on_device.SWEEP}
     for target in targets:
         for dtype in dtypes or _choose_dtypes(target):
             report = Unit(target=target.name, dtype=dtype, rules=rules, **settings)
             asked = _split(report, blocks)
             lacks = _lacks(target, settings.get("envs"))
-            pairs.append(Pair(target.name, dtype, lacks, asked, report))
+            sweep = replace(report, rules=SWEEPS, judges=judges) if sweeps else None
+            pairs.append(Pair(target.name, dtype, lacks, asked, report, sweep, name))
     return pairs
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from npattn.testing.targets import Target
 
 VERSION = 1
 """Version of the format: schema.json has the same."""
-State = Literal["done", "not run", "crashed", "timed out"]
+State = Literal["done", "not run", "not asked", "crashed", "timed out"]
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,16 @@ class Run:
     Attributes
     ----------
     target, dtype : str
-    state : {"done", "not run", "crashed", "timed out"}
+    state : {"done", "not run", "not asked", "crashed", "timed out"}
         What became of the judging: a target that fails rules, or crashes in some, is done.
     why : str
         Reason of another state than "done".
     seconds : float
     report : dict or None
         `Report.as_dict`, as npattn/testing/report/schema.json describes it.
+    device : str
+        Short name of the device that it ran on, as H200; results of earlier versions have none,
+        and ran on a CPU.
     """
 
     target: str
@@ -92,6 +95,7 @@ class Run:
     why: str = ""
     seconds: float = 0.0
     report: dict[str, Any] | None = None
+    device: str = "CPU"
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,34 @@ def read_matrix(path: str | os.PathLike[str]) -> Matrix:
     )
 
 
+def merge_matrices(matrices: Sequence[Matrix]) -> Matrix:
+    """Return the matrices of several devices as one, by the settings of the first.
+
+    Raises
+    ------
+    OptionError
+        If two have a run of the same target, dtype and device.
+    """
+    rules = list(dict.fromkeys(rule for one in matrices for rule in one.rules))
+    rows = {row.name: row for one in reversed(matrices) for row in one.targets}
+    names = list(dict.fromkeys(row.name for one in matrices for row in one.targets))
+    runs = [run for one in matrices for run in one.runs]
+    keys = [(run.target, run.dtype, run.device) for run in runs]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise OptionError(f"{' '.join(twice[0])} is in two of the files of --read")
+    return replace(
+        matrices[0],
+        rules=tuple(_by_level(rules)),
+        targets=tuple(rows[name] for name in names),
+        runs=tuple(sorted(runs, key=lambda run: names.index(run.target))),
+    )
+
+
+def _by_level(rules: Iterable[Rule]) -> list[Rule]:
+    levels = list(LEVELS)
+    return sorted(rules, key=lambda rule: levels.index(rule.level))  # type: ignore[arg-type]
+
+
 def list_rules(names: Iterable[str], runs: Sequence[Run]) -> tuple[Rule, ...]:
     """Return the columns, by level: the rules of these names, and what else the reports have."""
     asked = (RULES[name] for name in names)
@@ -182,5 +214,4 @@ def list_rules(names: Iterable[str], runs: Sequence[Run]) -> tuple[Rule, ...]:
         for (name, level), o in sorted(found.items())
         if (name, level) not in known
     ]
-    levels = list(LEVELS)
-    return tuple(sorted(rules, key=lambda rule: levels.index(rule.level)))  # type: ignore[arg-type]
+    return tuple(_by_level(rules))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.journal import Journal
+from benchmarks.matrix.device import Budget, name_device
 from benchmarks.matrix.plan import Pair, choose_targets, plan_pairs, rows_of
 from benchmarks.matrix.result import Matrix, list_rules
+from npattn.errors import OptionError
+from npattn.testing.report.outcome import OUT_OF_TIME
 from npattn.testing.targets import TARGETS
 from npattn.testing.units.blocks import name_rules
 from npattn.testing.units.processes import Jobs
@@ -27,6 +34,8 @@ class Status(NamedTuple):
 
 
 Progress = Callable[[Status], object]
+SAVE_SECONDS = 20.0
+"""Time between two copies of what is known, which takes a second to write."""
 
 
 def run_matrix(
@@ -41,9 +50,14 @@ def run_matrix(
     memory: int | None = None,
     limit: float | None = None,
     envs: str | None = None,
+    device: str | None = None,
+    budget: float | None = None,
     executor: Executor | None = None,
+    processes: int = 1,
     journal: Journal | None = None,
     progress: Progress | None = None,
+    save: Callable[[Matrix], object] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Matrix:
     """Judge targets in dtypes by rules.
 
@@ -69,12 +83,24 @@ def run_matrix(
     envs : str, optional
         Folder of virtual environments, in which pip installs what known targets need: they are
         made where a unit is judged, and found there again.
+    device : str, optional
+        Device of the targets' arrays, as "cuda". The default targets and dtypes are then those of
+        `benchmarks.matrix.device`.
+    budget : float, optional
+        Seconds after which no more is asked. Each unit has an even share of what is left, and asks
+        the most telling rules first; problems of torch are also sampled on the device.
     executor : concurrent.futures.Executor, optional
         Where units are judged, each in a process of its own; default: here, one at a time.
+    processes : int, default 1
+        Units that the executor judges at once, by which a budget is shared.
     journal : Journal, optional
         Takes each result; results of an earlier run are not asked again.
     progress : callable, optional
         Called with a `Status` whenever that changes, and twice a second.
+    save : callable, optional
+        Called with the matrix so far, after a result and not more often than every 20 seconds.
+    clock : callable
+        Seconds that a budget is counted in.
 
     Returns
     -------
@@ -89,14 +115,18 @@ def run_matrix(
     KeyboardInterrupt
         If it is interrupted; its attribute `matrix` is what is known by then.
     """
+    if budget is not None and blocks != 1:
+        raise OptionError(f"blocks is {blocks}, must be 1 with a budget, which asks for less")
     only = None if only is None else list(only)
-    rows, names = choose_targets(targets, envs), name_rules(only)
+    rows, names = choose_targets(targets, envs, device), name_rules(only)
     own = {"seed": seed, "examples": examples, "timeout": timeout, "memory": memory}
     pairs = plan_pairs(
         rows,
         None if only is None else names,
         dtypes=dtypes,
         blocks=blocks,
+        device=device,
+        sweeps=budget is not None and only is None,
         limit=limit,
         envs=None if envs is None else os.path.abspath(envs),
         **own,
@@ -104,7 +134,7 @@ def run_matrix(
     if journal is not None:
         journal.begin()
         for pair in pairs:
-            keys = [unit.key for unit in (*pair.asked, pair.report)]
+            keys = [unit.key for unit in pair.units]
             known = {key: journal.results[key] for key in keys if key in journal.results}
             pair.results = {key: Result.from_text(json.dumps(x)) for key, x in known.items()}
     settings: dict[str, Any] = {
@@ -114,33 +144,61 @@ def run_matrix(
         "only": only,
         "blocks": blocks,
     }
+    if device is not None or budget is not None:
+        settings |= {"device": name_device(device)[1], "budget": budget}
 
-    def collect() -> Matrix:
-        runs = tuple(pair.run() for pair in pairs)
+    def collect(interrupted: bool = False) -> Matrix:
+        runs = tuple(pair.run(interrupted) for pair in pairs)
         return Matrix(settings, list_rules(names, runs), rows_of(rows, runs), runs)
 
+    saved = -math.inf
+
+    def note(unit: Unit, result: Result) -> None:
+        nonlocal saved
+        if journal is not None:
+            journal.note(unit.key, vars(result))
+        if save is not None and time.monotonic() - saved > SAVE_SECONDS:
+            save(collect())
+            saved = time.monotonic()
+
+    limited = None if budget is None else Budget(budget, processes, clock)
     try:
         with ThreadPoolExecutor(1) as alone, Jobs(executor or alone) as jobs:
-            _do_all(pairs, jobs, journal, progress or (lambda _: None))
+            _do_all(pairs, jobs, note, progress or (lambda _: None), limited)
     except KeyboardInterrupt as err:
-        err.matrix = collect()  # type: ignore[attr-defined]
+        err.matrix = collect(interrupted=True)  # type: ignore[attr-defined]
         raise
     return collect()
 
 
-def _do_all(pairs: Sequence[Pair], jobs: Jobs, journal: Journal | None, progress: Progress) -> None:
-    """Do the units of all pairs, and those that follow from their results."""
+def _do_all(
+    pairs: Sequence[Pair],
+    jobs: Jobs,
+    note: Callable[[Unit, Result], None],
+    progress: Progress,
+    budget: Budget | None,
+) -> None:
+    """Do the units of all pairs, and those that follow from their results, within the budget."""
     owner: dict[str, Pair] = {}
+    queue = deque(_order(pairs, budget is not None))
 
-    def submit(pair: Pair, units: Sequence[Unit]) -> None:
-        for unit in units:
+    def submit() -> None:
+        while queue and (budget is None or len(owner) < budget.processes):
+            pair, unit = queue[0]
+            if budget is not None:
+                seconds = budget.share(len(queue))
+                if seconds is None:  # what is left is not asked
+                    return queue.clear()
+                limit = min(unit.limit or math.inf, budget.left)
+                unit = replace(unit, judges={**unit.judges, "budget": seconds}, limit=limit)
+            queue.popleft()
             owner[unit.key] = pair
             jobs.submit(unit)
+        return None
 
-    for pair in sorted(pairs, key=_is_quick):  # a slow one that comes last is waited for alone
-        submit(pair, pair.begin())
+    submit()
     mine = [pair for pair in pairs if not pair.lacks]
-    total = sum(len(pair.asked) + 1 for pair in mine)
+    total = sum(len(pair.units) for pair in mine)
 
     def report_progress() -> None:
         done = sum(len(pair.results) for pair in mine)
@@ -150,10 +208,28 @@ def _do_all(pairs: Sequence[Pair], jobs: Jobs, journal: Journal | None, progress
         while owner:
             unit, result = jobs.wait()
             pair = owner.pop(unit.key)
-            pair.results[unit.key] = result
-            if journal is not None:
-                journal.note(unit.key, vars(result))
-            submit(pair, pair.next())
+            if budget is not None and not budget.left and result.state == "timed out":
+                pair.results[unit.key] = replace(result, state="not asked", why=OUT_OF_TIME)
+            else:  # what the end of the budget cut off is no answer, and is asked again
+                pair.results[unit.key] = result
+                note(unit, result)
+            if budget is None:
+                queue.extend((pair, unit) for unit in pair.next())
+            submit()
+
+
+def _order(pairs: Sequence[Pair], limited: bool) -> list[tuple[Pair, Unit]]:
+    """Return the units to do first, of pairs that can run here.
+
+    In limited time they come by dtype, and sweeps after the rules; otherwise the slow ones first,
+    since one that comes last is waited for alone.
+    """
+    if not limited:
+        return [(pair, unit) for pair in sorted(pairs, key=_is_quick) for unit in pair.begin()]
+    dtypes = [pair.dtype for pair in pairs]
+    able = [(pair, unit) for pair in pairs if not pair.lacks for unit in pair.units]
+    left = [(pair, unit) for pair, unit in able if unit.key not in pair.results]
+    return sorted(left, key=lambda x: (dtypes.index(x[0].dtype), x[1] is x[0].sweep))
 
 
 def _is_quick(pair: Pair) -> bool:

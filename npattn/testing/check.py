@@ -25,14 +25,14 @@ from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.levels import check_levels
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
-from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.rules import PROPERTIES, RULES, Property
 from npattn.testing.runner.describe import describe_model, describe_skipped, describe_untested
 from npattn.testing.runner.journal import Journal
-from npattn.testing.runner.rounds import FIRST_ROUNDS, OUT_OF_TIME, ROBUSTNESS, Judge, Round
+from npattn.testing.runner.rounds import FIRST_ROUNDS, ROBUSTNESS, Judge, Round
 from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
 from npattn.testing.settings import DTYPES, Settings, options, takes_settings
 from npattn.testing.trial import Trial

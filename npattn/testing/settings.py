@@ -276,7 +276,7 @@ class Settings:
             if value is not None:
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         if self.budget is not None:
-            _check_budget(self.budget, self.sweep)
+            _check_budget(self.budget)
             if self.journal is not None or self.resume is not None:
                 raise OptionError("got a journal beside budget, which ends in time: pass one")
         if self.journal is not None and self.resume is not None:
@@ -441,12 +441,10 @@ def _check_dtypes(dtypes: Sequence[str]) -> None:
         raise OptionError("dtypes is empty, must have 1 or more")
 
 
-def _check_budget(budget: float, sweep: int) -> None:
+def _check_budget(budget: float) -> None:
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if not number or not 0 < budget < math.inf:
         raise OptionError(f"budget is {budget!r}, must be a number of seconds > 0")
-    if sweep:
-        raise OptionError(f"sweep is {sweep}, must be 0 with a budget: it takes its own time")
 
 
 def _check_mapping(name: str, value: Any, example: str) -> None:

@@ -47,7 +47,6 @@ def test_reports_and_journals_have_what_is_asked():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"budget": 3, "sweep": 4}, "sweep is 4, must be 0 with a budget"),
         ({"budget": 3, "journal": "x"}, "got a journal beside budget"),
         ({"journal": "x", "resume": "y"}, "got journal beside resume"),
         ({"sweep": -1}, "sweep is -1, must be an integer ≥ 0"),

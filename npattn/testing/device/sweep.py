@@ -26,7 +26,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.device.judging import DeviceEvaluation, judge_on_device
 from npattn.testing.device.sampling import DeviceProblem, sample_on_device
-from npattn.testing.report.outcome import Outcome, Status
+from npattn.testing.report.outcome import OUT_OF_TIME, Outcome, Status
 from npattn.testing.report.reproducer import sampling_script, script
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 from npattn.torch.tensors import has_float64
@@ -65,6 +65,8 @@ class Sweep:
     progress : callable
         Called with ``(dtype, rule, done, total)``.
     shrinks : bool
+    deadline : float
+        Time of `time.monotonic` after which no problem is sampled.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class Sweep:
         seed: int = 0,
         progress: Callable[[str, str, int, int], None] = lambda *_: None,
         shrinks: bool = True,
+        deadline: float = math.inf,
     ) -> None:
+        self.deadline = deadline
         self.trial, self.seed, self.progress, self.shrinks = trial, seed, progress, shrinks
         self.device = torch.device(getattr(trial.implementation.framework, "device", "cpu"))
         self.plan = Plan(
@@ -101,6 +105,8 @@ class Sweep:
         worst, tried, self.unbounded, self.retries = 0.0, 0, 0, 0
         accepted: list[Recipe] = []
         for number, recipe in enumerate(recipes):
+            if time.monotonic() > self.deadline:
+                break
             self.progress(self.trial.space.dtype, rule, number, count)
             ratio, failure = self._judge_within_memory(recipe, rule)
             if not isinstance(failure, ImplementationError):
@@ -110,6 +116,8 @@ class Sweep:
                 return replace(outcome, asked=Asked.of(accepted))
             worst, tried = max(worst, ratio), tried + 1
         self.progress(self.trial.space.dtype, rule, count, count)
+        if not tried:
+            return self._outcome(rule, "not applicable", message=OUT_OF_TIME)
         notes = []
         if self.unbounded:
             notes.append(

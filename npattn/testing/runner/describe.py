@@ -17,8 +17,8 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.asked import MODELS, Asked
 from npattn.testing.cases.model_sizes import SHARE, find_obstacle
-from npattn.testing.report.outcome import Outcome
-from npattn.testing.runner.rounds import OUT_OF_TIME, Round
+from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
+from npattn.testing.runner.rounds import Round
 
 ALL_FROM = SHARE * len(MODELS)
 """Examples with which all model sizes are asked."""

@@ -20,7 +20,7 @@ from npattn.testing.capabilities import (
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import FEW, Pools
-from npattn.testing.report.outcome import Outcome, Status, add_reproducer
+from npattn.testing.report.outcome import OUT_OF_TIME, Outcome, Status, add_reproducer
 from npattn.testing.report.progress import Progress
 from npattn.testing.rules import RULES, Property
 from npattn.testing.rules.systematic_error import (
@@ -42,13 +42,18 @@ ABOUT_GRADIENTS = "The plainest problem has the gradients that it is said to hav
 Answers = dict[str, Answer]
 """By rule: its outcome, or how far it has come; by `BEHAVIOUR`: a text."""
 FULLY_MASKED = "fully masked queries are wrong; only rule empty-row still tests them"
-OUT_OF_TIME = "not asked within the budget"
 FIRST_ROUNDS = (4, FEW)
 """Examples of every rule after which the next rule is asked: most mistakes show at once."""
 AHEAD = 25
 """Times as many of agreement, whose rules share calls: nearly every mistake shows there."""
 AHEAD_APART = 5
 """Times as many of its rules on inputs that few problems have, which share none."""
+TELLING = (
+    *("agreement-o", "empty-row", "offset-bias", "causal-as-mask", "causal-prefix"),
+    *("window-as-mask", "window-infinite", "model-sizes", "late-keys", "padded-keys"),
+    *("views", "repeatable"),
+)
+"""Rules that most mistakes of kernels break, and that are asked first where time is limited."""
 
 
 def round_sizes(examples: int) -> list[int]:
@@ -181,7 +186,7 @@ class Judge:
         """Return the outcome of "sweep" or "long", which sample on the device."""
         from npattn.testing.device.sweep import Sweep  # and with it torch
 
-        sweep = Sweep(self.trial, self.seed, self.progress, self.shrinks)
+        sweep = Sweep(self.trial, self.seed, self.progress, self.shrinks, self.deadline)
         return sweep.run(count) if rule == "sweep" else sweep.long()
 
     def judge(
@@ -429,7 +434,8 @@ class Round:
     def groups(self) -> list[list[str]]:
         """Return the names left, those that sample alike together, the largest group first.
 
-        Groups in which no failure would end the questions come last.
+        With a deadline the groups of `TELLING` rules come before them, in that order. Groups in
+        which no failure would end the questions come last.
         """
         groups: dict[Any, list[str]] = {}
         trial = self.judge.trial
@@ -439,7 +445,16 @@ class Round:
             if rule is not None and rule.recipes is None and rule.unless(trial) is None:
                 key = Pools(trial.space, **rule.draw(trial)).key
             groups.setdefault(key, []).append(name)
-        return sorted(groups.values(), key=lambda names: (self._are_beside(names), -len(names)))
+        limited = math.isfinite(self.judge.deadline)
+        first = {name: i for i, name in enumerate(TELLING)} if limited else {}
+        return sorted(
+            groups.values(),
+            key=lambda names: (
+                self._are_beside(names),
+                min(first.get(name, len(TELLING)) for name in names),
+                -len(names),
+            ),
+        )
 
     def _are_beside(self, names: Sequence[str]) -> bool:
         """Return True if the questions end at failures, but at none of these rules."""

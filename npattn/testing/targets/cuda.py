@@ -1,4 +1,4 @@
-"""Kernels that need CUDA, as targets: FlashInfer, TransformerEngine, ThunderKittens.
+"""Kernels that need CUDA, as targets: FlashInfer, TransformerEngine, ThunderKittens, Triton's.
 
 Each package is imported by the call, so that one does without the others. FlashAttention and
 xFormers need nothing of this: their own functions are called by their profiles.
@@ -198,3 +198,84 @@ def thunderkittens(
     attend: Any = _ThunderKittens.apply
     o: torch.Tensor = attend(*(x.contiguous() for x in (q, k, v)), causal)
     return o
+
+
+def flash_attn_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call ``flash_attn_triton.flash_attn_func``, without what it says that it does not support.
+
+    Raises
+    ------
+    ValueError
+        If q, k and v are not of rank 4 with one B and one head dimension.
+    """
+    attend: Any = importlib.import_module("flash_attn_triton").flash_attn_func
+    if q.ndim != 4 or q.shape[0] != k.shape[0] or k.shape != v.shape:
+        raise ValueError("q, k and v must have 4 axes, with one B and one D")
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    o: torch.Tensor = attend(q, k, v, softmax_scale=scale, causal=causal)
+    return o.transpose(1, 2)
+
+
+def _with_one_mask(
+    attend: Any,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Call a function whose ``attn_mask`` is boolean or added, and has every axis.
+
+    Raises
+    ------
+    ValueError
+        If q, k and v are not of rank 4 with one B, or mask and bias are both given.
+    """
+    q, k, _ = qkv
+    if q.ndim != 4 or q.shape[0] != k.shape[0]:
+        raise ValueError("q, k and v must have 4 axes, with one B")
+    if mask is not None and bias is not None:
+        raise ValueError("attn_mask is boolean or added")
+    given = bias if mask is None else mask
+    whole = None if given is None else given.expand(*q.shape[:3], k.shape[2]).contiguous()
+    o: torch.Tensor = attend(*qkv, attn_mask=whole, **kwargs)
+    return o
+
+
+def jvp_flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call ``jvp_flash_attention.jvp_attention.attention``, for q, k and v of one shape."""
+    attend = importlib.import_module("jvp_flash_attention.jvp_attention").attention
+    if not q.shape == k.shape == v.shape:
+        raise ValueError("q, k and v must have one shape")
+    return _with_one_mask(attend, (q, k, v), mask, bias, causal=causal, sm_scale=scale)
+
+
+def flag_gems(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Call ``scaled_dot_product_attention`` of FlagGems, which stands in for torch's."""
+    attend = importlib.import_module("flag_gems.ops.attention").scaled_dot_product_attention
+    kwargs = {"is_causal": causal, "scale": scale, "enable_gqa": q.shape[-3:-2] != k.shape[-3:-2]}
+    return _with_one_mask(attend, (q, k, v), mask, bias, **kwargs)

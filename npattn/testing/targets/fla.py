@@ -6,6 +6,7 @@ query for each sequence. Their arrays are (B, T, H, D), and those of decoding (1
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from npattn.errors import optional_import
@@ -27,7 +28,8 @@ def _without_tuning(kernel: Any) -> None:
         kernel = getattr(kernel, "fn", None)
 
 
-_without_tuning(naive_attn_decoding_kernel)
+if os.environ.get("TRITON_INTERPRET") == "1":
+    _without_tuning(naive_attn_decoding_kernel)
 
 
 def _window_size(window: Window | None, T: int) -> int | None:

@@ -1,4 +1,4 @@
-"""JAX's Pallas kernels as targets, interpreted: they need neither a GPU nor a TPU."""
+"""JAX's Pallas kernels as targets, interpreted where there is no GPU, or no TPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _check_rank(q: jax.Array) -> None:
 
 @functools.partial(jax.jit, static_argnums=(3, 4))  # else each backward is compiled anew
 def _mha(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool) -> Any:
-    return attention.mha(q, k, v, None, scale, causal, interpret=True)
+    interpret = jax.default_backend() != "gpu"
+    return attention.mha(q, k, v, None, scale, causal, interpret=interpret)
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))

@@ -15,7 +15,9 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.profiles import Profile
 
-DRIVER = Path("/proc/driver/nvidia/version")
+_PLACES = [Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl")]
+DRIVER = next((path for path in _PLACES if path.exists()), _PLACES[0])
+"""File that is there where NVIDIA's driver is: some virtual machines have the second alone."""
 
 
 def _is_installed(module: str) -> bool:

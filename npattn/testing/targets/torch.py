@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 from npattn.errors import optional_import
@@ -14,6 +15,7 @@ with optional_import("torch targets need", "torch", "torch"):
     from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 
 
+MOST_PROGRAMS = 4096  # of one compiled function: beyond 8 torch calls it without compiling
 MOST_FEATURES = 4096  # the projections of mha_fast have three times the square of them
 
 
@@ -57,6 +59,7 @@ def _held_to(backend: SDPBackend, name: str) -> Any:
 
 
 sdpa_math = _held_to(SDPBackend.MATH, "sdpa_math")
+sdpa_efficient = _held_to(SDPBackend.EFFICIENT_ATTENTION, "sdpa_efficient")
 sdpa_cudnn = _held_to(SDPBackend.CUDNN_ATTENTION, "sdpa_cudnn")
 
 
@@ -157,8 +160,9 @@ def mha_fast(
         raise ValueError("attn_mask must be one for all heads: NaN of a head goes to all here")
     if not 0 < size <= MOST_FEATURES:
         raise ValueError(f"H and D give {size} features, more than are asked of it here, or none")
-    module = torch.nn.MultiheadAttention(size, heads, batch_first=True, dtype=query.dtype).eval()
-    same = torch.eye(size, dtype=query.dtype).view(heads, 4, D, heads, 4, D)
+    kind: Any = {"dtype": query.dtype, "device": query.device}
+    module = torch.nn.MultiheadAttention(size, heads, batch_first=True, **kind).eval()
+    same = torch.eye(size, **kind).view(heads, 4, D, heads, 4, D)
     with torch.no_grad():
         picks = [torch.zeros_like(same) for _ in range(3)]
         for i, (pick, factor) in enumerate(zip(picks, (2, 1, 1), strict=True)):
@@ -235,6 +239,51 @@ def flex_compiled(
 ) -> Any:
     """Call ``torch.compile(flex_attention)``, which compiles for every shape."""
     return _compile()(query, key, value, score_mod=score_mod, scale=scale, enable_gqa=enable_gqa)
+
+
+def flex_cuda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Call ``torch.compile(flex_attention)`` with a block mask and, for a softcap, a score_mod.
+
+    Raises
+    ------
+    ValueError
+        If q, k and v are not of rank 4 with one B.
+    """
+    module: Any = importlib.import_module("torch.nn.attention.flex_attention")  # slow to load
+    if q.ndim != 4 or q.shape[0] != k.shape[0]:
+        raise ValueError("q, k and v must have 4 axes, with one B")
+    (B, H, T, _), S = q.shape, k.shape[2]
+    left, right = (None, None) if window is None else window
+    whole = None if mask is None else mask.expand(B, H, T, S)
+
+    def visible(b: Any, h: Any, t: Any, s: Any) -> Any:
+        gap = s - t - (S - T)
+        shown = gap == gap if whole is None else whole[b, h, t, s]
+        shown = shown if left is None else shown & (gap >= -left)
+        shown = shown if right is None else shown & (gap <= right)
+        return shown & (gap <= 0) if causal else shown
+
+    kwargs: dict[str, Any] = {"scale": scale, "enable_gqa": k.shape[1] != H}
+    kwargs |= {"return_aux": module.AuxRequest(lse=True)} if return_lse else {}
+    if whole is not None or causal or window is not None:
+        lead = (None, None) if whole is None else (B, H)
+        kwargs["block_mask"] = module.create_block_mask(visible, *lead, T, S, device=q.device)
+    if softcap is not None:
+        kwargs["score_mod"] = lambda score, *_: softcap * torch.tanh(score / softcap)
+    torch._dynamo.config.recompile_limit = MOST_PROGRAMS
+    result = _compile()(q, k, v, **kwargs)
+    return (result[0], result[1].lse) if return_lse else result
 
 
 def npattn_torch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -52,7 +53,7 @@ def sdpa(
     if attention_mask is not None and attention_mask.ndim != 4:
         raise ValueError(f"attention_mask must have 4 axes, got {attention_mask.ndim}")
     if is_causal and (T == 1 or attention_mask is not None):
-        triangle = torch.ones(1, 1, T, S, dtype=torch.bool).tril()
+        triangle = query.new_ones(1, 1, T, S, dtype=torch.bool).tril()
         if attention_mask is None or attention_mask.dtype == torch.bool:
             attention_mask = triangle if attention_mask is None else attention_mask & triangle
         else:
@@ -61,6 +62,28 @@ def sdpa(
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal
     )
+
+
+def flex(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Call the attention of ``attn_implementation="flex_attention"``; its mask has no heads."""
+    module: Any = importlib.import_module("transformers.integrations.flex_attention")
+    B, T, S = q.shape[0], q.shape[-2], k.shape[-2]
+    if q.ndim != 4 or k.shape[0] != B:
+        raise ValueError("q, k and v must have 4 axes, with one B")
+    if bias is not None and bias.ndim > 2 and bias.shape[-3] != 1:
+        raise ValueError("attention_mask is one for all heads")
+    added = None if bias is None else bias.expand(B, 1, T, S)
+    layer, kwargs = torch.nn.Module().eval(), {"scaling": scale, "softcap": softcap}
+    o: torch.Tensor = module.flex_attention_forward(layer, q, k, v, added, **kwargs)[0]
+    return o.transpose(1, 2)
 
 
 def bloom(

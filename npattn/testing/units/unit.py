@@ -8,6 +8,7 @@ that it was given are taken and everything else is asked.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,11 @@ import numpy as np
 import npattn
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.check import check
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.runner.journal import Journal
-from npattn.testing.targets import TARGETS
+from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.environments import choose_python
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
@@ -63,7 +65,8 @@ class Unit:
     calls : mapping
         How it is called, as of `npattn.testing.worker.connect.connect`: like, layout, rename, ….
     judges : mapping
-        How it is judged, as of `check`: sizes, rounding, and the fields of its conventions.
+        How it is judged, as of `check`: sizes, rounding, budget, and the fields of its conventions.
+        With a sweep the target is called in the process that judges it, whose end costs the unit.
     """
 
     target: str
@@ -85,6 +88,7 @@ class Unit:
     def key(self) -> str:
         """Name of the unit in a journal: what tells it from the others of a matrix."""
         part = [] if not self.asks else [str(self.seed), *(self.rules or ())]
+        part += ["sweep"] if self.judges.get("sweep") else []
         return " ".join([self.target, self.dtype, *part])
 
     def to_text(self) -> str:
@@ -178,19 +182,34 @@ def do_unit(unit: Unit) -> Result:
 
 
 def _judge(unit: Unit, journal: Journal) -> dict[str, Any]:
-    limits, python = Limits(unit.timeout, unit.memory), _choose_python(unit)
     report = check(
-        connect(unit.target, limits=limits, python=python, **unit.calls),
+        _load_here(unit) if unit.judges.get("sweep") else _connect(unit),
         dtypes=(unit.dtype,),
         only=unit.rules,
         seed=unit.seed,
         examples=unit.examples,
         diagnosis=not unit.asks,
-        journal=journal,
+        journal=None if "budget" in unit.judges else journal,
         progress=False,
         **_read_judges(unit.judges),
     )
     return report.as_dict()
+
+
+def _connect(unit: Unit) -> Implementation:
+    limits, python = Limits(unit.timeout, unit.memory), _choose_python(unit)
+    return connect(unit.target, limits=limits, python=python, **unit.calls)
+
+
+def _load_here(unit: Unit) -> Implementation:
+    """Load the target in this process, for a sweep; variables that it needs are set first."""
+    if unit.target in TARGETS:
+        os.environ.update(TARGETS[unit.target].environment)
+    calls = {name: value for name, value in unit.calls.items() if name != "device"}
+    implementation = load_implementation(unit.target, **calls)
+    if device := unit.calls.get("device"):
+        implementation.on(device)
+    return implementation
 
 
 def _choose_python(unit: Unit) -> Path | None:

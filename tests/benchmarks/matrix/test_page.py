@@ -25,6 +25,7 @@ from tests.browser import PATH, Browser
 TARGET_COUNT, RULE_COUNT = 7, 13
 FULL = 60 * 2 * 80
 """Cells of the page that must be below `MOST`: targets × dtypes × rules."""
+ON_H200 = {"device": "H200"}
 SHARE = 0.1
 """Failures among its cells."""
 NEWER = {"page-ids"}
@@ -314,6 +315,34 @@ def test_address_opens_a_cell(text, browser):
     )
     assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
     assert page.complaints == []
+
+
+@pytest.fixture
+def on_two_devices(matrix):
+    """The same on an H200 too; the runs on the CPU are those of a file of an earlier version."""
+    return {**matrix, "runs": [run | more for run in matrix["runs"] for more in ({}, ON_H200)]}
+
+
+def test_rows_name_their_device(on_two_devices):
+    text = page(on_two_devices)
+    assert text.count('data-device="CPU"') == text.count('data-device="H200"') == 2 * TARGET_COUNT
+    assert '<th scope="row">float32 H200 <b' in text
+
+
+@pytest.mark.skipif(PATH is None, reason="needs Chromium")
+def test_browser_filters_by_device(on_two_devices, browser):
+    fragment = "#project0.target0/float64%20H200/rule-number-5"
+    shown = browser.open(page(on_two_devices), fragment=fragment)
+    seen = shown.run("""
+      while (!panel.open) await new Promise((go) => setTimeout(go, 20));
+      byId('device').value = 'H200';
+      byId('device').dispatchEvent(new Event('input', { bubbles: true }));
+      const left = rows.filter((row) => row.tr.offsetParent);
+      const devices = [...new Set(left.map((row) => row.device))];
+      return [byId('panel-title').textContent, left.length, devices];
+    """)
+    assert seen == ["project0.target0 float64 H200: rule-number-5", 2 * TARGET_COUNT, ["H200"]]
+    assert shown.complaints == []
 
 
 @pytest.mark.skipif(PATH is None, reason="needs Chromium")

@@ -9,10 +9,11 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing import check
-from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
 from npattn.testing.runner import rounds, search
-from npattn.testing.runner.rounds import OUT_OF_TIME, Judge, Round
+from npattn.testing.runner.rounds import Judge, Round
 from npattn.testing.targets.numpy import naive
+from tests.testing.rules.relations import trial_of
 
 FEW = {
     "only": ["agreement-o", "one-key"],
@@ -97,9 +98,30 @@ def test_a_budget_is_a_number_of_seconds(budget):
         check(naive, budget=budget)
 
 
-def test_a_sweep_has_no_budget():
-    with pytest.raises(OptionError, match="must be 0 with a budget"):
-        check(naive, budget=3, sweep=5)
+def test_a_sweep_ends_with_the_budget(clock, monkeypatch):
+    sweep = pytest.importorskip("npattn.testing.device.sweep")
+    one = object.__new__(sweep.Sweep)
+    vars(one).update(trial=trial_of(), progress=lambda *_: None, deadline=7)
+    monkeypatch.setattr(sweep, "time", sys.modules[check.__module__].time)
+    monkeypatch.setattr(sweep.Asked, "of", lambda _: sweep.Asked())
+
+    def judge(*_):
+        clock.seconds += 3
+        return 0.5, None
+
+    one._judge_within_memory = judge
+    assert one._judge_all("sweep", iter(range(11)), 11).examples == 3  # at 0, 3 and 6 seconds
+    late = one._judge_all("long", iter(range(11)), 11)
+    assert (late.status, late.message) == ("not applicable", OUT_OF_TIME)
+
+
+def test_telling_rules_come_first_in_a_budget(clock):
+    judge = Judge(trial_of(), 3, 0, lambda *_: None, True)
+    names = ["rows-sum-to-one", "views", "same-bits-padded", "empty-row", "agreement-o"]
+    unlimited = [group[0] for group in Round(judge, [], names).groups()]
+    limited = [group[0] for group in Round(replace(judge, deadline=3), [], names).groups()]
+    assert limited[:3] == ["agreement-o", "empty-row", "views"] != unlimited[:3]
+    assert set(rounds.TELLING) <= set(rounds.RULES)
 
 
 PASSED = Outcome("one-key", "5", "…", "float32", "passed", worst=0.25, examples=7)

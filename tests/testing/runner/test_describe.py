@@ -8,9 +8,9 @@ from npattn.oracle.api import attention
 from npattn.testing import check
 from npattn.testing.cases.asked import MODELS, Asked
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
 from npattn.testing.runner.describe import ALL_FROM, describe_skipped
-from npattn.testing.runner.rounds import OUT_OF_TIME, Judge, Round
+from npattn.testing.runner.rounds import Judge, Round
 from tests.testing.rules.relations import trial_of
 
 

@@ -16,7 +16,9 @@ from npattn.testing.targets import TARGETS
 
 torch = pytest.importorskip("torch")
 
-CUDA = [name for name, target in TARGETS.items() if target.device == "cuda"]
+ELSEWHERE = {"fla", "jax", "sageattention", "transformers"}
+"""Projects whose targets on CUDA call what their tests call interpreted, or on a CPU."""
+CUDA = [n for n, one in TARGETS.items() if one.device == "cuda" and one.project not in ELSEWHERE]
 SIZES = {"lead": (2,), "H": 6, "K": 3, "T": 5, "S": 7, "D": 11, "E": 11}
 
 
@@ -267,6 +269,18 @@ def vllm_flash_attn(
     return (o, lse) if return_softmax_lse else o
 
 
+def one_mask(
+    q, k, v, attn_mask=None, causal=False, sm_scale=None, is_causal=False, scale=None,
+    enable_gqa=False,
+):  # fmt: skip
+    visible = torch.ones(*q.shape[:3], k.shape[2], dtype=torch.bool)
+    visible = visible.tril() if causal or is_causal else visible
+    assert attn_mask is None or attn_mask.shape == visible.shape
+    kept = attn_mask is not None and attn_mask.dtype == torch.bool
+    seen, bias = (visible & attn_mask, None) if kept else (visible, attn_mask)
+    return plain(q, k, v, seen, bias, scale if sm_scale is None else sm_scale)[0]
+
+
 class BatchPrefillWithPagedKVCacheWrapper:
     def __init__(self, float_workspace_buffer, kv_layout="NHD"):
         self.heads_first = kv_layout == "HND"
@@ -398,7 +412,12 @@ def libraries(monkeypatch):
         "transformer_engine": {},
         "transformer_engine.pytorch": {"DotProductAttention": DotProductAttention},
         "_C": {"mha_forward": mha_forward, "mha_backward": mha_backward},
+        "flash_attn_triton": {"flash_attn_func": flash_attn_2},
+        "jvp_flash_attention.jvp_attention": {"attention": one_mask},
+        "flag_gems.ops.attention": {"scaled_dot_product_attention": one_mask},
     }
+    flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+    monkeypatch.setattr("npattn.testing.targets.torch._compile", lambda: flex)
     for name, functions in contents.items():
         module = ModuleType(name)
         vars(module).update(functions, __path__=[])
@@ -418,7 +437,8 @@ def compare_all(found, recipe):
     problem = recipe.problem(found.conventions.causal)
     cotangents = Cotangents(recipe.cotangents(problem).dout, None)
     results = dict(found.forward(problem).pairs)
-    if found.has_gradients and TARGETS["flashinfer"].load()[0] is not found.f:
+    forward_only = [TARGETS[name].load()[0] for name in ("flashinfer", "torch.flex-cuda")]
+    if found.has_gradients and found.f not in forward_only:  # the latter on a CPU
         results |= dict(found.gradients(problem, cotangents).pairs)
     wrong = [
         str(comparison)
@@ -455,10 +475,12 @@ NOT_ASKED = {
     *((name, way) for name in STORED for way in ("mask", "mask and causal")),
     ("flashinfer", "window"),  # it has an end to the right
     ("flashinfer", "mask and causal"),
+    *((name, "bias") for name in ("jvp_flash_attention", "flag_gems")),  # and a mask
 }
 
 
 FLASH = {"causal", "scale", "softcap", "window"}
+SDPA = {"bias", "causal", "mask", "scale"}
 HAS = {
     "flash_attn": FLASH,
     "flash_attn.varlen": {*FLASH, "mask"},
@@ -474,17 +496,24 @@ HAS = {
     "flashinfer": {*FLASH, "mask"},
     "transformer_engine": {"bias", "causal", "mask", "scale", "window"},
     "thunderkittens": {"causal"},
-    "torch.sdpa-cudnn": {"bias", "causal", "mask", "scale"},
+    "torch.sdpa-cudnn": SDPA,
+    "torch.sdpa-efficient": SDPA,
+    "jvp_flash_attention": SDPA,
+    "flag_gems": SDPA,
+    "torch.flex-cuda": {*FLASH, "mask"},
+    "flash_attn_triton": {"causal", "scale"},
 }
 
 
+# Compiling takes a minute: here FlexAttention runs as it is written.
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("name", "way"),
     [
         (name, way)
         for name in CUDA
         for way, options in WAYS.items()
-        if name not in ("torch.sdpa-cudnn", "thunderkittens")
+        if name not in ("torch.sdpa-cudnn", "torch.sdpa-efficient", "thunderkittens")
         and set(options) & set(FEATURES) <= HAS[name]
     ],
 )
@@ -493,10 +522,12 @@ def test_adapter_agrees_with_the_oracle(libraries, name, way):
     recipe = Recipe(**(SIZES | WAYS[way]), seed=3)
     if name == "xformers":
         recipe = Recipe(**(SIZES | WAYS[way] | {"K": 6}), seed=3)
-    if name in PACKED:
+    if name in (*PACKED, "jvp_flash_attention"):
         recipe = replace(recipe, K=6, S=recipe.T)
     if (name, way) in NOT_ASKED:
-        with pytest.raises(Exception, match=r"right|ignored beside|lengths alone|would count"):
+        with pytest.raises(
+            Exception, match=r"right|ignored beside|lengths alone|would count|or added"
+        ):
             found.forward(recipe.problem(found.conventions.causal))
     else:
         names = compare_all(found, recipe)
@@ -591,6 +622,9 @@ def test_every_name_of_a_profile_is_a_parameter(libraries, name):
         ("flashinfer", [(2, 3, 5, 11), (2, 3, 7, 11)], {"mask": (3, 5, 7)}, "one matrix for all"),
         ("transformer_engine", [(3, 5, 11), (3, 7, 11)], {}, "4 axes, with one B"),
         ("thunderkittens", [(2, 3, 5, 11), (2, 3, 7, 11)], {}, "with one T and one D"),
+        ("torch.flex-cuda", [(2, 3, 5, 11), (1, 3, 7, 11)], {}, "4 axes, with one B"),
+        ("flag_gems", [(3, 5, 11), (3, 7, 11)], {}, "4 axes, with one B"),
+        ("jvp_flash_attention", [(2, 3, 5, 11), (2, 3, 7, 11)], {}, "one shape"),
         ("thunderkittens", [(2, 3, 5, 11), (2, 3, 5, 11)], {}, "it takes bfloat16"),
     ],
 )
