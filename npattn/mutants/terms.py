@@ -122,7 +122,7 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "window of numbers": _read_window,
     "need_weights": _same("return_weights"),
     "lse without gradient": _same("return_lse"),
-    "shared heads": lambda value: {},
+    **dict.fromkeys(("shared heads", "no effect"), lambda value: {}),
     "no dropout": _refuse_dropout,
 }
 """Meaning of a parameter → function that reads the options in its value."""

@@ -250,6 +250,7 @@ def inspect_function(
     candidates = in_layouts(made) if layout is None else [made]
     found = fingerprint_first(candidates, dtype=dtype)
     conventions = found.conventions if change is None else change(found.conventions)
+    tiled, conventions = conventions.kv_head == "tile", replace(conventions, kv_head="repeat")
     made = implement(f, beside, layout=found.layout, rename=rename)
     features = made.features - {"score_mod"}
     space = Space(features=features, dtype=dtype)
@@ -257,7 +258,10 @@ def inspect_function(
     with made.framework.one_thread():
         capabilities = probe(Trial(made, conventions, model, space))
     terms = Terms(made.signature, conventions, made.layout, beside)
-    space = replace(capabilities.trial.space, features=capabilities.trial.space.features & features)
+    space = capabilities.trial.space
+    space = replace(space, features=space.features & features)
+    if tiled:  # which no mistake does: without shared heads it is the same
+        space = replace(space, structure=space.structure - {"K < H"})
     more = made.has_gradients, made.framework.name
     return Subject(f, spec, terms, dict(rename or {}), space, *more)
 

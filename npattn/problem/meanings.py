@@ -151,6 +151,7 @@ NAMES: dict[str, Names] = {
         "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=",
         ("dropout_p",),
     ),
+    "no effect": Names(),
     "module": Names("leave it out: attention is a function here", ("module",)),
     **_STORED,
     **dict.fromkeys(PACKED, Names()),
@@ -196,6 +197,8 @@ An option's own name means its plain form. Of the others,
     must be True where K < H.
 "no dropout"
     is the rate of a dropout with a generator of its own: it stays 0.
+"no effect"
+    may have any value, on which results do not depend: the size of a tile, for instance.
 "module"
     stands before q, k, v in the attention functions of Hugging Face's models. They return o of
     shape (B, T, H, E), and something beside it.

@@ -10,12 +10,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from npattn.errors import NpattnError, OptionError
 from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
 from npattn.problem.checks import check_integer
 from npattn.weights.exchange import join_names, transpose
-from npattn.weights.families import FAMILIES, Family, LayerNames, Setting
+from npattn.weights.families import FAMILIES, REFUSED, Family, LayerNames, Setting
 from npattn.weights.files import list_arrays, read_arrays, read_json
 
 __all__ = ["Layer", "from_checkpoint"]
@@ -33,7 +35,7 @@ class Layer:
         Its weights, in the dtype of the file.
     options : dict
         What else the layer computes with, as keyword arguments of `MultiHeadAttention.forward`:
-        among causal, window, scale, softcap, bias and rope, those that are not the default.
+        among causal, window, scale, softcap, bias, sinks and rope, those that are not the default.
     names : dict
         Name in the checkpoint of each array that was read, by the name of a parameter of
         `MultiHeadAttention`; "w" and "b" are the packed ones.
@@ -72,8 +74,9 @@ def from_checkpoint(
         bert; other families have one.
     config : mapping or path, optional
         Configuration of the model; default config.json beside the weights, if it is there. Its
-        ``model_type`` is the family: bert, bloom, falcon, gemma, gemma2, gpt2, gpt_neox, llama,
-        mistral, mixtral, olmo2, phi, phi3, qwen2, qwen3, qwen3_moe or t5.
+        ``model_type`` is the family: bert, bloom, falcon, gemma, gemma2, gemma3 (of text),
+        gpt2, gpt_neox, gpt_oss, llama, mistral, mixtral, olmo2, phi, phi3, qwen2, qwen3,
+        qwen3_moe or t5.
     names : LayerNames, optional
         Names of the arrays, in place of those of the family; needed for another family, or without
         a configuration. Options are then empty, unless the family is known.
@@ -90,9 +93,10 @@ def from_checkpoint(
     Raises
     ------
     OptionError
-        If the family is unknown and names are missing, an array is not there, has another dtype
-        than float64, float32, float16 or bfloat16, a file is damaged or a pickle, the configuration
-        contradicts the shapes or asks for what is not known here, or an argument is missing.
+        If the family is unknown, or has latent attention, and names are missing, an array is not
+        there, has another dtype than float64, float32, float16 or bfloat16, a file is damaged or a
+        pickle, the configuration contradicts the shapes or asks for what is not known here, or an
+        argument is missing.
     ShapeError
         If the shapes of arrays do not fit each other or the number of heads.
     FileNotFoundError
@@ -124,7 +128,7 @@ def from_checkpoint(
         )
     path, layer = Path(path), check_integer("layer", layer, 0)
     files = list_arrays(path, "from_checkpoint")
-    settings = _read_config(config, path)
+    settings = _text(_read_config(config, path))
     family = FAMILIES.get(str(settings.get("model_type")))
     if family is not None:
         part, own = _choose_part(family, part, settings)
@@ -138,7 +142,7 @@ def from_checkpoint(
         options = {}
         if family is not None and part is not None:
             options = family.options(
-                Setting(settings, layer, part, attention, length, reader.read_table)
+                Setting(settings, layer, part, attention, length, reader.read_option)
             )
     except NpattnError as err:
         raise type(err)(f"layer {layer} of {path}: {err}") from err
@@ -176,6 +180,8 @@ class _Reader:
         for name, x in p.items():
             if self.layer_names.transposed and name.startswith("w") and x.ndim == 2:
                 p[name] = transpose(x)
+            if self.layer_names.norm_less_one and name.startswith("norm"):
+                p[name] = 1 + x.astype(np.float64)  # which a narrow dtype could not hold
         options: dict[str, Any] = {"num_heads": H}
         if self.layer_names.qk_norm is not None:
             options |= {"qk_norm": self.layer_names.qk_norm, "norm_eps": self.layer_names.norm_eps}
@@ -188,9 +194,9 @@ class _Reader:
         except NpattnError as err:
             raise type(err)(f"{self.path} cannot be read: {err}") from err
 
-    def read_table(self, name: str) -> Array:
+    def read_option(self, option: str, name: str) -> Array:
         self._check([self.prefix + name])
-        self.names["bias"] = self.prefix + name
+        self.names[option] = self.prefix + name
         return read_arrays(self.files, [self.prefix + name])[self.prefix + name]
 
     def _check(self, names: Any) -> None:
@@ -238,6 +244,12 @@ def _read_config(config: Any, path: Path) -> Mapping[str, Any]:
     return read_json(beside if config is None else Path(config))
 
 
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the configuration of the language model of a Gemma 3 that also sees images."""
+    kind, text = config.get("model_type"), config.get("text_config") or {}
+    return config if kind != "gemma3" else {"model_type": "gemma3_text", **text}
+
+
 def _num_heads(num_heads: int | None, config: Mapping[str, Any]) -> int:
     stated = [config[name] for name in HEADS if config.get(name) is not None]
     if num_heads is None and not stated:
@@ -273,6 +285,8 @@ def _choose_part(
 
 def _family_error(path: Path, config: Mapping[str, Any]) -> OptionError:
     kind = config.get("model_type")
+    if kind in REFUSED:
+        return OptionError(f"MultiHeadAttention is not the attention of {kind}: {REFUSED[kind]}")
     subject = "there is no config.json beside it" if not config else f"model_type is {kind!r}"
     return OptionError(
         f"cannot tell the names of the arrays in {path}: {subject}; known families are "

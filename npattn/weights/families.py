@@ -10,6 +10,7 @@ Source of the names and of the defaults of a configuration: transformers 5, `mod
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from npattn.multihead.projections import Norm
 from npattn.problem.arrays import Array
 from npattn.weights.rope_config import read_rotary
 
-__all__ = ["FAMILIES", "Family", "LayerNames", "Setting"]
+__all__ = ["FAMILIES", "REFUSED", "Family", "LayerNames", "Setting"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class LayerNames:
     qk_norm : {"rms", "layer", "rms_projection", "layer_projection"}, optional
         Their kind.
     norm_eps : float, default 1e-6
+    norm_less_one : bool, default False
+        The checkpoint has the weights of the norms less 1, as Gemma's.
     prefixes : tuple of str, default ("",)
         What may stand before all names; the first counts with which one of them exists.
 
@@ -72,6 +75,7 @@ class LayerNames:
     norm_k: str | None = None
     qk_norm: Norm | None = None
     norm_eps: float = 1e-6
+    norm_less_one: bool = False
     prefixes: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
@@ -90,7 +94,7 @@ class Setting(NamedTuple):
     part: str
     attention: MultiHeadAttention
     length: int | None
-    read: Callable[[str], Array]  # one more array, by its name without a prefix
+    read: Callable[[str, str], Array]  # the array of an option, by its name without a prefix
 
 
 @dataclass(frozen=True)
@@ -134,13 +138,34 @@ def _window(config: Mapping[str, Any], layer: int) -> int | None:
     window, kind = config.get("sliding_window"), config["model_type"]
     if config.get("layer_types"):
         sliding = config["layer_types"][layer] == "sliding_attention"
+    elif kind == "gemma3_text":
+        sliding = (layer + 1) % config.get("sliding_window_pattern", 6) != 0
     elif kind == "qwen3_moe":  # max_window_layers means nothing to it
         sliding = bool(config["use_sliding_window"])
     elif kind.startswith("qwen"):
         sliding = bool(config["use_sliding_window"]) and layer >= config["max_window_layers"]
     else:
-        sliding = kind != "gemma2" or layer % 2 == 0
+        sliding = kind not in ("gemma2", "gpt_oss") or layer % 2 == 0
     return window if sliding else None
+
+
+def _gemma3_options(s: Setting) -> dict[str, Any]:
+    """Return the options of a layer, which turns by its own base if it slides."""
+    config = {**GEMMA3, **s.config, "attn_logit_softcapping": None}  # stored, and used by nobody
+    slides = _window(config, s.layer) is not None
+    old = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
+    if slides:
+        old = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
+    new = config.get("rope_parameters") or {}
+    rope = new.get("sliding_attention" if slides else "full_attention", old)
+    return _rotary()(s._replace(config={**config, "rope_parameters": rope, "rope_scaling": None}))
+
+
+def _gpt_oss_options(s: Setting) -> dict[str, Any]:
+    stretched = s.config.get("rope_parameters") or s.config.get("rope_scaling") or GPT_OSS_ROPE
+    plain = {"sliding_window": 128, "rope_theta": 150000.0}
+    options = _rotary(**plain)(s._replace(config={**s.config, "rope_parameters": stretched}))
+    return options | {"sinks": s.read("sinks", f"layers.{s.layer}.self_attn.sinks")}
 
 
 def _gpt2_options(s: Setting) -> dict[str, Any]:
@@ -163,7 +188,7 @@ def _t5_options(s: Setting) -> dict[str, Any]:
         name = f"{s.part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         reach = s.config.get("relative_attention_max_distance", 128)
         options["bias"] = biases.relative(
-            s.read(name), max_distance=reach, bidirectional=s.part == "encoder"
+            s.read("bias", name), max_distance=reach, bidirectional=s.part == "encoder"
         )
     return options if s.part != "decoder" else options | CAUSAL
 
@@ -195,6 +220,9 @@ NORMED = _separate(
     DECODER, o=f"{DECODER}.o_proj", prefixes=MODEL,
     norm_q=f"{DECODER}.q_norm", norm_k=f"{DECODER}.k_norm", qk_norm="rms",
 )  # fmt: skip
+GEMMA3_NAMES = dataclasses.replace(
+    NORMED, norm_less_one=True, prefixes=(*MODEL, "model.language_model.", "language_model.model.")
+)
 OLMO2 = _separate(
     DECODER, o=f"{DECODER}.o_proj", prefixes=MODEL, norm_eps=1e-5,
     norm_q=f"{DECODER}.q_norm", norm_k=f"{DECODER}.k_norm", qk_norm="rms_projection",
@@ -233,6 +261,9 @@ QWEN: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096}
 QWEN["max_window_layers"] = 28
 GEMMA2: dict[str, Any] = {"sliding_window": 4096, "query_pre_attn_scalar": 256}
 GEMMA2["attn_logit_softcapping"] = 50.0
+GEMMA3: dict[str, Any] = {"sliding_window": 4096, "query_pre_attn_scalar": 256}
+GPT_OSS_ROPE: dict[str, Any] = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
+GPT_OSS_ROPE["original_max_position_embeddings"] = 4096
 
 FAMILIES: dict[str, Family] = {
     "bert": Family({"self": _bert("attention"), "cross": _bert("crossattention")}, _bert_options),
@@ -240,8 +271,10 @@ FAMILIES: dict[str, Family] = {
     "falcon": Family({"self": PACKED}, _falcon_options),
     "gemma": Family(LLAMA, _rotary()),
     "gemma2": Family(LLAMA, _rotary(**GEMMA2)),
+    "gemma3_text": Family({"self": GEMMA3_NAMES}, _gemma3_options, "rms_norm_eps"),
     "gpt2": Family({"self": GPT2}, _gpt2_options),
     "gpt_neox": Family({"self": NEOX}, _rotary(0.25)),
+    "gpt_oss": Family(LLAMA, _gpt_oss_options),
     "llama": Family(LLAMA, _rotary()),
     "mistral": Family(LLAMA, _rotary(sliding_window=4096)),
     "mixtral": Family(LLAMA, _rotary()),
@@ -261,3 +294,10 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """By the ``model_type`` of config.json."""
+
+_LATENT = (
+    "its keys and values are normalised between two projections (kv_a_layernorm), and features "
+    "that turn stand beside others: npattn.variants.latent.attention computes it from q and latents"
+)
+REFUSED = dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT)
+"""``model_type`` of models whose attention `MultiHeadAttention` is not → the reason."""

@@ -21,8 +21,8 @@ def padded(q, k, v, key_padding_mask=None, head_mask=None):
     raise AssertionError("the stand-in calls nothing")
 
 
-def terms(f, beside=(), layout="BHTD", **conventions):
-    signature = Implementation(f, framework="numpy").signature
+def terms(f, beside=(), layout="BHTD", rename=None, **conventions):
+    signature = Implementation(f, framework="numpy", rename=rename).signature
     return Terms(signature, npattn.Conventions(**conventions), layout, beside)
 
 
@@ -83,6 +83,12 @@ def test_a_mistake_is_made():
     assert np.array_equal(wrong(q, k, v), stand_in(own, terms(own), None)(q, k, v))
     with pytest.raises(AssertionError):
         agrees(wrong(q, k, v, is_causal=True), q, k, v, causal="bottom_right")
+
+
+def test_a_word_without_effect_may_have_any_value():
+    q, k, v = arrays()
+    f = stand_in(own, terms(own, rename={"eps": "no effect"}), None)
+    assert agrees(f(q, k, v, eps=0.25, is_causal=True), q, k, v, causal="bottom_right")
 
 
 def test_unknown_words_are_refused():

@@ -31,3 +31,14 @@ def test_a_mistake_that_no_problem_shows_is_shown_by_a_rule(subject):
 
 def test_a_mistake_of_an_option_that_it_lacks_is_shown_by_nothing(subject):
     assert subject.find(MISTAKES["dsinks-zero"]) is None
+
+
+def test_heads_are_not_shared_where_the_function_tiles_them():
+    def tiled(q, k, v):
+        return npattn.attention(q, k, v, conventions=npattn.Conventions(kv_head="tile")).astype(
+            q.dtype
+        )
+
+    found = inspect_function(tiled, "mine:tiled")
+    assert found.terms.conventions.kv_head == "repeat"
+    assert "K < H" not in found.space.structure

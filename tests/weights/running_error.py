@@ -69,6 +69,11 @@ class Rounded:
     def tanh(self):  # its slope is at most 1
         return self.rounded(np.tanh(self.value), self.error, 2)
 
+    def append(self, more):
+        """One more column, of exact numbers."""
+        error = np.concatenate([self.error, np.zeros_like(more)], -1)
+        return self.like(np.concatenate([self.value, more], -1), error)
+
     def softmax(self, visible):
         s = np.where(visible, self.value, -np.inf)
         top = s.max(-1, keepdims=True)
@@ -99,7 +104,7 @@ def rms_norm(x, weight, eps):
     passed = x.error / (size - moved) + abs(x.value) * moved / (size * (size - moved))
     # Square, sum of n, mean and ε, half of which pass the root; root and product.
     unit = x.rounded(unit, passed, (n + 4) / 2 + 2 + 1)
-    return unit * x.like(weight)
+    return unit * x.like(weight, x.u * abs(weight))  # of Gemma: stored less 1
 
 
 def layer_norm(x, weight, bias, eps):
@@ -143,8 +148,8 @@ class Layer:
     """Forward and backward of a `MultiHeadAttention` with options, in steps that are bounded."""
 
     def __init__(self, mha, x, key=None, *, value=None, causal=False, window=None, scale=None,
-                 softcap=None, bias=None, rope=None, u=U32):  # fmt: skip
-        self.mha, self.rotary, self.softcap = mha, rope, softcap
+                 softcap=None, bias=None, sinks=None, rope=None, u=U32):  # fmt: skip
+        self.mha, self.rotary, self.softcap, self.sinks = mha, rope, softcap, sinks
         self.scale = mha.head_size**-0.5 if scale is None else scale
         self.p = {n: Rounded(a, u=u) for n, a in mha.parameters.items()}
         self.x = Rounded(x, u=u)
@@ -187,7 +192,12 @@ class Layer:
             s = s.times(1 / self.softcap).tanh().times(self.softcap)
         if self.bias is not None:
             s = s + self.bias
-        self.w = s.softmax(self.visible)
+        if self.sinks is None:
+            self.w = s.softmax(self.visible)
+        else:
+            seen = np.pad(self.visible, ((0, 0), (0, 1)), constant_values=True)
+            sinks = np.broadcast_to(self.sinks[:, None, None], (*s.value.shape[:-1], 1))
+            self.w = s.append(sinks).softmax(seen).map(lambda w: w[..., :-1])
         self.merged = merge(self.w @ self.v)
         out = self.merged @ self.p["wo"]
         return out + self.p["bo"] if "bo" in self.p else out

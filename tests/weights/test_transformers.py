@@ -49,6 +49,14 @@ MODELS = {
     "gemma2": ("Gemma2", "Gemma2ForCausalLM",
                GROUPED | {"sliding_window": 3, "query_pre_attn_scalar": 13,
                           "attn_logit_softcapping": 1.5}, AT, AT + ".o_proj"),
+    "gemma3": ("Gemma3Text", "Gemma3ForCausalLM",
+               GROUPED | {"sliding_window": 3, "query_pre_attn_scalar": 13, "rms_norm_eps": 0.1,
+                          "attn_logit_softcapping": 1.5, "sliding_window_pattern": 2},
+               AT, AT + ".o_proj"),
+    "gpt_oss": ("GptOss", "GptOssForCausalLM",
+                EXPERTS | {"sliding_window": 3, "num_local_experts": 2, "num_experts_per_tok": 1,
+                           "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+                AT, AT + ".o_proj"),
     "gpt2": ("GPT2", "GPT2LMHeadModel",
              {"vocab_size": VOCABULARY, "n_embd": 12, "n_layer": LAYERS, "n_head": 3,
               "bos_token_id": 1, "eos_token_id": 2}, "transformer.h.{i}.attn",
@@ -306,11 +314,23 @@ def test_configuration_of_version_4_means_the_same(make, tmp_path, name):
 def test_defaults_are_those_of_transformers(tmp_path):
     """A file of version 4 has only what differs from them."""
     transformers = pytest.importorskip("transformers")
-    from npattn.weights.families import GEMMA2, QWEN
+    from npattn.weights.families import GEMMA2, GEMMA3, GPT_OSS_ROPE, QWEN
+
+    oss = transformers.GptOssConfig()
+    assert {**oss.rope_parameters, **GPT_OSS_ROPE} == oss.rope_parameters
+    assert (oss.sliding_window, oss.rope_parameters["rope_theta"]) == (128, 150000.0)
+    gemma3 = transformers.Gemma3TextConfig().rope_parameters
+    assert gemma3["full_attention"]["rope_theta"] == 1e6
+    assert gemma3["sliding_attention"]["rope_theta"] == 1e4
 
     assert transformers.MixtralConfig().sliding_window is None
     assert transformers.Olmo2Config().rms_norm_eps == 1e-5
-    for kind, plain in (("Gemma2", GEMMA2), ("Qwen3", QWEN), ("Qwen2", QWEN)):
+    for kind, plain in (
+        ("Gemma2", GEMMA2),
+        ("Gemma3Text", GEMMA3),
+        ("Qwen3", QWEN),
+        ("Qwen2", QWEN),
+    ):
         config = getattr(transformers, f"{kind}Config")(use_sliding_window=True)
         assert {name: getattr(config, name) for name in plain} == plain | (
             {"use_sliding_window": True} if "use_sliding_window" in plain else {}

@@ -179,6 +179,6 @@ FORMS: dict[str, Callable[[_Call, tuple[str, ...]], Any]] = {
     "window of numbers": _window,
     "need_weights": lambda call, ours: "return_weights" in call.values,
     "shared heads": lambda call, ours: True if call.sizes.K < call.sizes.H else None,
-    "no dropout": lambda call, ours: None,
+    **dict.fromkeys(("no dropout", "no effect"), lambda call, ours: None),
 }
 """Value of a parameter by its meaning; None is not passed. The others are passed as they are."""
