@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from npattn.testing.compare import Comparison, short
+from npattn.testing.reference.search import write_replay
 from npattn.testing.variants.case import Case
 
 PLACEHOLDER = "raise SystemExit('TODO: import your implementation here, as f')"
@@ -75,11 +76,12 @@ class VariantReport:
         what = self.error or "\n".join(str(c) for c in self.comparisons if not c.passed)
         imports = "\n".join(self.imports) or PLACEHOLDER
         names = f"{type(self.case).__name__}, replay"
-        return (
-            f'"""{self.name} is wrong as {self.variant} attention.\n\n{what}\n"""\n\n'
-            f"from npattn.testing.variants import {names}\n\n{imports}\n\n"
-            f"case = {self.case!r}\n"
-            f"for comparison in replay({self.call}):\n    print(comparison)\n"
+        return write_replay(
+            f"{self.name} is wrong as {self.variant} attention.",
+            what,
+            f"from npattn.testing.variants import {names}\n\n{imports}\n",
+            self.case,
+            self.call,
         )
 
 
