@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from npattn.errors import optional_import
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.compare import Comparison
+from npattn.testing.report.reproducer import write_docstring
 
 with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
     from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -109,8 +110,8 @@ class Search:
 
 def write_replay(headline: str, message: str, setup: str, case: Any, arguments: str) -> str:
     """Return a Python file that shows a failing case by the function `replay` of `setup`."""
-    safe = message.replace("\\", "\\\\").replace('"""', "'''")
     return (
-        f'"""{headline}\n\n{safe}\n"""\n\n{setup}\ncase = {case!r}\n'
-        f"for comparison in replay({arguments}):\n    print(comparison)\n"
+        write_docstring(f"{headline}\n\n{message}")
+        + f"\n\n{setup}\ncase = {case!r}\n"
+        + f"for comparison in replay({arguments}):\n    print(comparison)\n"
     )

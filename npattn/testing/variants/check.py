@@ -17,10 +17,11 @@ from npattn.testing.adapters.frameworks import choose_framework
 from npattn.testing.compare import Comparison, compare_result
 from npattn.testing.reference.pairs import Function
 from npattn.testing.reference.search import Search
+from npattn.testing.report.reproducer import write_import
 from npattn.testing.variants.case import Case
 from npattn.testing.variants.differential import DifferentialCase
 from npattn.testing.variants.linear import LinearCase
-from npattn.testing.variants.report import VariantReport, importable
+from npattn.testing.variants.report import VariantReport
 
 VARIANTS: dict[str, type[Any]] = {"linear": LinearCase, "differential": DifferentialCase}
 DTYPES = ("float32", "float64", "bfloat16")
@@ -110,9 +111,10 @@ def check_variant(
     search.run(choices, build, examples, seed)
     target.note_unasked()
     failure = search.failure
-    own = importable(f, "f")
-    other = () if backward is None else importable(backward, "f_backward")
-    arguments = "f, case" + ("" if backward is None else ", backward=f_backward")
+    imports, arguments = write_import(f, "f", None), "f, case"
+    if backward is not None:
+        imports += write_import(backward, "f_backward", None)
+        arguments += ", backward=f_backward"
     return VariantReport(
         name=target.name,
         variant=variant if isinstance(variant, str) else kind.__name__,
@@ -125,7 +127,7 @@ def check_variant(
         error="" if failure is None else failure.error,
         untested=tuple(target.untested),
         call=f"{arguments}, framework={target.framework.name!r}, dtype={dtype!r}",
-        imports=own + other if own and (other or backward is None) else (),
+        imports=tuple(imports),
     )
 
 
