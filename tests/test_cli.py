@@ -531,6 +531,18 @@ def test_every_rule_is_explained(rule):
     assert ("none known in the wild" in said) == (not known)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("values", "a level of rules"),
+        ("train-mode", "npattn check TARGET --module"),
+        ("mask", "a mask of any form hides keys"),
+    ],
+)
+def test_levels_and_rules_of_modules_are_explained(name, words):
+    assert words in run("explain", name)
+
+
 def test_a_beginning_explains_several_rules():
     output = run("explain", "hidden-nan")
     assert [line.split()[0] for line in output.splitlines() if line[:1].strip()] == [

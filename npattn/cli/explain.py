@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from npattn.testing.check import choose_rules
-from npattn.testing.levels import REQUIRED
-from npattn.testing.rules import ON_REQUEST
+from npattn.testing.levels import LEVELS, REQUIRED
+from npattn.testing.modules.rules import RULES as MODULE_RULES
+from npattn.testing.rules import ON_REQUEST, PROPERTIES
 from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
 WITHOUT_RULE = {
@@ -39,16 +40,23 @@ MOST = 6
 def explain_command(rule: str) -> None:
     """Say what RULE demands, why, and which real bug broke it.
 
-    RULE is a name from npattn list rules, or how several begin.
+    RULE is a name from npattn list rules, or how several begin; a level of rules; or a rule of
+    npattn check TARGET --module.
     """
-    named = [WITHOUT_RULE[rule]] if rule in WITHOUT_RULE else []
-    for text in named:
-        _print(rule, f"npattn check TARGET --only {rule}", text)
-    for one in () if named else choose_rules([rule]):
-        asked = f"only with --only {one.rule}" if one.rule in ON_REQUEST else f"level {one.level}"
-        required = "required" if one.level in REQUIRED else "shown, not required"
-        about = f"semantics {one.section}; {asked}, {required}"
-        _print(one.rule, about, one.check.__doc__ or "")
+    known = rule in WITHOUT_RULE or rule in LEVELS or rule in MODULE_RULES
+    if rule in WITHOUT_RULE:
+        _print(rule, f"npattn check TARGET --only {rule}", WITHOUT_RULE[rule])
+    if rule in LEVELS:
+        click.echo(f"{rule}  (a level of rules: npattn list rules)\n  {dict(LEVELS)[rule]}\n")
+    if rule in MODULE_RULES:
+        one = MODULE_RULES[rule]
+        where = f"npattn check TARGET --module; semantics {one.semantics}; level {one.level}"
+        click.echo(f"{rule}  (of modules: {where})\n  demands    {one.about}\n")
+    for own in () if known and rule not in PROPERTIES else choose_rules([rule]):
+        asked = f"only with --only {own.rule}" if own.rule in ON_REQUEST else f"level {own.level}"
+        required = "required" if own.level in REQUIRED else "shown, not required"
+        about = f"semantics {own.section}; {asked}, {required}"
+        _print(own.rule, about, own.check.__doc__ or "")
 
 
 def _print(name: str, where: str, docstring: str) -> None:

@@ -23,10 +23,18 @@ from npattn.testing.settings import DTYPES
     *("layout", "conventions", "rename", "dtypes", "only", "processes", "timeout", "json"),
     layout={"default": "found out"},
     conventions={"help": "What its words mean, beside what is found out."},
-    dtypes={"value": "float32", "choices": DTYPES[:4], "multiple": False},
+    dtypes={
+        "value": "float32",
+        "choices": DTYPES[:4],
+        "multiple": False,
+        "help": f"Dtype of q, k and v: {', '.join(DTYPES[:4])}.",
+    },
     only={"metavar": "NAME", "help": "Mistakes, or families of mistakes."},
     processes={"value": "auto", "help": "Runs at a time."},
-    timeout={"help": "Of a run; default: ten times a green run, and five seconds."},
+    timeout={
+        "help": "Seconds that a run may take.",
+        "default": "ten times a green run, and five seconds",
+    },
     json={"help": "Write all of it to this file."},
 )
 def mutants_command(

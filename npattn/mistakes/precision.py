@@ -7,6 +7,7 @@ declare.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,10 @@ from npattn.problem.arrays import Array
 __all__: list[str] = []
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+of_fused = partial(
+    mistake, family="precision", step="precision", where="everywhere", rounding="fused"
+)
+"""Register a mistake of a kernel that declares the rounding model "fused"."""
 
 
 def round_to(x: Array, dtype: np.dtype[np.generic]) -> Array:
@@ -45,15 +50,7 @@ class Fused(Online):
 # --- sums -----------------------------------------------------------------------------------------
 
 
-@mistake(
-    "row-sum-in-float16",
-    "precision",
-    "sonos/tract#2586",
-    step="precision",
-    where="everywhere",
-    dtypes=("float16",),
-    rounding="fused",
-)
+@of_fused("row-sum-in-float16", source="sonos/tract#2586", dtypes=("float16",))
 class _RowSumInFloat16(Online):
     """Row sums accumulate in float16, where 2048 + 1 = 2048."""
 
@@ -62,14 +59,7 @@ class _RowSumInFloat16(Online):
         return np.add.accumulate(terms, axis=-1)[..., -1:].astype(total.dtype)
 
 
-@mistake(
-    "accumulator-in-bfloat16",
-    "precision",
-    step="precision",
-    where="everywhere",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@of_fused("accumulator-in-bfloat16", dtypes=("bfloat16",))
 class _AccumulatorInBfloat16(Fused):
     """The accumulator of out is rounded to bfloat16 after every 16 keys."""
 
@@ -78,14 +68,7 @@ class _AccumulatorInBfloat16(Fused):
         return state._replace(acc=round_to(state.acc, tile.dtype))
 
 
-@mistake(
-    "dq-in-bfloat16",
-    "precision",
-    step="precision",
-    where="everywhere",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@of_fused("dq-in-bfloat16", dtypes=("bfloat16",))
 class _DqInBfloat16(Fused):
     """dq is rounded to bfloat16 after every 16 keys."""
 
@@ -95,14 +78,7 @@ class _DqInBfloat16(Fused):
             into[..., at, :] = round_to(into[..., at, :], BFLOAT16)
 
 
-@mistake(
-    "group-summed-in-bfloat16",
-    "precision",
-    step="precision",
-    where="G > 1",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@of_fused("group-summed-in-bfloat16", where="G > 1", dtypes=("bfloat16",))
 class _GroupSummedInBfloat16(Fused):
     """dk and dv are summed over shared query heads in bfloat16."""
 
@@ -119,15 +95,7 @@ class _GroupSummedInBfloat16(Fused):
 # --- scores and weights ---------------------------------------------------------------------------
 
 
-@mistake(
-    "product-in-float16",
-    "precision",
-    "NVIDIA/TensorRT-LLM#18044",
-    step="precision",
-    where="everywhere",
-    dtypes=("float16",),
-    rounding="fused",
-)
+@of_fused("product-in-float16", source="NVIDIA/TensorRT-LLM#18044", dtypes=("float16",))
 class _ProductInFloat16(Attention):
     """q kᵀ is stored in float16 before the scale and overflows at 65504."""
 
@@ -146,14 +114,7 @@ change("scale-in-bfloat16", "precision", "The scale is rounded to the dtype of q
            up(c._replace(scale=float(round_to(np.array(c.scale), c.dtype)))))  # fmt: skip
 
 
-@mistake(
-    "exp-of-second-order",
-    "precision",
-    step="precision",
-    where="everywhere",
-    dtypes=("bfloat16",),
-    rounding="fused",
-)
+@of_fused("exp-of-second-order", dtypes=("bfloat16",))
 class _ExpOfSecondOrder(Online):
     """exp is a second-order polynomial between powers of 2, off by up to 2⁻⁷."""
 
@@ -207,14 +168,11 @@ class _SoftmaxInFloat16(Attention):
 # --- between forward and backward -----------------------------------------------------------------
 
 
-@mistake(
+@of_fused(
     "lse-saved-in-bfloat16",
-    "precision",
-    "tenstorrent/tt-metal#41683",
-    step="precision",
+    source="tenstorrent/tt-metal#41683",
     where="backward: everywhere",
     dtypes=("bfloat16",),
-    rounding="fused",
 )
 class _LseSavedInBfloat16(Online):
     """Backward rebuilds the weights from an lse that was saved in bfloat16."""

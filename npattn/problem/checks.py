@@ -46,7 +46,8 @@ def read_array(name: str, value: Any) -> Array:
         ) from err
 
 
-def _is_float(dtype: np.dtype[Any]) -> bool:
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Return True for real and complex floating dtypes, those of ml_dtypes included."""
     # The dtypes of ml_dtypes have kind "V" or "f" by version, and names that begin with float.
     return dtype.kind in "fc" or dtype.name.startswith(("bfloat16", "float"))
 
@@ -54,7 +55,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 def read_floating(name: str, value: Any) -> Array:
     """Return `value` as a floating array. Raises DtypeError if it is not floating."""
     array = read_array(name, value)
-    if not _is_float(array.dtype):
+    if not is_floating(array.dtype):
         raise DtypeError(
             f"{name} is {array.dtype}, must be floating (float64, float32, float16, bfloat16, "
             "float8, complex): convert it, for example to float64"
@@ -107,7 +108,7 @@ def read_boolean(name: str, value: Any) -> Array:
     array = read_array(name, value)
     if array.dtype == np.bool_:
         return array
-    if _is_float(array.dtype) and name == "mask":
+    if is_floating(array.dtype) and name == "mask":
         cure = "pass it as bias to add its numbers (0 and -inf) to the scores"
     elif array.dtype.kind in "iu":
         cure = f"integer masks are ambiguous; pass {name} == 1 or {name} == 0"

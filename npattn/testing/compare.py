@@ -136,6 +136,19 @@ def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Com
     )
 
 
+def compare_result(name: str, got: Array, exact: Array, tolerance: Array) -> Comparison:
+    """Compare two arrays as `compare_arrays`; another shape is out of any tolerance."""
+    return compare_shape(name, got, exact.shape) or compare_arrays(name, got, exact, tolerance)
+
+
+def compare_shape(name: str, got: Array, shape: tuple[int, ...]) -> Comparison | None:
+    """Return the failure of a result that has another shape; None if it has this one."""
+    if got.shape == shape:
+        return None
+    note = f"{name} has shape {got.shape}, want {shape}"
+    return Comparison(name, math.inf, (), 0.0, 0.0, 0.0, got.size, got.size, note)
+
+
 def check_tolerance(name: str, tolerance: Array, exact: Array) -> None:
     """Raise InternalError if a finite exact value has a tolerance of NaN."""
     unknown = np.isnan(tolerance)

@@ -29,7 +29,7 @@ from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe, 
 from npattn.testing.cases.recipe import Recipe, resize
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.compare import Comparison, check_tolerance, compare_arrays
+from npattn.testing.compare import Comparison, check_tolerance, compare_result
 
 LARGE = 2**20
 """Number of scores from which the cheap form of the bound is tried first."""
@@ -532,11 +532,7 @@ def worst_by_name(
     for name, array in results.pairs:
         if name not in exact:
             continue
-        if array.shape != exact[name].shape:
-            message = f"{name} has shape {array.shape}, want {exact[name].shape}"
-            comparisons[name] = Comparison(name, math.inf, (), 0.0, 0.0, 0.0, 1, 1, message)
-            continue
-        comparison = compare_arrays(name, array, exact[name], tolerance[name])
+        comparison = compare_result(name, array, exact[name], tolerance[name])
         if name not in comparisons or comparison.ratio > comparisons[name].ratio:
             comparisons[name] = comparison
     return comparisons

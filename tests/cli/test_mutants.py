@@ -137,6 +137,8 @@ def test_help_has_the_flags():
     assert all(
         flag in text for flag in ("--patch", "--convention", "--rename", "--limit", "--json")
     )
+    assert "[default: ten times a green run" in text
+    assert "float8" not in text
 
 
 @pytest.mark.thorough

@@ -6,7 +6,7 @@ nothing failed as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from npattn.conventions import Conventions
@@ -45,4 +45,3 @@ class Candidate:
 
 Found = list[tuple[Candidate, list[Evidence]]]
 """Candidates, each with what it explains."""
-Makers = tuple[Callable[[Evidence], Iterator[Candidate]], ...]

@@ -114,8 +114,7 @@ def diff(
     """
     if dtype not in DTYPES:
         raise DtypeError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
-    if check_integer("examples", examples) < 1:
-        raise OptionError(f"examples is {examples}, must be 1 or more")
+    check_integer("examples", examples)
     kind, notes = _choose_kind(a, b, profiles)
     if kind == "profiles":
         own, other = (x if isinstance(x, Profile) else profile_of(str(x)) for x in (a, b))

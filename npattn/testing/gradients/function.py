@@ -7,7 +7,6 @@ A vector holds float64 numbers, whatever the dtypes are; a complex number takes 
 from __future__ import annotations
 
 import copy
-import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import Array, cast, finfo, to_numpy
+from npattn.problem.checks import is_floating
 from npattn.testing.adapters import child
 from npattn.testing.adapters.frameworks import (
     FRAMEWORKS,
@@ -69,14 +69,6 @@ def flatten(arrays: Iterable[Array]) -> Array:
     """Return arrays as one float64 vector."""
     parts = [np.ravel(x).astype(np.complex128 if x.dtype.kind == "c" else float) for x in arrays]
     return np.concatenate([x.view(float) for x in parts]) if parts else np.zeros(0)
-
-
-def _is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "fc" or dtype.name.startswith(("bfloat16", "float"))
-
-
-def _widen(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
 
 def choose(f: Any, named: Sequence[tuple[str, Any]], by_hand: bool, framework: str) -> Framework:
@@ -167,7 +159,7 @@ class Function:
             array = self.framework.take(value)
         else:
             return None
-        return array if _is_float(array.dtype) else None
+        return array if is_floating(array.dtype) else None
 
     @contextmanager
     def _calling(self, wide: bool = False, draws: bool = True) -> Iterator[None]:
@@ -185,7 +177,7 @@ class Function:
         for leaf in layout:
             array = vector[leaf.part]
             array = array.view(np.complex128) if leaf.dtype.kind == "c" else array
-            dtype = _widen(leaf.dtype) if wide else leaf.dtype
+            dtype = array.dtype if wide else leaf.dtype
             # Where a call would change its arguments, these are not the vector itself.
             own = array.reshape(leaf.shape)
             yield self.framework.give(own.copy() if own.dtype == dtype else cast(own, dtype))
@@ -346,12 +338,9 @@ def _class_names(f: Any) -> set[str]:
 
 def _parameter_names(f: Any, count: int) -> list[str]:
     """Return the names of the first parameters; those of an autograd.Function skip ctx."""
-    forward = getattr(f, "forward", f)  # of a module too, whose call takes anything
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())
-    except (TypeError, ValueError):  # a builtin
-        parameters = []
-    if isinstance(f, type) and parameters and "setup_context" not in vars(f):
+    # A module has its parameters in forward, too: its call takes anything.
+    parameters = list(child.parameters(getattr(f, "forward", f)).values())
+    if isinstance(f, type) and "setup_context" not in vars(f):
         parameters = parameters[1:]
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return [plain[i] if i < len(plain) else f"args[{i}]" for i in range(count)]

@@ -24,12 +24,12 @@ from npattn.testing.modules.causes import explain
 from npattn.testing.modules.judge import Judge
 from npattn.testing.modules.rules import RULES, SLOW, Rule
 from npattn.testing.modules.words import describe_roles
+from npattn.testing.reference.search import Search, write_replay
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.runner.schedule import ERRORS
-from npattn.testing.variants.search import search
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 PLACEHOLDER = "raise SystemExit('TODO: import your module here, as m')"
@@ -301,29 +301,13 @@ class _Asked:
         for name, values in sizes.items():
             if name != "S" or any(isinstance(x, int) for x in choices["S"]):
                 choices[name] = values
-        # The first answer stands: a module that differs between two calls may not confuse a search.
-        tried: dict[ModuleCase, tuple[Sequence[Comparison], str]] = {}
-        failed: list[tuple[ModuleCase, Sequence[Comparison], str]] = []
-        worst = 0.0
-
-        def fails(values: dict[str, Any]) -> bool:
-            nonlocal worst
-            case = ModuleCase(**values)
-            if case not in tried:
-                tried[case] = self._compare(case)
-            comparisons, error = tried[case]
-            if error or not all(c.passed for c in comparisons):
-                failed.append((case, comparisons, error))
-                return True
-            worst = max([worst, *(c.ratio for c in comparisons)])
-            return False
-
-        search(choices, fails, examples, seed)
-        count = len(tried)
-        if not failed:
-            return replace(outcome, status="passed", worst=worst, examples=count), None
-        case, comparisons, error = failed[-1]
-        wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
+        search = Search(self._compare)
+        search.run(choices, lambda values: ModuleCase(**values), examples, seed)
+        outcome = replace(outcome, status="passed", examples=len(search.answers))
+        if search.failure is None:
+            return replace(outcome, worst=max(search.worst.values(), default=0.0)), None
+        case, _, error = search.failure
+        wrong = sorted(search.failure.wrong, key=lambda c: -c.ratio)
         # Results before gradients: a wrong output makes these wrong.
         wrong.sort(key=lambda c: c.name not in ("out", "weights"))
         message = error or "\n".join(map(str, wrong))
@@ -331,7 +315,6 @@ class _Asked:
             outcome,
             status="error" if error else "failed",
             worst=wrong[0].ratio if wrong else 0.0,
-            examples=count,
             message=message,
             comparisons=tuple(wrong),
             recipe=repr(case),
@@ -339,31 +322,24 @@ class _Asked:
             kind="raised" if error else "",
         ), case
 
-    def _compare(self, case: ModuleCase) -> tuple[Sequence[Comparison], str]:
-        try:
-            found = self.rule.compare(self.judge, case)
-            # An output of a wrong shape leaves nothing else to compare.
-            found = found or [c for c in self.judge.compare(case) if not c.passed]
-            if not found:
-                raise InternalError(f"{self.name} compares nothing for {case!r}")
-            return found, ""
-        except ImplementationError as err:
-            return (), str(err)
+    def _compare(self, case: ModuleCase) -> Sequence[Comparison]:
+        found = self.rule.compare(self.judge, case)
+        # An output of a wrong shape leaves nothing else to compare.
+        found = found or [c for c in self.judge.compare(case) if not c.passed]
+        if not found:
+            raise InternalError(f"{self.name} compares nothing for {case!r}")
+        return found
 
     def _script(self, case: ModuleCase, message: str) -> str:
         """Return a Python file that shows the failure."""
-        safe = message.replace("\\", "\\\\").replace('"""', "'''")
-        lines = [PLACEHOLDER]
-        if self.spec is not None:
-            lines = [f"m = load_callable({self.spec!r})"]
-        return (
-            f'"""{self.judge.module.name} breaks "{self.name}".\n\n{safe}\n"""\n\n'
+        load = PLACEHOLDER if self.spec is None else f"m = load_callable({self.spec!r})"
+        return write_replay(
+            f'{self.judge.module.name} breaks "{self.name}".',
+            message,
             "from npattn.testing.adapters.load import load_callable\n"
-            "from npattn.testing.modules import ModuleCase, replay\n\n"
-            + "\n".join(lines)
-            + f"\ncase = {case!r}\n"
-            + f"for comparison in replay(m, case, {self.name!r}{self.call}):\n"
-            + "    print(comparison)\n"
+            f"from npattn.testing.modules import ModuleCase, replay\n\n{load}",
+            case,
+            f"m, case, {self.name!r}{self.call}",
         )
 
 

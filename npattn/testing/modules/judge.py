@@ -16,12 +16,11 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
 from npattn.testing.bounds.rounding import unit_roundoff
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.compare import Comparison, compare_result, compare_shape
 from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
 from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan
 from npattn.testing.modules.roles import Reading, find_roles
-from npattn.testing.variants.case import normal
 
 EMPTY_ROWS = (
     Conventions(),
@@ -261,14 +260,14 @@ class Judge:
         given: list[Array | None] = []
 
         def cotangents(out: Array, weights: Array | None) -> tuple[Array, Array | None]:
-            dout, dweights = normal(rng, out.shape, dtype), None
+            dout, dweights = np.asarray(rng.standard_normal(out.shape), dtype), None
             if weights is not None and weights.shape in _weight_shapes(fwd.weights.shape):
-                dweights = normal(rng, weights.shape, dtype)
+                dweights = np.asarray(rng.standard_normal(weights.shape), dtype)
             given.extend((dout, dweights))
             return dout, dweights
 
         got = self.call(case, inputs, cotangents, form)
-        wrong = _compare_shape("out", got.out, fwd.out.shape)
+        wrong = compare_shape("out", got.out, fwd.out.shape)
         if wrong is not None:
             return (wrong,)
         dout, dweights = (None if x is None else x.astype(float) for x in given)
@@ -276,7 +275,7 @@ class Judge:
         spread = None if dweights is None else _spread(dweights, fwd.weights.shape)
         exact = self.plan.gradients(inputs, dtype, dout, spread)
         self.seen[case] = got, exact
-        found = [_compare(name, *x) for name, x in self.gradient_pairs(got, exact).items()]
+        found = [compare_result(name, *x) for name, x in self.gradient_pairs(got, exact).items()]
         return (*self._compare_forward(got, exact), *found)
 
     def ask_restored(self, case: ModuleCase) -> tuple[Returned, Returned]:
@@ -374,14 +373,14 @@ class Judge:
 
 def compare_forward(got: Returned, exact: Exact, dtype: Any) -> tuple[Comparison, ...]:
     """Compare out, and weights as they are returned: of each head, or averaged."""
-    found = [_compare("out", got.out, exact.values["out"], exact.allowed["out"])]
+    found = [compare_result("out", got.out, exact.values["out"], exact.allowed["out"])]
     if got.weights is not None:
         p, e = exact.values["weights"], exact.allowed["weights"]
         if got.weights.shape == _weight_shapes(p.shape)[1]:
             # A mean of H numbers rounds H + 1 times, and is stored.
             e = e.mean(-3) + (p.shape[-3] + 2) * unit_roundoff(dtype) * p.mean(-3)
             p = p.mean(-3)
-        found.append(_compare("weights", got.weights, p, e))
+        found.append(compare_result("weights", got.weights, p, e))
     return tuple(found)
 
 
@@ -408,16 +407,3 @@ def _spread(dweights: Array, shape: tuple[int, ...]) -> Array:
     if dweights.shape == shape:
         return dweights
     return np.broadcast_to(dweights[..., None, :, :] / shape[-3], shape)
-
-
-def _compare(name: str, got: Array, want: Array, allowed: Array) -> Comparison:
-    wrong = _compare_shape(name, got, want.shape)
-    return compare_arrays(name, got, want, allowed) if wrong is None else wrong
-
-
-def _compare_shape(name: str, got: Array, want: tuple[int, ...]) -> Comparison | None:
-    """Return the failure of a result that has another shape; None if it has this one."""
-    if got.shape == want:
-        return None
-    note = f"{name} has shape {got.shape}, must have {want}"
-    return Comparison(name, float("inf"), (), 0.0, 0.0, 0.0, got.size, got.size, note)

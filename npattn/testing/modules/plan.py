@@ -219,36 +219,32 @@ def _scale_by(factor: Callable[[int, int], float]) -> Callable[[Plan], Plan | No
 
 
 def _weights(**names: str | None) -> Callable[[Plan], Plan | None]:
-    """Replace parameters by others, by name."""
+    """Replace parameters by others, by name: "wq", or "wq.T" for the transpose."""
+
+    def read(mha: MultiHeadAttention, name: str | None) -> Any:
+        own, _, turns = (name or "").partition(".")
+        array = getattr(mha, own) if own else None
+        return array.T if turns and array is not None else array
 
     def apply(plan: Plan) -> Plan | None:
         mha = plan.mha
-        own: dict[str, Any] = {n: other and getattr(mha, other) for n, other in names.items()}
-        changed = any(own[n] is not getattr(mha, n) for n in own)
-        shapes = all(
-            own[n] is None or getattr(mha, n) is None or own[n].shape == getattr(mha, n).shape
-            for n in own
-        )
-        return replace(plan, mha=replace(mha, **own)) if changed and shapes else None
+        new: dict[str, Any] = {n: read(mha, other) for n, other in names.items()}
+        pairs = [(x, getattr(mha, n)) for n, x in new.items()]
+        fits = all(x is None or y is None or x.shape == y.shape for x, y in pairs)
+        changes = any(x is not y for x, y in pairs)
+        return replace(plan, mha=replace(mha, **new)) if changes and fits else None
 
     return apply
 
 
-def _turn(name: str) -> Callable[[Plan], Plan | None]:
-    """Transpose a square weight."""
+def _set(merge: Any = None, **fields: Any) -> Callable[[Plan], Plan | None]:
+    """Set fields of the plan, and how heads are merged; of one head there is nothing to move."""
 
     def apply(plan: Plan) -> Plan | None:
-        w = getattr(plan.mha, name)
-        if w is None or w.shape[0] != w.shape[1]:
+        if plan.mha.num_heads == 1 and (merge or "split" in fields):
             return None
-        return replace(plan, mha=replace(plan.mha, **{name: w.T}))
-
-    return apply
-
-
-def _set(**fields: Any) -> Callable[[Plan], Plan | None]:
-    def apply(plan: Plan) -> Plan | None:
-        return replace(plan, **fields) if plan.mha.num_heads > 1 or "split" not in fields else None
+        mha = replace(plan.mha, merge=merge) if merge else plan.mha
+        return replace(plan, mha=mha, **fields)
 
     return apply
 
@@ -257,12 +253,6 @@ def _add_query(plan: Plan) -> Plan | None:
     mha = plan.mha
     wide = mha.num_heads * mha.value_size if mha.wo is None else mha.wo.shape[1]
     return replace(plan, residual=True) if wide == mha.wq.shape[0] else None
-
-
-def _merge_by_reshape(plan: Plan) -> Plan | None:
-    if plan.mha.num_heads == 1:
-        return None
-    return replace(plan, mha=replace(plan.mha, merge="reshape"))
 
 
 def _normalise_queries(plan: Plan) -> Plan | None:
@@ -279,11 +269,6 @@ def _projection(whose: str, by: str) -> Change:
     return Change(text, step, "everywhere", f"by W of {words[by]}", f"w{whose}", change)
 
 
-def _without_bias(name: str, words: str, step: str) -> Change:
-    apply = _weights(**{name: None})
-    return Change(f"the bias of {words} is not added", step, "everywhere", "", name, apply)
-
-
 CHANGES = (
     Change("scores are divided by √(H·D) = √{W}, the whole width, instead of √D = √{D}",
            "s", "everywhere", "× 1/√H", "scale", _scale_by(lambda D, H: (H * D) ** -0.5)),
@@ -296,12 +281,12 @@ CHANGES = (
     Change("scores are divided by √H = √{H}, the number of heads, instead of √D = √{D}",
            "s", "everywhere", "× √(D/H)", "scale", _scale_by(lambda D, H: H**-0.5)),
     Change("heads are merged without moving the head axis back",
-           "o", "everywhere", "of another place", "merge", _merge_by_reshape),
+           "o", "everywhere", "of another place", "merge", _set(merge="reshape")),
     Change("heads are split by a reshape that does not move the head axis",
            "layout", "everywhere", "of another place", "split", _set(split="reshape")),
     Change("heads are split by a reshape that does not move the head axis, and merged likewise",
            "layout", "everywhere", "of another place", "split",
-           lambda plan: (m := _merge_by_reshape(plan)) and replace(m, split="reshape")),
+           _set(merge="reshape", split="reshape")),
     Change("the softmax runs over queries instead of keys",
            "p", "everywhere", "", "softmax", _normalise_queries),
     *(_projection(whose, by) for whose, by in ("kq", "vk", "vq", "qk", "kv", "qv")),
@@ -309,10 +294,12 @@ CHANGES = (
            "s", "everywhere", "", "wq", _weights(wq="wk", wk="wq", bq="bk", bk="bq")),
     Change("the output is not projected by {wo}", "o", "everywhere", "", "wo",
            _weights(wo=None, bo=None)),
-    _without_bias("bq", "queries", "s"), _without_bias("bk", "keys", "s"),
-    _without_bias("bv", "values", "o"), _without_bias("bo", "the output", "o"),
+    *(Change(f"the bias of {words} is not added", step, "everywhere", "", name,
+             _weights(**{name: None}))
+      for name, words, step in (("bq", "queries", "s"), ("bk", "keys", "s"),
+                                ("bv", "values", "o"), ("bo", "the output", "o"))),
     *(Change(f"{{w{n}}} is transposed", "o" if n in "vo" else "s", "everywhere", "", f"w{n}",
-             _turn(f"w{n}")) for n in "qkvo"),
+             _weights(**{f"w{n}": f"w{n}.T"})) for n in "qkvo"),
     Change("the query is added to the output", "o", "everywhere", "+ query", "residual",
            _add_query),
     Change("the mask is applied after the softmax: hidden keys still count in the denominator",

@@ -47,37 +47,26 @@ class Rule(NamedTuple):
 # --- agreement ------------------------------------------------------------------------------------
 
 
-def _compare_of(*names: str) -> Callable[[Judge, ModuleCase], list[Comparison]]:
-    """Return a comparison of the results of these names."""
+def _compare_of(kind: str) -> Callable[[Judge, ModuleCase], list[Comparison]]:
+    """Return a comparison of "out", of "weights", or of gradients of "inputs" or "parameters"."""
 
     def compare(judge: Judge, case: ModuleCase) -> list[Comparison]:
-        return [c for c in judge.compare(case) if c.name in names]
+        kinds = {"out": "out", "weights": "weights"}
+        kinds |= {f"d{name}": "inputs" for name in judge.call.inputs}
+        return [c for c in judge.compare(case) if kinds.get(c.name, "parameters") == kind]
 
     return compare
 
 
-def _compare_inputs(judge: Judge, case: ModuleCase) -> list[Comparison]:
-    names = [f"d{name}" for name in judge.call.inputs]
-    return [c for c in judge.compare(case) if c.name in names]
+def _ask(**more: Sequence[Any]) -> Callable[[Judge], Fields]:
+    """Return the fields of cases that ask for weights in every way, and others."""
+    return lambda judge: {"ask": judge.call.asks, **more}
 
 
-def _compare_parameters(judge: Judge, case: ModuleCase) -> list[Comparison]:
-    names = ["out", "weights", *(f"d{name}" for name in judge.call.inputs)]
-    return [c for c in judge.compare(case) if c.name not in names]
-
-
-def _plain(judge: Judge) -> Fields:
-    return {"ask": judge.call.asks}
-
-
-def _plain_weights(judge: Judge) -> Fields | str:
+def _ask_weights(judge: Judge) -> Fields | str:
     if not judge.returns_weights:
         return "it returns no weights"
     return {"ask": [x for x in judge.call.asks if x != "none"]}
-
-
-def _with_gradients(judge: Judge) -> Fields:
-    return {"ask": judge.call.asks, "recorded": (True,)}
 
 
 def _cross(judge: Judge) -> Fields | str:
@@ -135,40 +124,19 @@ def _differ(what: str, one: Returned, other: Returned) -> list[Comparison]:
     return found
 
 
-def _repeat(judge: Judge, case: ModuleCase) -> list[Comparison]:
-    return _differ("two calls differ after .eval()", judge.ask(case), judge.ask(case))
-
-
-def _restore(judge: Judge, case: ModuleCase) -> list[Comparison]:
-    return _differ("after a round trip of its state dict", *judge.ask_restored(case))
-
-
-def _isolate(judge: Judge, case: ModuleCase) -> Sequence[Comparison]:
-    """Other examples of the batch become eight times as large."""
-    return judge.compare(replace(case, large=True))
-
-
-def _in_training(judge: Judge) -> Fields | str:
-    return judge.training_reason or {"recorded": (False,)}
-
-
 def _in_float32(judge: Judge) -> Fields | str:
     if judge.module.dtype != "float32":
         return f"it is a module of {judge.module.dtype}"
     return {"recorded": (False,)}
 
 
-def _of_fields(**fields: Sequence[Any]) -> Callable[[Judge], Fields]:
-    return lambda judge: fields
-
-
 RULES: dict[str, Rule] = {
     "agreement-output": Rule(
         "the output is that of the exact module with its weights", "1, 8, 10", "values",
-        _plain, _compare_of("out")),
+        _ask(), _compare_of("out")),
     "agreement-weights": Rule(
         "returned weights are those of each head, or their mean", "8", "values",
-        _plain_weights, _compare_of("weights")),
+        _ask_weights, _compare_of("weights")),
     "mask": Rule(
         "a mask of any form hides keys, with all gradients", "5", "values",
         _with_mask("random", False), Judge.compare),
@@ -182,30 +150,39 @@ RULES: dict[str, Rule] = {
         "keys and values of their own, with all gradients", "1, 13", "values",
         _cross, Judge.compare),
     "agreement-inputs": Rule(
-        "gradients of the inputs", "13", "values", _with_gradients, _compare_inputs),
+        "gradients of the inputs", "13", "values",
+        _ask(recorded=(True,)), _compare_of("inputs")),
     "agreement-parameters": Rule(
-        "gradients of every parameter", "13", "values", _with_gradients, _compare_parameters),
+        "gradients of every parameter", "13", "values",
+        _ask(recorded=(True,)), _compare_of("parameters")),
     "empty-row": Rule(
         "a query that sees nothing gives what is known of it, and the others their own", "8",
         "edges", _empty_row, Judge.compare),
     "batch-independence": Rule(
         "an example does not depend on the others of its batch", "14", "values",
-        _of_fields(B=(2, 3), recorded=(False,)), _isolate, 10),
+        lambda judge: {"B": (2, 3), "recorded": (False,)},
+        # Other examples of the batch become eight times as large.
+        lambda judge, case: judge.compare(replace(case, large=True)), 10),
     "eval-mode": Rule(
         "after .eval() two calls give the same bits", "15", "conduct",
-        _of_fields(recorded=(False,), T=FIELDS["T"][2:]), _repeat, 5),
+        lambda judge: {"recorded": (False,), "T": FIELDS["T"][2:]},
+        lambda judge, case: _differ(
+            "two calls differ after .eval()", judge.ask(case), judge.ask(case)), 5),
     "train-mode": Rule(
         "after .train() dropout takes weights away and rescales the others", "9", "values",
-        _in_training, Judge.compare_training, 10),
+        lambda judge: judge.training_reason or {"recorded": (False,)},
+        Judge.compare_training, 10),
     "autocast": Rule(
         "under torch.autocast results are those of bfloat16 products", "1, 8, 10", "values",
         _in_float32, Judge.compare_mixed, 10),
     "state-dict": Rule(
         "a module that loads its state dict is the same function", "15", "conduct",
-        _of_fields(recorded=(False,)), _restore, 5),
+        lambda judge: {"recorded": (False,)},
+        lambda judge, case: _differ(
+            "after a round trip of its state dict", *judge.ask_restored(case)), 5),
     "compile": Rule(
         "what torch.compile makes of the module has its results and gradients", "1, 13", "values",
-        _of_fields(B=(2,), T=(5,)), Judge.compare_compiled, 4),
+        lambda judge: {"B": (2,), "T": (5,)}, Judge.compare_compiled, 4),
 }  # fmt: skip
 """Every rule by its id, in the order in which they are asked."""
 SLOW = ("compile",)

@@ -75,14 +75,11 @@ def check_reference(
     OptionError
         If an argument is not legal, or f and reference accept no problem in common.
     """
-    g, g_backward = reference if isinstance(reference, tuple) else (reference, None)
-    make: Callable[[str], Pair | tuple[str, ...]]
-    if inputs is None:
-        if options is not None:
-            raise OptionError("got options without inputs: attention has those of its signature")
-        make = _attention(f, g, backward, g_backward, framework, device, sizes or {})
-    else:
-        make = _functions(f, g, backward, g_backward, framework, device, inputs, options, sizes)
+    make = _pairs(
+        f, reference, inputs=inputs, options=options, sizes=sizes, backward=backward,
+        framework=framework, device=device,
+    )  # fmt: skip
+    g, _ = _read_reference(reference)
     name, reference_name = (
         x.name if isinstance(x, Implementation) else qualified_name(x) for x in (f, g)
     )
@@ -137,32 +134,34 @@ def replay(
     ImplementationError
         If one of them raises, or returns something else.
     """
-    g, g_backward = reference if isinstance(reference, tuple) else (reference, None)
-    words = {"backward": None, "framework": "auto", "device": None, **arguments}
-    inputs, options = words.pop("inputs", None), words.pop("options", None)
-    own = (words["backward"], g_backward, words["framework"], words["device"])
-    made = (
-        _attention(f, g, *own, {})(dtype)
-        if inputs is None
-        else _functions(f, g, *own, inputs, options, None)(dtype)
-    )
+    made = _pairs(f, reference, **arguments)(dtype)
     if isinstance(made, tuple):
         raise ImplementationError("; ".join(made))
     return judge(made.call(case), dtype, case.seed, ALARM)
 
 
-def _functions(
+def _read_reference(reference: Any) -> tuple[Any, Any]:
+    """Return the function that is right, and its backward if there is one."""
+    return reference if isinstance(reference, tuple) else (reference, None)
+
+
+def _pairs(
     f: Any,
-    g: Any,
-    backward: Any,
-    g_backward: Any,
-    framework: str,
-    device: str | None,
-    inputs: Mapping[str, str],
-    options: Mapping[str, Sequence[Any]] | None,
-    sizes: Mapping[str, Sequence[int]] | None,
-) -> Callable[[str], Pair]:
-    """Return what makes the pair of a dtype, of arrays by letters."""
+    reference: Any,
+    *,
+    inputs: Mapping[str, str] | None = None,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    backward: Any = None,
+    framework: str = "auto",
+    device: str | None = None,
+) -> Callable[[str], Pair | tuple[str, ...]]:
+    """Return what makes the pair of a dtype, or why one of them answers nothing there."""
+    g, g_backward = _read_reference(reference)
+    if inputs is None:
+        if options is not None:
+            raise OptionError("got options without inputs: attention has those of its signature")
+        return _attention(f, g, backward, g_backward, framework, device, sizes or {})
     if isinstance(f, Implementation) or isinstance(g, Implementation):
         raise OptionError("got inputs beside an Implementation, which has q, k, v: pass a function")
     space = LetterSpace(read_inputs(inputs), dict(options or {}), dict(sizes or {}))

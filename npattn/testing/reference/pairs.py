@@ -99,6 +99,9 @@ class Function:
         named = {name: x for name, x in arrays.items() if name in self.by_name}
         with catch_foreign("raised"):
             value = self.f(*positional, **named, **options)
+        return self._name_results(value)
+
+    def _name_results(self, value: Any) -> dict[str, Any]:
         if isinstance(value, Mapping):
             return dict(value)
         if isinstance(value, (tuple, list)):
@@ -108,10 +111,12 @@ class Function:
     def _give(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
         return {name: self.framework.give(np.array(x)) for name, x in arrays.items()}
 
+    def _take(self, results: Mapping[str, Any]) -> dict[str, Array]:
+        return {name: self.framework.take(x) for name, x in results.items()}
+
     def results(self, arrays: Mapping[str, Array], options: Mapping[str, Any]) -> dict[str, Array]:
         """Return the results by name."""
-        results = self._call(self._give(arrays), options)
-        return {name: self.framework.take(x) for name, x in results.items()}
+        return self._take(self._call(self._give(arrays), options))
 
     def everything(
         self,
@@ -133,14 +138,21 @@ class Function:
                 if self.backward is None:
                     results, grads = self.framework.gradients(run, inputs, given, leaves)
                 else:
-                    results, douts = run(), tuple(given.values())
-                    dout = douts if len(douts) > 1 else douts[0]
-                    value = self.backward(dout, *inputs.values(), **options)
-                    grads = self._name_gradients(value, leaves)
-            everything = {**results, **{f"d{name}": x for name, x in grads.items()}}
-            return {name: self.framework.take(x) for name, x in everything.items()}
+                    results, grads = run(), self._pull_back(given, inputs, options, leaves)
+            return self._take({**results, **{f"d{name}": x for name, x in grads.items()}})
 
-    def _name_gradients(self, value: Any, leaves: Sequence[str]) -> dict[str, Any]:
+    def _pull_back(
+        self,
+        cotangents: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        leaves: Sequence[str],
+    ) -> dict[str, Any]:
+        """Call backward=, and read the gradients that it returns."""
+        assert self.backward is not None
+        douts = tuple(cotangents.values())
+        dout = douts if len(douts) > 1 else douts[0]
+        value = self.backward(dout, *inputs.values(), **options)
         if isinstance(value, Mapping):
             return dict(value)
         several = value if isinstance(value, (tuple, list)) else (value,)

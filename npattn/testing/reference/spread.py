@@ -16,7 +16,7 @@ import numpy as np
 
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.compare import Comparison, compare_result
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.noise import Noise
 
@@ -169,17 +169,8 @@ def judge(call: Call, dtype: str, seed: int, alarm: float) -> tuple[Comparison, 
         spread.draw(draws)
         for name in names:
             if name not in found or not found[name].passed:
-                found[name] = _compare(
-                    name, results[name], spread, alarm / len(names), draws == DRAWS[-1]
-                )
+                allowed = spread.tolerance(name, alarm / len(names), draws == DRAWS[-1])
+                found[name] = compare_result(name, results[name], spread.exact[name], allowed)
         if all(c.passed for c in found.values()):
             break
     return tuple(found.values())
-
-
-def _compare(name: str, got: Array, spread: Spread, alarm: float, last: bool) -> Comparison:
-    exact = spread.exact[name]
-    if got.shape != exact.shape:
-        note = f"{name} has shape {got.shape}, must have {exact.shape}"
-        return Comparison(name, math.inf, (), 0.0, 0.0, 0.0, got.size, got.size, note)
-    return compare_arrays(name, got, exact, spread.tolerance(name, alarm, last))

@@ -49,7 +49,7 @@ def _body(record: Record, **options: Any) -> str:
         "Stale expectations": [f"{n} {why}: remove it" for n, why in record.stale.items()],
         "Expected failures": [f"{o.id}: {record.reason(o)}" for o in expected],
         "Not promised": [f"{rule}: {why}" for rule, why in record.taken_back.items()],
-        f"Not tested {words.MUST}": record.untested,
+        words.not_tested(record).replace("not", "Not", 1): record.untested,
         "Sizes": words.coverage_lines(record)[1:],
         "Refused": record.refused,
     }

@@ -78,19 +78,15 @@ def sampling_script(trial: Trial, rule: str, message: str, arguments: str) -> st
 
 def _write(trial: Trial, rule: str, message: str, **values: Any) -> str:
     f = trial.implementation
-    # Names and messages come from the code under test: they may not end the docstring.
-    text = f'{f.name} breaks "{rule}".\n\n{message}'.replace("\\", "\\\\")
-    safe = text.replace('"""', '\\"\\"\\"')
-    shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in safe)
     imports = [LOAD, f"f, f_backward = load({f.spec!r})"]
     if f.spec not in TARGETS:
-        imports = _import_object(f.f, "f", f.spec)
+        imports = write_import(f.f, "f", f.spec)
         if f.backward is not None:
-            imports += _import_object(f.backward, "f_backward", f.backward_spec)
+            imports += write_import(f.backward, "f_backward", f.backward_spec)
     rounding = repr(trial.rounding).replace("Integers(", "npattn.testing.Integers(")
     return render(
         "script.jinja",
-        docstring=f'"""{"".join(shown)}\n"""',
+        docstring=write_docstring(f'{f.name} breaks "{rule}".\n\n{message}'),
         rule=repr(rule),
         imports=imports,
         conventions=write_conventions(trial.conventions),
@@ -98,6 +94,13 @@ def _write(trial: Trial, rule: str, message: str, **values: Any) -> str:
         implementation=_implementation(f),
         **values,
     )
+
+
+def write_docstring(text: str) -> str:
+    """Return a docstring; names and messages are of the code under test, and may not end it."""
+    safe = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in safe)
+    return '"""' + "".join(shown) + '\n"""'
 
 
 def write_conventions(conventions: Conventions) -> str:
@@ -115,7 +118,7 @@ def _keywords(values: dict[str, Any]) -> str:
     return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
-def _import_object(function: Any, name: str, spec: str | None) -> list[str]:
+def write_import(function: Any, name: str, spec: str | None) -> list[str]:
     """Import the function by its spec, or by its module and qualified name."""
     home = getattr(function, "__module__", None) or ""
     module = sys.modules.get(home)

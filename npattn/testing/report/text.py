@@ -193,7 +193,7 @@ def _verbose(record: Record, width: int) -> Iterator[Line]:
         yield Line()
     yield from _head(record)
     if record.untested or record.refused:
-        yield Line(f"not tested {words.MUST}", YELLOW)
+        yield Line(words.not_tested(record), YELLOW)
         yield from (Line(f"  {text}") for text in (*record.untested, *record.refused))
         yield Line()
     if record.tested:

@@ -7,7 +7,8 @@ shrunk, the simplest value of each first. Nothing else in this folder knows of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from npattn.errors import OptionError
 from npattn.problem.arrays import Array
+from npattn.problem.checks import check_integer
 
 Exact = dict[str, tuple[Array, Array]]
 """Result by name → its exact value and its tolerance, both float64."""
@@ -58,104 +60,91 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
     return rng.standard_normal(tuple(shape)).astype(dtype)
 
 
-def _check_fields(values: Any, defaults: Mapping[str, Any]) -> None:
-    """Raise OptionError unless `values` is a mapping of known fields."""
-    if not isinstance(values, Mapping):
-        raise OptionError(
-            f"values is of type {type(values).__name__}, must be a mapping: "
-            + '{"causal": (True,)}'
-        )
-    unknown = [name for name in values if name not in defaults]
-    if unknown:
-        raise OptionError(
-            f"values has {unknown[0]!r}, must have fields among {', '.join(defaults)}"
-        )
+def among(*values: Any) -> Any:
+    """Return a field of a case with its values; the first is its default."""
+    return field(default=values[0], metadata={"values": values})
 
 
-def allowed_values(
-    defaults: Mapping[str, Sequence[Any]],
-    options: Mapping[str, str],
-    names: Mapping[str, bool],
-    values: Mapping[str, Sequence[Any]],
-    optional: Callable[[str], Sequence[Any]],
-    callables: Collection[str] = (),
-) -> dict[str, Sequence[Any]]:
-    """Return the values of all fields: those in `values`, else the defaults.
+def option(*values: Any, name: str = "", function: bool = False) -> Any:
+    """Return a field that stands for an option of an implementation.
 
     Parameters
     ----------
-    defaults : mapping
-        Values of each field; its first is the default of an option.
-    options : mapping
-        Field → option of the implementation that it stands for. A field whose option the
-        implementation does not name keeps one value.
-    names, values
-        As of `Case.choices`.
-    optional : callable
-        Field → its values if the implementation requires the option.
-    callables : collection of str
-        Fields that a function may stand for, beside their words.
-
-    Raises
-    ------
-    OptionError
-        If `values` has an unknown field or value, no values, or several for an option that the
-        implementation does not name.
+    *values
+        The first is the default of the option.
+    name : str
+        Of the option, if the field has another one.
+    function : bool
+        A function may stand in place of a value.
     """
-    _check_fields(values, defaults)
-    chosen: dict[str, Sequence[Any]] = {}
-    for field, every in defaults.items():
-        own = tuple(every)
-        if field in values:
-            own = _read_values(field, values[field], every, field in callables)
-        option = options.get(field)
-        if not own:
-            raise OptionError(f"values[{field!r}] is empty, must hold at least one value")
-        if option is not None and option not in names:
-            if field in values and len(own) > 1:
-                raise OptionError(
-                    f"values[{field!r}] has {len(own)} values, but the implementation names no "
-                    f"{option}: pass the one that it means"
-                )
-            own = own[:1]
-        elif option is not None and field not in values and names[option]:
-            own = tuple(optional(field))
-        chosen[field] = own
-    return chosen
+    own = {"values": values, "option": name, "function": function}
+    return field(default=values[0], metadata=own)
 
 
-def _read_values(field: str, values: Any, every: Sequence[Any], function: bool) -> tuple[Any, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """The fields of a case, with the values to sample from."""
+
+    @classmethod
+    def choices(
+        cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Sequence[Any]]:
+        """Return the values of each field to sample from, as `Case.choices`.
+
+        A field whose option the implementation does not name keeps one value; if the option is
+        required, its default is none of its values.
+
+        Raises
+        ------
+        OptionError
+            If `values` has an unknown field or value, no values, or several for an option that the
+            implementation does not name.
+        """
+        if not isinstance(values, Mapping):
+            raise OptionError(
+                f"values is of type {type(values).__name__}, must be a mapping: "
+                + '{"causal": (True,)}'
+            )
+        known = {f.name: f.metadata for f in fields(cls)}
+        if unknown := [name for name in values if name not in known]:
+            raise OptionError(
+                f"values has {unknown[0]!r}, must have fields among {', '.join(known)}"
+            )
+        chosen: dict[str, Sequence[Any]] = {}
+        for name, about in known.items():
+            own = about["values"]
+            option = about["option"] or name if "option" in about else None
+            if name in values:
+                own = _read_values(name, values[name], own, about.get("function", False))
+                if option is not None and option not in names and len(own) > 1:
+                    raise OptionError(
+                        f"values[{name!r}] has {len(own)} values, but the implementation names no "
+                        f"{option}: pass the one that it means"
+                    )
+            elif option is not None:
+                own = own[:1] if option not in names else own[names[option] :]
+            chosen[name] = own
+        return chosen
+
+
+def _read_values(name: str, values: Any, every: Sequence[Any], function: bool) -> tuple[Any, ...]:
     """Return the values of a field that somebody asks for, after checking them."""
+    where = f"values[{name!r}]"
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise OptionError(
-            f"values[{field!r}] is {values!r}, must be a sequence of values: ({values!r},)"
-        )
-    legal, words = _test_of(every)
-    for value in values:
-        if not legal(value) and not (function and callable(value)):
-            raise OptionError(f"values[{field!r}] has {value!r}, must have {words}")
-    return tuple(values)
-
-
-def _test_of(every: Sequence[Any]) -> tuple[Callable[[Any], bool], str]:
-    """Return a test for values of the same kind, and words for those that pass it."""
+        raise OptionError(f"{where} is {values!r}, must be a sequence of values: ({values!r},)")
+    if not values:
+        raise OptionError(f"{where} is empty, must hold at least one value")
     kinds = {type(x) for x in every} - {type(None)}
-    none = None in every
-    if kinds == {bool}:
-        return lambda x: isinstance(x, (bool, np.bool_)), "True or False"
-    if kinds == {int}:
-        least = min(every)
-        return lambda x: _is_integer(x) and x >= least, f"integers ≥ {least}"
-    if str in kinds:
-        words = ", ".join(repr(x) for x in every)
-        return lambda x: x in every, f"values among {words}"
-    words = "finite numbers" + (" or None" if none else "")
-    return lambda x: (x is None and none) or _is_number(x), words
-
-
-def _is_integer(x: Any) -> bool:
-    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
+    for value in values:
+        number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        if kinds == {int}:
+            check_integer(where, value, min(every))
+        elif kinds == {bool} and not isinstance(value, (bool, np.bool_)):
+            raise OptionError(f"{where} has {value!r}, must have True or False")
+        elif str in kinds and value not in every and not (function and callable(value)):
+            words = ", ".join(map(repr, every))
+            raise OptionError(f"{where} has {value!r}, must have values among {words}")
+        elif float in kinds and not number and not (value is None and None in every):
+            none = " or None" if None in every else ""
+            raise OptionError(f"{where} has {value!r}, must have finite numbers{none}")
+    return tuple(values)

@@ -11,15 +11,17 @@ import numpy as np
 from npattn.errors import DtypeError, OptionError
 from npattn.problem.arrays import Array
 from npattn.problem.checks import check_integer, read_floating
-from npattn.testing.adapters.base import ImplementationError, catch_foreign
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 from npattn.testing.adapters.frameworks import choose_framework
-from npattn.testing.compare import Comparison, compare_arrays
-from npattn.testing.variants.case import Case, Request
+from npattn.testing.compare import Comparison, compare_result
+from npattn.testing.reference.pairs import Function
+from npattn.testing.reference.search import Search
+from npattn.testing.report.reproducer import write_import
+from npattn.testing.variants.case import Case
 from npattn.testing.variants.differential import DifferentialCase
 from npattn.testing.variants.linear import LinearCase
-from npattn.testing.variants.report import VariantReport, importable
-from npattn.testing.variants.search import search
+from npattn.testing.variants.report import VariantReport
 
 VARIANTS: dict[str, type[Any]] = {"linear": LinearCase, "differential": DifferentialCase}
 DTYPES = ("float32", "float64", "bfloat16")
@@ -99,45 +101,33 @@ def check_variant(
     kind = VARIANTS[variant] if isinstance(variant, str) else variant
     target = _Target(f, backward, framework, device)
     choices = kind.choices(target.names, values or {})
-    worst: dict[str, float] = {}
-    failed: list[tuple[Case, tuple[Comparison, ...], str]] = []
-    tried = 0
+    search = Search(lambda case: target.compare(case, dtype))
 
-    def fails(fields: dict[str, Any]) -> bool:
-        nonlocal tried
+    def build(fields: dict[str, Any]) -> Case:
         case: Case = kind.build(fields)
-        tried += not failed
         target.note_changed(values or {}, case)
-        try:
-            comparisons, error = target.compare(case, dtype), ""
-        except ImplementationError as err:
-            comparisons, error = (), str(err)
-        if error or not all(c.passed for c in comparisons):
-            failed.append((case, comparisons, error))
-            return True
-        for c in comparisons:
-            worst[c.name] = max(worst.get(c.name, 0.0), c.ratio)
-        return False
+        return case
 
-    search(choices, fails, examples, seed)
+    search.run(choices, build, examples, seed)
     target.note_unasked()
-    case, comparisons, error = failed[-1] if failed else (None, (), "")
-    own = importable(f, "f")
-    other = () if backward is None else importable(backward, "f_backward")
-    arguments = "f, case" + ("" if backward is None else ", backward=f_backward")
+    failure = search.failure
+    imports, arguments = write_import(f, "f", None), "f, case"
+    if backward is not None:
+        imports += write_import(backward, "f_backward", None)
+        arguments += ", backward=f_backward"
     return VariantReport(
-        name=qualified_name(f),
+        name=target.name,
         variant=variant if isinstance(variant, str) else kind.__name__,
         dtype=dtype,
-        tried=tried,
+        tried=search.tried,
         seed=seed,
-        worst=worst,
-        case=case,
-        comparisons=comparisons,
-        error=error,
+        worst=search.worst,
+        case=None if failure is None else failure.case,
+        comparisons=() if failure is None else tuple(failure.comparisons),
+        error="" if failure is None else failure.error,
         untested=tuple(target.untested),
         call=f"{arguments}, framework={target.framework.name!r}, dtype={dtype!r}",
-        imports=own + other if own and (other or backward is None) else (),
+        imports=tuple(imports),
     )
 
 
@@ -172,22 +162,17 @@ def replay(
     return _Target(f, backward, framework, device).compare(case, dtype)
 
 
-class _Target:
-    """An implementation and its backward, called with arrays of its framework."""
+class _Target(Function):
+    """An implementation and its backward, asked for the results of a request."""
 
     def __init__(self, f: Any, backward: Any, framework: str, device: str | None) -> None:
-        self.f, self.backward = f, backward
-        self.framework = choose_framework(f, qualified_name(f), framework, device)
+        chosen = choose_framework(f, qualified_name(f), framework, device)
+        super().__init__(f, backward, chosen.name, device, ({}, {}))
         named = [p for p in parameters(f).values() if p.kind not in STARRED]
         self.names = {p.name: p.default is inspect.Parameter.empty for p in named}
-        self.untested: list[str] = []
+        self.returned: list[str] = []
         self.asked = {"return_state"}
-        if not self.differentiates:
-            self.untested.append("gradients, for there is no backward=")
-
-    @property
-    def differentiates(self) -> bool:
-        return self.backward is not None or self.framework.differentiates
+        self.untested = [] if self.differentiates else ["gradients, for there is no backward="]
 
     def note_changed(self, values: Mapping[str, Sequence[Any]], case: Case) -> None:
         """Note the values that are asked for and that other fields of a case change."""
@@ -199,105 +184,77 @@ class _Target:
 
     def note_unasked(self) -> None:
         """Note the options that the implementation names, and that no problem had."""
-        for name in self.names:
-            if name not in self.asked:
-                self.untested.append(f"{name}, which no problem had")
+        self.untested += [f"{n}, which no problem had" for n in self.names if n not in self.asked]
 
     def compare(self, case: Case, dtype: Any) -> tuple[Comparison, ...]:
         """Compare every result for a case. Raises ImplementationError if it has none."""
         request = case.request(dtype)
-        arrays = len(request.positional)  # whatever they are called
-        self.asked |= {*list(self.names)[:arrays], *request.named, *request.options}
+        leaves = [*request.positional, *request.named]
+        # Whatever the arrays are called that come by position.
+        self.asked |= {*[*self.names][: len(request.positional)], *request.named, *request.options}
+        options = {n: x for n, x in request.options.items() if n in self.names}
+        masks = {n: options.pop(n) for n, x in [*options.items()] if isinstance(x, np.ndarray)}
+        options |= {"return_state": True} if "return_state" in self.names else {}
+        self.by_name = {*request.named, *masks}
+        self.returned = list(request.cotangents)
+        arrays = {**request.positional, **request.named, **masks}
         with self.framework.one_thread(), self.framework.allowing(np.dtype(dtype)):
-            results = self._results(request)
-            request = request._replace(cotangents=self._reachable(request, results))
-            if self.differentiates:
-                results |= self._gradients(request)
-        exact = case.exact(request, dtype, self.differentiates)
-        return tuple(_compare(n, results[n], *exact[n]) for n in exact if n in results)
-
-    def _reachable(self, request: Request, results: Mapping[str, Any]) -> dict[str, Array]:
-        """Return the cotangents of the results that gradients are taken through."""
+            results = self.results(arrays, options)
         through = set(results)
         if self.backward is not None:
             through &= {"out", *(n[1:] for n in parameters(self.backward))}
-        return {n: x for n, x in request.cotangents.items() if n in through}
+        cotangents = {n: x for n, x in request.cotangents.items() if n in through}
+        if self.differentiates:
+            results = self.everything(arrays, options, cotangents, leaves) | results
+        request = request._replace(cotangents=cotangents)
+        exact = case.exact(request, dtype, self.differentiates)
+        return tuple(_compare(n, results[n], *exact[n]) for n in exact if n in results)
 
-    def _options(self, request: Request) -> dict[str, Any]:
-        """Return the options that the implementation names, masks as its arrays."""
-        options = {n: x for n, x in request.options.items() if n in self.names}
-        give = self.framework.give
-        options = {
-            n: give(x.copy()) if isinstance(x, np.ndarray) else x for n, x in options.items()
-        }
-        return options | ({"return_state": True} if "return_state" in self.names else {})
-
-    def _call(self, request: Request, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Call the implementation with arrays of its framework, by name."""
-        positional = [arrays[n] for n in request.positional]
-        named = {n: arrays[n] for n in request.named}
-        with catch_foreign(f"{qualified_name(self.f)} raised"):
-            got = self.f(*positional, **named, **self._options(request))
-        if "return_state" not in self.names:
-            return {"out": got}
-        names = list(request.cotangents)
-        if not isinstance(got, (tuple, list)) or len(got) != len(names):
-            raise ImplementationError(f"returned {type(got).__name__}, must return {names}")
-        return dict(zip(names, got, strict=True))
-
-    def _arrays(self, request: Request) -> dict[str, Any]:
-        both = {**request.positional, **request.named}
-        return {n: self.framework.give(x.copy()) for n, x in both.items()}
-
-    def _results(self, request: Request) -> dict[str, Array]:
-        arrays = self._arrays(request)
-        got = self._call(request, arrays)
-        results = {n: self.framework.take(x) for n, x in got.items()}
-        for name, x in {**request.positional, **request.named}.items():
-            if self.framework.take(arrays[name]).tobytes() != x.tobytes():
+    def results(self, arrays: Mapping[str, Array], options: Mapping[str, Any]) -> dict[str, Array]:
+        """Return the results by name, of a call that leaves its arrays as they are."""
+        given = self._give(arrays)
+        results = self._take(self._call(given, options))
+        for name, x in arrays.items():
+            if self.framework.take(given[name]).tobytes() != x.tobytes():
                 raise ImplementationError(f"changed its input {name}")
         return results
 
-    def _gradients(self, request: Request) -> dict[str, Array]:
-        names = [*request.positional, *request.named]
-        given = {n: self.framework.give(x.copy()) for n, x in request.cotangents.items()}
-        if self.backward is not None:
-            return self._explicit(request, names, given)
-        with catch_foreign(f"{qualified_name(self.f)} raised in its backward"):
-            _, grads = self.framework.gradients(
-                lambda **arrays: self._call(request, arrays), self._arrays(request), given, names
+    def _name_results(self, value: Any) -> dict[str, Any]:
+        if "return_state" not in self.names:
+            return {"out": value}
+        if not isinstance(value, (tuple, list)) or len(value) != len(self.returned):
+            raise ImplementationError(
+                f"returned {type(value).__name__}, must return {self.returned}"
             )
-        return {"d" + n: self.framework.take(x) for n, x in grads.items()}
+        return dict(zip(self.returned, value, strict=True))
 
-    def _explicit(
-        self, request: Request, names: list[str], cotangents: dict[str, Any]
-    ) -> dict[str, Array]:
-        """Call backward=, and read the gradients that it returns."""
-        backward, arrays = self.backward, self._arrays(request)
-        wanted = parameters(backward)
-        options = {n: x for n, x in self._options(request).items() if n in wanted}
-        options |= {n: arrays.pop(n) for n in request.named}
-        options |= {f"d{n}": x for n, x in cotangents.items() if n != "out"}
-        with catch_foreign(f"{qualified_name(backward)} raised"):
-            got = backward(cotangents["out"], *arrays.values(), **options)
-        if not isinstance(got, Mapping):
-            got = dict(zip(names, got, strict=False))
-        for name in names:
+    def _pull_back(
+        self,
+        cotangents: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        leaves: Sequence[str],
+    ) -> dict[str, Any]:
+        """Call backward= with what it names; it may leave gradients out."""
+        wanted = parameters(self.backward)
+        positional = [x for n, x in inputs.items() if n not in self.by_name]
+        named = {n: x for n, x in inputs.items() if n in self.by_name}
+        own = {n: x for n, x in {**options, **named}.items() if n in wanted or n in leaves}
+        own |= {f"d{n}": x for n, x in cotangents.items() if n != "out"}
+        assert self.backward is not None
+        got = self.backward(cotangents["out"], *positional, **own)
+        got = got if isinstance(got, Mapping) else dict(zip(leaves, got, strict=False))
+        for name in leaves:
             text = f"the gradient of {name}, which backward does not return"
             if name not in got and text not in self.untested:
                 self.untested.append(text)
-        return {"d" + n: self.framework.take(got[n]) for n in names if n in got}
+        return {n: got[n] for n in leaves if n in got}
 
 
 def _compare(name: str, got: Array, exact: Array, allowed: Array) -> Comparison:
     """Compare a result with the exact one, its shape and dtype first."""
-    note = ""
-    if got.shape != exact.shape:
-        note = f"{name} has shape {got.shape}, must have {exact.shape}"
     try:
         read_floating(name, got)
     except DtypeError as err:
-        note = str(err)
-    if note:
-        return Comparison(name, float("inf"), (), 0.0, 0.0, 0.0, got.size, got.size, note)
-    return compare_arrays(name, got, exact, allowed)
+        return Comparison(name, float("inf"), (), 0.0, 0.0, 0.0, got.size, got.size, str(err))
+    return compare_result(name, got, exact, allowed)

@@ -2,75 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from npattn.testing.bounds.differential import differential_bounds
-from npattn.testing.variants.case import Exact, Request, allowed_values, normal
+from npattn.testing.variants.case import Exact, Fields, Request, among, normal, option
 from npattn.variants import differential
-
-DEFAULTS: dict[str, Sequence[Any]] = {
-    "B": (1, 2),
-    "K": (1, 2, 3),
-    "G": (1, 2, 3),
-    "T": (1, 2, 3, 5, 7, 17, 66),
-    "S": (1, 2, 3, 5, 11, 16, 70, 130),
-    "D": (1, 2, 3, 4, 8, 19),
-    "E": (1, 2, 3, 5, 8, 17),
-    "causal": (False, True),
-    "mask": (False, True),
-    "bias": (False, True),
-    "sinks": (False, True),
-    "scale": (None, 1.0, -0.75),
-    "softcap": (None, 2.0),
-    "lam": ("head", "number"),
-    "norm": (False, True),
-    "norm_weight": (False, True),
-    "norm_eps": (1e-5, 0.01),
-    "out_scale": (1.0, 0.4),
-    "seed": tuple(range(1000)),
-}
-SIZES = ("B", "K", "G", "T", "S", "D", "E")
-OPTIONS = {n: n for n in DEFAULTS if n not in (*SIZES, "seed", "lam")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferentialCase:
+class DifferentialCase(Fields):
     """One problem of differential attention, of the options of `npattn.variants.differential`.
 
     `lam` is one number for each "head" or one "number" for all, both as arrays; `G` is H / K. True
     of mask, bias, sinks and norm_weight is an array that the seed samples.
     """
 
-    B: int = 1
-    K: int = 1
-    G: int = 1
-    T: int = 1
-    S: int = 1
-    D: int = 1
-    E: int = 1
-    causal: bool = False
-    mask: bool = False
-    bias: bool = False
-    sinks: bool = False
-    scale: float | None = None
-    softcap: float | None = None
-    lam: str = "head"
-    norm: bool = False
-    norm_weight: bool = False
-    norm_eps: float = 1e-5
-    out_scale: float = 1.0
-    seed: int = 0
-
-    @classmethod
-    def choices(
-        cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
-    ) -> dict[str, Sequence[Any]]:
-        """Return the values of each field to sample from, as `Case.choices`."""
-        return allowed_values(DEFAULTS, OPTIONS, names, values, lambda field: DEFAULTS[field][1:])
+    B: int = among(1, 2)
+    K: int = among(1, 2, 3)
+    G: int = among(1, 2, 3)
+    T: int = among(1, 2, 3, 5, 7, 17, 66)
+    S: int = among(1, 2, 3, 5, 11, 16, 70, 130)
+    D: int = among(1, 2, 3, 4, 8, 19)
+    E: int = among(1, 2, 3, 5, 8, 17)
+    causal: bool = option(False, True)
+    mask: bool = option(False, True)
+    bias: bool = option(False, True)
+    sinks: bool = option(False, True)
+    scale: float | None = option(None, 1.0, -0.75)
+    softcap: float | None = option(None, 2.0)
+    lam: str = among("head", "number")
+    norm: bool = option(False, True)
+    norm_weight: bool = option(False, True)
+    norm_eps: float = option(1e-5, 0.01)
+    out_scale: float = option(1.0, 0.4)
+    seed: int = among(*range(1000))
 
     @classmethod
     def build(cls, fields: Mapping[str, Any]) -> Self:

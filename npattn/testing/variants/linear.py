@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from npattn.testing.bounds.linear import linear_bounds
-from npattn.testing.variants.case import Exact, Request, allowed_values, normal
+from npattn.testing.variants.case import Exact, Fields, Request, among, normal, option
 from npattn.variants import linear
 
-DEFAULTS: dict[str, Sequence[Any]] = {
-    "B": (1, 2),
-    "K": (1, 2, 3),
-    "G": (1, 2, 3),
-    "T": (1, 2, 3, 5, 7, 16, 17, 33, 66, 130),
-    "S": (1, 2, 3, 5, 11, 16, 70),
-    "D": (1, 2, 3, 4, 8, 19, 64),
-    "E": (1, 2, 3, 5, 8, 17),
-    "causal": (False, True),
-    "feature_map": ("elu", "identity", "relu", "softmax"),
-    "normalise": (True, False),
-    "eps": (0.0, 1e-6, 0.125),
-    "scale": (None, 1.0, -0.75),
-    "decay": (None, "head", "key", "feature"),
-    "beta": (False, True),
-    "long": (False, True),
-    "state": (False, True),
-    "seed": tuple(range(1000)),
-}
-OPTIONS = {n: n for n in ("causal", "feature_map", "normalise", "eps", "scale")}
-OPTIONS |= {"decay": "log_decay", "beta": "beta", "state": "initial_state"}
 GROWTH = 14
 """Powers of ten by which long keys grow a state: a solution that exchanges rows loses as many
 digits, and float32 has room for the square."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearCase:
+class LinearCase(Fields):
     """One problem of linear attention, of the options of `npattn.variants.linear.attention`.
 
     `decay` is the kind of log_decay: None, or one number for each "head" (K, 1, 1), "key"
@@ -48,32 +27,25 @@ class LinearCase:
     grows by up to GROWTH powers of ten.
     """
 
-    B: int = 1
-    K: int = 1
-    G: int = 1
-    T: int = 1
-    S: int = 1
-    D: int = 1
-    E: int = 1
-    causal: bool = False
-    feature_map: Any = "elu"
-    normalise: bool = True
-    eps: float = 0.0
-    scale: float | None = None
-    decay: str | None = None
-    beta: bool = False
-    long: bool = False
-    state: bool = False
-    seed: int = 0
-
-    @classmethod
-    def choices(
-        cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
-    ) -> dict[str, Sequence[Any]]:
-        """Return the values of each field to sample from, as `Case.choices`."""
-        return allowed_values(
-            DEFAULTS, OPTIONS, names, values, lambda field: DEFAULTS[field][1:], ("feature_map",)
-        )
+    B: int = among(1, 2)
+    K: int = among(1, 2, 3)
+    G: int = among(1, 2, 3)
+    T: int = among(1, 2, 3, 5, 7, 16, 17, 33, 66, 130)
+    S: int = among(1, 2, 3, 5, 11, 16, 70)
+    D: int = among(1, 2, 3, 4, 8, 19, 64)
+    E: int = among(1, 2, 3, 5, 8, 17)
+    causal: bool = option(False, True)
+    feature_map: Any = option(  # noqa: RUF009  it returns a field
+        "elu", "identity", "relu", "softmax", function=True
+    )
+    normalise: bool = option(True, False)
+    eps: float = option(0.0, 1e-6, 0.125)
+    scale: float | None = option(None, 1.0, -0.75)
+    decay: str | None = option(None, "head", "key", "feature", name="log_decay")
+    beta: bool = option(False, True)
+    long: bool = among(False, True)
+    state: bool = option(False, True, name="initial_state")
+    seed: int = among(*range(1000))
 
     @classmethod
     def build(cls, fields: Mapping[str, Any]) -> Self:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from npattn.testing.compare import Comparison, short
+from npattn.testing.reference.search import write_replay
 from npattn.testing.variants.case import Case
-
-PLACEHOLDER = "raise SystemExit('TODO: import your implementation here, as f')"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,19 +71,12 @@ class VariantReport:
         if self.case is None:
             return ""
         what = self.error or "\n".join(str(c) for c in self.comparisons if not c.passed)
-        imports = "\n".join(self.imports) or PLACEHOLDER
+        imports = "\n".join(self.imports)
         names = f"{type(self.case).__name__}, replay"
-        return (
-            f'"""{self.name} is wrong as {self.variant} attention.\n\n{what}\n"""\n\n'
-            f"from npattn.testing.variants import {names}\n\n{imports}\n\n"
-            f"case = {self.case!r}\n"
-            f"for comparison in replay({self.call}):\n    print(comparison)\n"
+        return write_replay(
+            f"{self.name} is wrong as {self.variant} attention.",
+            what,
+            f"from npattn.testing.variants import {names}\n\n{imports}\n",
+            self.case,
+            self.call,
         )
-
-
-def importable(f: Any, alias: str) -> tuple[str, ...]:
-    """Return the line that imports a function of a module as `alias`; none if it has no place."""
-    module, name = getattr(f, "__module__", "__main__"), getattr(f, "__qualname__", "<")
-    if module == "__main__" or not name.isidentifier():
-        return ()
-    return (f"from {module} import {name} as {alias}",)

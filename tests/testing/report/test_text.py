@@ -304,6 +304,17 @@ def test_sizes_are_said_of_each_dtype_where_they_differ():
     assert "\nasked and accepted, float32: S 2–7\nasked and accepted, float16: S 2–5\n" in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "head"),
+    [
+        ({"reference": "g"}, "not tested: lse"),
+        ({"reads": "wq"}, "not tested (must= makes"),
+    ],
+)
+def test_only_ways_that_exist_make_untested_parts_fail(settings, head):
+    assert f"\n{head}" in str(report(outcome(), untested=["lse: none"], settings=settings))
+
+
 def test_where_nothing_was_tested_every_reason_is_printed():
     refused = tuple(f"float32: size {i}: refused" for i in range(5))
     text = str(report(outcome(status="not applicable"), refused=refused))

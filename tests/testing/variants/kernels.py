@@ -111,71 +111,30 @@ class Linear:
         return np.flip(np.flip(dG, -2).cumsum(-2), -2)
 
 
-class DecayOffByOne(Linear):
-    def gaps(self, G):
-        return np.roll(G, 1, -2)[..., :, None, :] - G[..., None, :, :]
+def _features(self, kind, x):
+    return phi(kind, x) - (F(1) if kind == "elu" else 0)
 
 
-class ReadBeforeWrite(Linear):
-    def seen(self, T):
-        return np.tri(T, k=-1, dtype=bool)
-
-    def total(self, w, eps):
-        return super().total(w, eps) + F(1e-20)
-
-
-class NoNormaliser(Linear):
-    def total(self, w, eps):
-        return np.ones_like(w[..., :1])
-
-
-class NormaliserOfAllKeys(Linear):
-    def total(self, w, eps):
-        return w.sum(-1, keepdims=True).max(-2, keepdims=True) + eps
-
-
-class EpsForgotten(Linear):
-    def total(self, w, eps):
-        return w.sum(-1, keepdims=True)
-
-
-class EluWithoutOne(Linear):
-    def features(self, kind, x):
-        return super().features(kind, x) - (F(1) if kind == "elu" else 0)
-
-
-class TiledHeads(Linear):
-    def heads(self, x, G):
-        return np.concatenate([x] * G, -3)
-
-
-class NoSlope(Linear):
-    def pull_back(self, kind, x, dy):
-        return dy
-
-
-class NoGradientOfTheTotal(Linear):
-    def through_total(self, dw, dn, o):
-        return dw
-
-
-class ReverseInOrderOfTime(Linear):
-    def reverse(self, dG):
-        return dG.cumsum(-2)
-
-
-LINEAR_MISTAKES = (
-    (DecayOffByOne, "out"),
-    (ReadBeforeWrite, "out"),
-    (NoNormaliser, "out"),
-    (NormaliserOfAllKeys, "out"),
-    (EpsForgotten, "out"),
-    (EluWithoutOne, "out"),
-    (TiledHeads, "out"),
-    (NoSlope, "dq dk"),
-    (NoGradientOfTheTotal, "dq dk"),
-    (ReverseInOrderOfTime, "dlog_decay"),
-)
+LINEAR_MISTAKES = tuple(
+    (type(name, (Linear,), steps), names)
+    for name, names, steps in (
+        ("DecayOffByOne", "out", {
+            "gaps": lambda self, G: np.roll(G, 1, -2)[..., :, None, :] - G[..., None, :, :]}),
+        ("ReadBeforeWrite", "out", {
+            "seen": lambda self, T: np.tri(T, k=-1, dtype=bool),
+            "total": lambda self, w, eps: w.sum(-1, keepdims=True) + eps + F(1e-20)}),
+        ("NoNormaliser", "out", {"total": lambda self, w, eps: np.ones_like(w[..., :1])}),
+        ("NormaliserOfAllKeys", "out", {
+            "total": lambda self, w, eps: w.sum(-1, keepdims=True).max(-2, keepdims=True) + eps}),
+        ("EpsForgotten", "out", {"total": lambda self, w, eps: w.sum(-1, keepdims=True)}),
+        ("EluWithoutOne", "out", {"features": _features}),
+        ("TiledHeads", "out", {"heads": lambda self, x, G: np.concatenate([x] * G, -3)}),
+        ("NoSlope", "dq dk", {"pull_back": lambda self, kind, x, dy: dy}),
+        ("NoGradientOfTheTotal", "dq dk", {"through_total": lambda self, dw, dn, o: dw}),
+        ("ReverseInOrderOfTime", "dlog_decay", {"reverse": lambda self, dG: dG.cumsum(-2)}),
+    )
+)  # fmt: skip
+TiledHeads = LINEAR_MISTAKES[6][0]
 
 
 # --- differential attention -------------------------------------------------------------------
@@ -254,53 +213,21 @@ class Differential:
         return (dy - unit * (dy * unit).mean(-1, keepdims=True)) / size
 
 
-class SignOfLambda(Differential):
-    def combine(self, p1, p2, lam):
-        return p1 + lam * p2
-
-
-class SecondWithoutScale(Differential):
-    def scale_of(self, D, which):
-        return F(1) if which == 2 else super().scale_of(D, which)
-
-
-class LambdaOfTheFirstHead(Differential):
-    def beside(self, lam):
-        return lam if lam.ndim == 0 else lam[:1, None, None]
-
-
-class NormOverQueries(Differential):
-    def size(self, y, eps):
-        return np.sqrt((y * y).mean(-2, keepdims=True) + F(eps))
-
-
-class NormWithoutEps(Differential):
-    def size(self, y, eps):
-        return np.sqrt((y * y).mean(-1, keepdims=True)) + F(eps)
-
-
-class NoLambdaInTheGradient(Differential):
-    def second(self, dp, lam):
-        return -dp
-
-
-class SignOfTheGradient(Differential):
-    def to_lambda(self, dp, p2):
-        return dp * p2
-
-
-class NormIsAConstant(Differential):
-    def through_norm(self, dy, unit, size):
-        return dy / size
-
-
-DIFFERENTIAL_MISTAKES = (
-    (SignOfLambda, "out"),
-    (SecondWithoutScale, "out"),
-    (LambdaOfTheFirstHead, "out"),
-    (NormOverQueries, "out"),
-    (NormWithoutEps, "out"),
-    (NoLambdaInTheGradient, "dq2 dk2"),
-    (SignOfTheGradient, "dlam"),
-    (NormIsAConstant, "dq1 dk1 dq2 dk2 dv dlam"),
-)
+DIFFERENTIAL_MISTAKES = tuple(
+    (type(name, (Differential,), {step: f}), names)
+    for name, names, step, f in (
+        ("SignOfLambda", "out", "combine", lambda self, p1, p2, lam: p1 + lam * p2),
+        ("SecondWithoutScale", "out", "scale_of",
+         lambda self, D, which: F(1) if which == 2 else F(D**-0.5)),
+        ("LambdaOfTheFirstHead", "out", "beside",
+         lambda self, lam: lam if lam.ndim == 0 else lam[:1, None, None]),
+        ("NormOverQueries", "out", "size",
+         lambda self, y, eps: np.sqrt((y * y).mean(-2, keepdims=True) + F(eps))),
+        ("NormWithoutEps", "out", "size",
+         lambda self, y, eps: np.sqrt((y * y).mean(-1, keepdims=True)) + F(eps)),
+        ("NoLambdaInTheGradient", "dq2 dk2", "second", lambda self, dp, lam: -dp),
+        ("SignOfTheGradient", "dlam", "to_lambda", lambda self, dp, p2: dp * p2),
+        ("NormIsAConstant", "dq1 dk1 dq2 dk2 dv dlam", "through_norm",
+         lambda self, dy, unit, size: dy / size),
+    )
+)  # fmt: skip

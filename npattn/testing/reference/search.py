@@ -1,0 +1,117 @@
+"""Search for a case on which a function fails: sample, stop at the first, shrink it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from npattn.errors import optional_import
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.compare import Comparison
+from npattn.testing.report.reproducer import write_docstring
+
+with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+    from hypothesis import strategies as st
+
+
+class Answer(NamedTuple):
+    """Comparisons of a case, or the exception that the function raised there."""
+
+    case: Any
+    comparisons: Sequence[Comparison]
+    error: str = ""
+
+    @property
+    def wrong(self) -> tuple[Comparison, ...]:
+        return tuple(c for c in self.comparisons if not c.passed)
+
+
+class _Failed(Exception):
+    pass
+
+
+@dataclass
+class Search:
+    """A search, and what it found.
+
+    Attributes
+    ----------
+    judge : callable
+        Case → comparisons. Raises ImplementationError if the function gives none.
+    answers : dict of case to Answer
+        The first stands: a function that differs between two calls may not confuse a search.
+    worst : dict of str to float
+        Largest error / tolerance of each result, over cases that passed.
+    tried : int
+        Number of cases, before one failed.
+    failure : Answer or None
+        Of the smallest failing case.
+    """
+
+    judge: Callable[[Any], Sequence[Comparison]]
+    answers: dict[Any, Answer] = field(default_factory=dict)
+    worst: dict[str, float] = field(default_factory=dict)
+    tried: int = 0
+    failure: Answer | None = None
+
+    def run(
+        self,
+        choices: Mapping[str, Sequence[Any]],
+        build: Callable[[dict[str, Any]], Any],
+        examples: int,
+        start: int,
+    ) -> None:
+        """Judge cases with fields sampled from `choices` until one fails, then smaller ones.
+
+        Parameters
+        ----------
+        choices : mapping
+            Values of each field of a case, the simplest first.
+        build : callable
+            Fields → case.
+        examples : int
+        start : int
+            Seed.
+        """
+
+        @seed(start)
+        @settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+        )
+        @given(st.fixed_dictionaries({n: st.sampled_from(list(x)) for n, x in choices.items()}))
+        def attempt(fields: dict[str, Any]) -> None:
+            self._try(build(fields))
+
+        with suppress(_Failed):
+            attempt()
+
+    def _try(self, case: Any) -> None:
+        self.tried += self.failure is None
+        if case not in self.answers:
+            try:
+                self.answers[case] = Answer(case, self.judge(case))
+            except ImplementationError as err:
+                self.answers[case] = Answer(case, (), str(err))
+        answer = self.answers[case]
+        if answer.error or answer.wrong:
+            self.failure = answer
+            raise _Failed
+        for c in answer.comparisons:
+            self.worst[c.name] = max(self.worst.get(c.name, 0.0), c.ratio)
+
+
+def write_replay(headline: str, message: str, setup: str, case: Any, arguments: str) -> str:
+    """Return a Python file that shows a failing case by the function `replay` of `setup`."""
+    return (
+        write_docstring(f"{headline}\n\n{message}")
+        + f"\n\n{setup}\ncase = {case!r}\n"
+        + f"for comparison in replay({arguments}):\n    print(comparison)\n"
+    )
