@@ -44,7 +44,7 @@ CELL, SHORTEST, LEAST = 0.5, 0.8, 0.4  # a cell at most; a side of a panel, and 
 WIDTH, AMONG = 12.0, (2.0, 4.5)  # of many heads side by side; the longer side of one among them
 SIDE, LONGEST = 6.0, 20.0  # of a head alone; more where a cell would have no pixel, up to
 PAD = 0.08  # around each panel
-BAR, TICK_DISTANCE = 0.16, 0.16  # width of the colour bar, and from number to number at least
+BAR, TICK_DISTANCE = 0.16, 0.18  # width of the colour bar, and from number to number at least
 LONGEST_LABELS = 5.0  # more than labels, titles and the key take
 
 # A token may hold a $ or an underscore.
@@ -101,7 +101,10 @@ def draw(heat: HeatMap, look: Look, figsize: tuple[float, float] | None = None) 
     key = _draw_key(figure, heat, look, loc="outside lower center")
     if heat.title:
         figure.suptitle(heat.title, fontsize=1.2 * TITLE, **PLAIN)
-    bar = _draw_bar(figure, images[-1], look, panels)
+    panel = _panel(H, T, S, columns)
+    # The smallest size that works must not depend on the one that was asked for.
+    aspect = (max(figsize[1], LONGEST_LABELS) if figsize else panel[1] * rows) / BAR
+    bar = _draw_bar(figure, images[-1], look, panels, aspect)
     least = max(
         key.get_window_extent().width / DPI if key else 0.0,
         max(_width(line, 1.2 * TITLE) for line in (heat.title or "").split("\n")),
@@ -121,11 +124,10 @@ def draw(heat: HeatMap, look: Look, figsize: tuple[float, float] | None = None) 
         figure.set_size_inches(size)
         engine.execute(figure)
         actual = panels[0].get_position().size * size
-        wider = bar.get_position().width * size[0] - BAR if bar else 0.0
+        wider = bar.get_position().height * size[1] / aspect - BAR if bar else 0.0
         return np.asarray(size + (panel - actual) * (columns, rows) - (wider, 0.0))
 
     if figsize is None:
-        panel = _panel(H, T, S, columns)
         needed = fit(panel)
         size = np.maximum(needed, (least + 4 * PAD, 0))
         edge = float(1 - needed[0] / size[0]) / 2
@@ -143,14 +145,12 @@ def draw(heat: HeatMap, look: Look, figsize: tuple[float, float] | None = None) 
     figure.set_size_inches(size)
     for _ in range(1 if figsize is None else 2):  # of a given size: until the labels fit
         label(panel)
-        if bar:
-            bar.set_box_aspect(panel[1] * rows / BAR)
-            bar.locator_params(nbins=max(1, min(5, int(panel[1] * rows / TICK_DISTANCE))))
         engine.execute(figure)
         panel = panels[0].get_position().size * size
     figure.set_layout_engine("none")  # everything has its place
     if bar:
         bar.apply_aspect()
+        _thin_numbers(bar, panel[1] * rows)
     _write_numbers(panels, heat, look)
     return figure
 
@@ -267,21 +267,26 @@ def _width(text: str, points: float) -> float:
     return float(width) / 72
 
 
-def _draw_bar(figure: Figure, image: AxesImage, look: Look, beside: Any) -> Axes | None:
+def _draw_bar(
+    figure: Figure, image: AxesImage, look: Look, beside: Any, aspect: float = 20
+) -> Axes | None:
     """Draw the colour bar; None for a look without a scale."""
     if look.scale is None:
         return None
     extend = "max" if look.beyond else "neither"
-    bar = figure.colorbar(image, ax=beside, extend=extend, format="%.3g")
+    bar = figure.colorbar(image, ax=beside, extend=extend, aspect=aspect, format="%.3g")
     bar.ax.set_label("<colorbar>")  # the label of matplotlib's own
     bar.ax.grid(visible=False)
-    height = bar.ax.get_window_extent().height / figure.dpi
-    bar.ax.locator_params(nbins=max(1, min(5, int(height / TICK_DISTANCE))))
+    _thin_numbers(bar.ax, bar.ax.get_window_extent().height / figure.dpi)
     bar.ax.tick_params(labelsize=LABEL)
     if look.percent:
         bar.formatter = PercentFormatter(1.0)
     bar.set_label(look.scale, fontsize=TITLE)
     return bar.ax
+
+
+def _thin_numbers(bar: Axes, height: float) -> None:
+    bar.locator_params(nbins=max(1, min(5, int(height / TICK_DISTANCE))))
 
 
 def _draw_key(owner: Axes | Figure, heat: HeatMap, look: Look, **place: Any) -> Legend | None:
