@@ -1,4 +1,4 @@
-"""Figures of `npattn.plot` in the lessons: pyplot, which sphinx-gallery asks, does not know them."""
+"""Figures of `npattn.plot` in the lessons. sphinx-gallery finds those of pyplot alone."""
 
 from typing import Any
 

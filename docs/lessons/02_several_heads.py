@@ -49,7 +49,8 @@ out = merge(weights @ v) @ wo + bo  # (B, T, C)
 assert np.array_equal(merge(split(x)), x)
 
 # %%
-# The heads do not see each other until the last product, ``@ wo``, mixes them. Their weights differ:
+# The heads do not see each other until the last product, ``@ wo``, mixes them. Their weights
+# differ:
 
 plot.heads(weights[0], title="three heads, one sentence")
 
@@ -83,8 +84,9 @@ if importlib.util.find_spec("torch"):
     layer.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()})
     tokens = torch.tensor(x)
     theirs, their_weights = layer(tokens, tokens, tokens, average_attn_weights=False)
-    print("largest difference of the outputs from torch's:", f"{abs(out - theirs.detach().numpy()).max():.0e}")
-    assert np.allclose(out, theirs.detach(), rtol=0, atol=1e-13)
-    assert np.allclose(weights, their_weights.detach(), rtol=0, atol=1e-13)
+    theirs, their_weights = theirs.detach().numpy(), their_weights.detach().numpy()
+    print("largest difference of the outputs from torch's:", f"{abs(out - theirs).max():.0e}")
+    assert np.allclose(out, theirs, rtol=0, atol=1e-13)
+    assert np.allclose(weights, their_weights, rtol=0, atol=1e-13)
 else:
     print("torch is not installed; the comparison with its layer is left out")

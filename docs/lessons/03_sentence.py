@@ -28,8 +28,8 @@ plot.heads(weights, queries=words, keys=words, title="random weights")
 
 # %%
 # Both "the" have the same row, and the same column: their vectors are equal, and nothing says where
-# a word stands. Any pattern here comes from the random numbers. A picture of an untrained layer means nothing,
-# however much it looks like a pattern.
+# a word stands. Every other pattern comes from the random numbers: the picture of an untrained
+# layer means nothing.
 
 assert np.allclose(weights[:, 0], weights[:, 4])  # rows
 assert np.allclose(weights[:, :, 0], weights[:, :, 4])  # columns

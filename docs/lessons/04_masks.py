@@ -50,7 +50,7 @@ with np.errstate(over="ignore"):
 
 # %%
 # **Two: a row that sees nothing**, such as a query that is padding itself. All its scores are
-# equal, so every *hidden* key gets the same weight: the output is the mean of what was to be hidden.
+# equal, so every *hidden* key gets the same weight: the output is the mean of what must be hidden.
 # With −∞ it is worse: −∞ − (−∞) is NaN, and one NaN spreads through the whole model.
 
 

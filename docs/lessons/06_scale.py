@@ -44,7 +44,7 @@ for ax, (name, scale) in zip(axes, scales.items(), strict=True):
 
 # %%
 # Without a scale nearly all of a row is one weight: the softmax is *saturated*. With the whole
-# width each row is nearly even: the head can hardly tell its keys apart. Over many queries and keys:
+# width each row is nearly even: the head can hardly tell its keys apart. Over many queries:
 
 T = 512
 q, k, v = rng.standard_normal((3, T, D))
@@ -55,7 +55,8 @@ for name, scale in scales.items():
     largest[name] = p.max(axis=-1).mean()
     slope[name] = (p * (1 - p)).sum(axis=-1).mean()
     print(f"{name:9} largest weight {largest[name]:.2f}, slope {slope[name]:.2f}")
-assert largest["1 (none)"] > 0.7 and largest["1/√D"] > 2 * largest["1/√(H·D)"]
+assert largest["1 (none)"] > 0.7
+assert largest["1/√D"] > 2 * largest["1/√(H·D)"]
 
 # %%
 # *Slope* is Σ p (1 − p), by which the softmax passes gradients on to the scores. Saturated, it is

@@ -33,7 +33,7 @@ for ax, (name, visible) in zip(axes.flat, arrays.items(), strict=True):
 # %%
 # What they cost
 # --------------
-# Work grows with the number of visible pairs. A window has about T times its width, instead of T²/2.
+# Work grows with the number of visible pairs. A window has T times its width, instead of T²/2.
 
 for name, visible in arrays.items():
     print(f"{name:20} {visible.sum():3} pairs, at most {visible.sum(axis=1).max():2} keys a query")
@@ -78,8 +78,8 @@ assert seen(arrays["strided and window"], 2) == 1
 # %%
 # A mask as a rule, not as an array
 # ---------------------------------
-# The masks above hold a few numbers each, and answer for any rectangle of the scores. An engine asks
-# before it computes a rectangle, and skips it where everything is hidden.
+# The masks above hold a few numbers each, and answer for any rectangle of the scores. An engine
+# asks before it computes a rectangle, and skips it where everything is hidden.
 
 n = 1024
 q, k, v = np.random.default_rng(0).standard_normal((3, n, 16))

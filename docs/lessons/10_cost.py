@@ -3,8 +3,8 @@
 ========================
 
 Attention with T queries and T keys computes T² scores. This lesson measures what that means, in
-seconds and in bytes, for the textbook and for an engine that never holds all scores at once. Times are of the
-machine that built this page, with one run of each size before those that count.
+seconds and in bytes, for the textbook and for an engine that never holds all scores at once. The
+times are those of the machine that built this page.
 """
 
 import time
@@ -31,7 +31,7 @@ def tiled(q, k, v):
 
 
 def measure(f, T):
-    """Return the least of three times in seconds, and the largest memory in bytes."""
+    """Return the least of three times in seconds, after one that does not count, and memory."""
     q, k, v = rng.standard_normal((3, T, D)).astype(np.float32)
     f(q, k, v)
     seconds = []
@@ -54,7 +54,7 @@ def measure(f, T):
 # times the work and four times the memory.
 
 for T in sizes:
-    print(f"T = {T:4}: {4 * T**2 * D / 1e9:5.2f} Gflop, {4 * T**2 / 2**20:6.2f} MiB an array of scores")
+    print(f"T = {T:4}: {4 * T**2 * D / 1e9:.3f} Gflop, scores {4 * T**2 / 2**20:6.2f} MiB")
 
 # %%
 # Then measure
@@ -78,8 +78,8 @@ for column, (ax, unit, name) in enumerate(
 
 # %%
 # Memory follows the count: the textbook holds more than one array of T×T numbers at a time, and a
-# doubling of T takes four times the memory. The tiled engine holds a tile of scores, and the largest
-# score and the sum of each row; beyond the size of a tile its memory grows with T alone.
+# doubling of T takes four times the memory. The tiled engine holds a tile of scores, and the
+# largest score and the sum of each row.
 
 peaks = {f: table[:, 1] for f, table in results.items()}
 assert peaks[textbook][-1] > 2 * 4 * sizes[-1] ** 2
@@ -87,7 +87,7 @@ assert 3.5 < peaks[textbook][-1] / peaks[textbook][-2] < 4.5
 assert peaks[tiled][-1] < peaks[textbook][-1] / 4
 
 # %%
-# Time follows less exactly. Short sequences spend it on calls, not on numbers, and the curve is flatter than T².
+# Time follows less exactly: it also depends on caches, threads, and on what else the machine does.
 # Tiles save memory, not operations: both engines compute all T² scores. This is why a long context
 # stays expensive, and why lesson 9 leaves pairs out.
 #

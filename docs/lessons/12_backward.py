@@ -100,7 +100,8 @@ ax.legend()
 
 # %%
 # For small steps the curve of the right gradient ends in noise, at the rounding error of the loss,
-# about 1e-16. A test with one fixed step and a fixed tolerance can hit that noise; the order cannot be mistaken.
+# about 1e-16. A test with one step and one tolerance may land in that noise; the order of the rest
+# is seen before it.
 #
 # ``check_gradients`` does this for any function, chooses the steps, and names the mistake:
 

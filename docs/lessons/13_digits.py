@@ -67,8 +67,8 @@ axes[1].legend()
 # %%
 # What the heads look at
 # ----------------------
-# Mean weights over the test images: four patterns in one model, and a single one in the other, which has to
-# serve everything.
+# Mean weights over the test images: four patterns in one model, and a single one in the other,
+# which has to serve everything.
 
 rows = [f"row {t}" for t in range(8)]
 means = {name: run.weights(data.test_x).mean(axis=0) for name, run in runs.items()}
@@ -80,6 +80,6 @@ plot.head(means["single-head"][0], queries=rows, keys=rows, title="one head")
 # %%
 # One result is not a law
 # -----------------------
-# This is one seed, one small model, and eight epochs. With another seed the numbers differ, and after
-# longer training the gap gets smaller (``python docs/examples/train --compare`` tries it). What the
+# This is one seed, one small model, and eight epochs. After 40 epochs at twice the width, one head
+# reaches 98.1 % and four reach 98.9 % (``docs/train.md``), a difference of three images. What the
 # lesson shows is how to ask: equal parameters, equal data, and a test for chance.
