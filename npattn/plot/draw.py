@@ -121,9 +121,9 @@ def draw(heat: HeatMap, look: Look, figsize: tuple[float, float] | None = None) 
         """Return the size of the figure in which panels have a size."""
         label(panel)
         size = panel * (columns, rows) + LONGEST_LABELS
-        figure.set_size_inches(size)
+        figure.set_size_inches(*size)
         engine.execute(figure)
-        actual = panels[0].get_position().size * size
+        actual = np.asarray(panels[0].get_position().size * size)
         wider = bar.get_position().height * size[1] / aspect - BAR if bar else 0.0
         return np.asarray(size + (panel - actual) * (columns, rows) - (wider, 0.0))
 
@@ -142,11 +142,11 @@ def draw(heat: HeatMap, look: Look, figsize: tuple[float, float] | None = None) 
                 f"least ({width:.1f}, {height:.1f}) inches here"
             )
         panel = (size - smallest) / (columns, rows) + LEAST
-    figure.set_size_inches(size)
+    figure.set_size_inches(*size)
     for _ in range(1 if figsize is None else 2):  # of a given size: until the labels fit
         label(panel)
         engine.execute(figure)
-        panel = panels[0].get_position().size * size
+        panel = np.asarray(panels[0].get_position().size * size)
     figure.set_layout_engine("none")  # everything has its place
     if bar:
         bar.apply_aspect()
@@ -232,8 +232,8 @@ def _finish_cells(axes: Axes, heat: HeatMap, flagged: Array) -> None:
     if len(first):
         size = max(0.75 * 72 * min(cell), CROSS)
         axes.scatter(
-            *places[first].T[::-1], s=size**2, marker="x", color="black", linewidths=1.0,
-            clip_on=False, zorder=3,
+            places[first, 1], places[first, 0], s=size**2, marker="x", color="black",
+            linewidths=1.0, clip_on=False, zorder=3,
             path_effects=[withStroke(linewidth=2.2, foreground="white")],
         )  # fmt: skip
     axes.set(xlim=(-0.5, S - 0.5), ylim=(T - 0.5, -0.5))
