@@ -24,7 +24,7 @@ from npattn import plot
 
 q = np.array([[4.0, 0.0], [0.0, 4.0], [0.0, 0.0]])  # (T, D)
 k = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, -1.0]])  # (S, D)
-v = np.array([[0.0, 0.0], [4.0, 0.0], [4.0, 3.0], [0.0, 3.0]])  # (S, E)
+v = np.array([[0.0, 0.0], [5.0, 1.0], [3.0, 4.0], [0.0, 4.0]])  # (S, E)
 D = q.shape[-1]
 
 # %%
@@ -67,7 +67,7 @@ assert np.allclose(o[2], v.mean(axis=0))
 
 # %%
 # A mean with positive weights never leaves the area between the values. Here a value is a point of
-# the plane, and each output lies within the rectangle that the four values span.
+# the plane, and each output lies within the area that the four values span.
 
 figure, ax = plt.subplots(figsize=(5, 4), layout="constrained")
 ax.fill(*v.T, color="0.93")
@@ -76,8 +76,8 @@ ax.scatter(*o.T, s=70, label="outputs")
 for name, points in (("v", v), ("o", o)):
     for i, point in enumerate(points):
         ax.annotate(f"{name}{i}", point, xytext=(7, 7), textcoords="offset points")
-ax.set(title="outputs are between the values", xlim=(-0.4, 4.6), ylim=(-0.4, 3.6))
-ax.legend(loc="center right")
+ax.set(title="outputs are between the values", xlim=(-0.4, 5.6), ylim=(-0.4, 4.6))
+ax.legend(loc="upper right")
 
 # %%
 # The same from the library

@@ -58,7 +58,12 @@ for ax, title, rows in zip(axes, ("right", "wrong"), (right, wrong), strict=True
     for (row, column), token in np.ndenumerate(rows):
         ink = "white" if token < 2 else "black"
         ax.text(column, row, token, ha="center", va="center", color=ink)
-    ax.set(title=f"{title}: the token of each number", xlabel="feature", ylabel="row of the output")
+    ax.set(
+        title=f"{title}: the token of each number",
+        xlabel="feature",
+        ylabel="row of the output",
+        yticks=range(T),
+    )
 
 # %%
 # A shape cannot tell the two apart, and the model even trains, badly. Only numbers can.
