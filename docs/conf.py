@@ -25,3 +25,21 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say types and shapes
 napoleon_google_docstring = False
 napoleon_use_ivar = True  # Attributes sections and documented properties do not collide
+
+# The lessons: python files that run when the site is built, and are then pages and notebooks.
+sys.path.insert(0, str(Path(__file__).parent))  # gallery.py
+extensions.append("sphinx_gallery.gen_gallery")
+exclude_patterns.append("lessons")  # the sources; lessons_built is made from them
+sphinx_gallery_conf = {
+    "examples_dirs": "lessons",
+    "gallery_dirs": "lessons_built",
+    "filename_pattern": "/",  # all run
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "image_scrapers": ("matplotlib", "gallery.save_last_figure"),
+    "capture_repr": (),
+    "download_all_examples": False,
+    "min_reported_time": 3,
+    "show_memory": False,
+    "plot_gallery": True,
+}

@@ -7,13 +7,15 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.plot.cells import Labels
+from npattn.plot.draw import Labels
 from npattn.problem.arrays import Array, describe_value, to_numpy
 from npattn.problem.sizes import ANY, Sized
 
 LONG = 24  # characters of a label that are shown
+MUST = "must be matplotlib Axes, such as figure.add_subplot() or plt.subplots()[1]"
 
 
 def read_values(name: str, value: Any, sizes: tuple[Any, Any]) -> Array:
@@ -123,3 +125,39 @@ def read_figsize(figsize: Any) -> tuple[float, float] | None:
             f"figsize is {figsize!r}, must be a width and a height in inches, such as (8, 6)"
         )
     return width, height
+
+
+def read_axes(ax: Any, count: int, title: str | None) -> list[Axes]:
+    """Return the axes to draw in, one for each head.
+
+    Raises
+    ------
+    OptionError
+        If one of them is no rectilinear Axes, they are of several figures, or one title is given
+        for several.
+    ShapeError
+        If their number is not that of the heads.
+    """
+    if isinstance(ax, Axes):
+        every: list[Any] = [ax]
+    elif isinstance(ax, (list, tuple, np.ndarray)):
+        every = [
+            one for part in ax for one in (part.flat if isinstance(part, np.ndarray) else [part])
+        ]
+    else:
+        raise OptionError(f"ax is a {type(ax).__name__}, {MUST}")
+    for one in every:
+        if not isinstance(one, Axes) or one.name != "rectilinear":
+            kind = f"{one.name} axes" if isinstance(one, Axes) else f"a {type(one).__name__}"
+            raise OptionError(f"ax has {kind}, {MUST}")
+    if len(every) != count:
+        heads = "1 head" if count == 1 else f"{count} heads"
+        raise ShapeError(f"ax has {len(every)} axes, must have {count}, one each [{heads}]")
+    if len({id(one.figure.figure) for one in every}) > 1:
+        raise OptionError("ax has axes of several figures, must have those of one")
+    if title is not None and count > 1:
+        raise OptionError(
+            f"title is {title!r}, which belongs to a figure, and ax is part of yours: leave it "
+            "out, and call figure.suptitle"
+        )
+    return every

@@ -20,16 +20,15 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot.arguments import (
+    read_axes,
     read_figsize,
     read_labels,
     read_panels,
     read_reals,
     read_values,
 )
-from npattn.plot.cells import HeatMap
-from npattn.plot.layout import draw
+from npattn.plot.draw import HeatMap, draw, draw_within
 from npattn.plot.looks import Look, error_look, mask_look, weight_look
-from npattn.plot.within import draw_within, read_axes
 from npattn.problem.arrays import Array, MaskLike
 
 

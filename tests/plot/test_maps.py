@@ -22,7 +22,7 @@ from npattn import plot
 from npattn.cli import cli
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.plot import maps
-from npattn.plot.cells import CROSS
+from npattn.plot.draw import CROSS
 from npattn.plot.looks import FLAG, format_number
 
 H, T, S = 3, 5, 7
