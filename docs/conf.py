@@ -15,6 +15,7 @@ from report_lexer import ReportLexer
 
 project = "npattn"
 version = release = npattn.__version__
+html_title = project
 author = copyright = "the npattn developers"
 
 extensions = [

@@ -50,6 +50,7 @@ def maps(panels):
         limit = abs(array).max()
         image = place.imshow(array, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
         place.figure.colorbar(image, ax=place)
+        place.set_yticks(range(len(array)))
         place.set_title(title, fontsize=10)
     return places[0].figure
 
@@ -316,7 +317,7 @@ def tiled():
     figure = maps({"a window of 9 keys before": visible})
     for t, s in np.ndindex(4, 4):
         part = visible[4 * t : 4 * t + 4, 4 * s : 4 * s + 4]
-        colour = BLUE if part.all() else RED if part.any() else GREY
+        colour = "#2ca02c" if part.all() else RED if part.any() else GREY
         place = (4 * s - 0.45, 4 * t - 0.45)
         figure.axes[0].add_patch(Rectangle(place, 3.9, 3.9, fill=False, ec=colour, lw=2.5))
     return figure
