@@ -63,10 +63,20 @@ copybutton_prompt_is_regexp = True
 
 ROOT_PAGES = {"readme": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 """Page of the site → the file beside docs/ that it shows."""
+SEARCHED = {
+    "pytest": "pytest",
+    "gradients": "gradient check",
+    "laptop": "Triton",
+    "positions": "RoPE",
+    "cache": "paged",
+}
+"""Page → words that a search finds there first: they are made entries of the index."""
 
 
 def read_beside(app, name, source):
-    """Show a file of the root as a page, its links made those of docs/."""
+    """Show a file of the root as a page, its links made those of docs/; add what is searched."""
+    if name in SEARCHED:
+        source[0] = f"```{{index}} ! {SEARCHED[name]}\n```\n\n{source[0]}"
     if name in ROOT_PAGES:
         path = DOCS.parent / ROOT_PAGES[name]
         app.env.note_dependency(str(path))

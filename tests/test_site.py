@@ -142,3 +142,6 @@ def test_a_file_of_the_root_is_a_page_whose_links_are_those_of_the_site(page, mo
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
     conf.read_beside(app, "semantics", source := ["as it is"])
     assert source == ["as it is"]
+    conf.read_beside(app, "positions", source := ["as it is"])
+    assert source == ["```{index} ! RoPE\n```\n\nas it is"]
+    assert [name for name in conf.SEARCHED if not (ROOT / f"docs/{name}.md").exists()] == []
