@@ -267,7 +267,7 @@ def tolerance():
     left.loglog(bound, np.maximum(error, 1e-10), ".", ms=2)
     left.loglog(bound, bound, color=RED, label="error = tolerance")
     left.set(xlabel="tolerance of an element of o", ylabel="its error")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower right")
     right.hist(error / bound, bins=50, color=BLUE)
     right.axvline(1, color=RED)
     right.set(xlabel="error / tolerance", ylabel="elements")
