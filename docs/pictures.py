@@ -267,6 +267,7 @@ def tolerance():
     left.loglog(bound, np.maximum(error, 1e-10), ".", ms=2)
     left.loglog(bound, bound, color=RED, label="error = tolerance")
     left.set(xlabel="tolerance of an element of o", ylabel="its error")
+    left.xaxis.set_minor_formatter("")
     left.legend(frameon=False, loc="lower right")
     right.hist(error / bound, bins=50, color=BLUE)
     right.axvline(1, color=RED)
@@ -345,7 +346,7 @@ def matrix():
 
 def findings():
     parts, system = {"bug": Counter(), "limit": Counter()}, ""
-    for title, kind in rows("findings.md", r"^## (\S+) .*\d|^\| (bug|limit) \|"):
+    for title, kind in rows("findings.md", r"^## (\D+) \d|^\| (bug|limit) \|"):
         system = title or system
         if kind:
             parts[kind][system] += 1
