@@ -1,30 +1,65 @@
-"""Sphinx: ``sphinx-build -W -b html docs docs/_build``, without a network."""
+"""Sphinx: ``sphinx-build -q -W --keep-going -b html docs docs/_build``, without a network."""
 
+import re
 import sys
 from pathlib import Path
 
 import npattn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS)]  # benchmarks, and the modules of this folder
+
+import pictures
+import rule_pages
+from report_lexer import ReportLexer
 
 project = "npattn"
 version = release = npattn.__version__
+html_title = project
 author = copyright = "the npattn developers"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {"fixed_sidebar": True, "page_width": "1100px"}
-html_show_sourcelink = False
-_pages = Path(__file__).parent / "_static"
-html_static_path = [_pages.name] if _pages.is_dir() else []  # of the matrix, once it is written
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "_static"]
+linkcheck_ignore = [r"_static/"]
 
+html_theme = "pydata_sphinx_theme"
+html_theme_options = {
+    "header_links_before_dropdown": 6,
+    "navbar_align": "left",
+    "navbar_center": ["navbar-nav"],
+    "navbar_end": ["theme-switcher"],
+    "navbar_persistent": ["search-button-field"],
+    "navigation_with_keys": False,
+    "show_prev_next": False,
+    "show_toc_level": 2,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "monokai",
+}
+html_sidebars = {"index": [], "readme": []}
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+
+myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4  # [a link](semantics.md#the-rules) works, as it does on a hub
+mathjax4_config = {"options": {"enableMenu": False}, "output": {"font": "mathjax-newcm"}}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say types and shapes
-napoleon_google_docstring = False
-napoleon_use_ivar = True  # Attributes sections and documented properties do not collide
+numpydoc_show_class_members = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what is printed is not copied
+copybutton_prompt_is_regexp = True
 
 # The lessons: python files that run when the site is built, and are then pages and notebooks.
 sys.path.insert(0, str(Path(__file__).parent))  # gallery.py
@@ -43,3 +78,39 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "plot_gallery": True,
 }
+
+ROOT_PAGES = {
+    "readme": "README.md",
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+} | {"security": "SECURITY.md"}
+"""Page of the site → the file beside docs/ that it shows."""
+SEARCHED = {
+    "pytest": "pytest",
+    "gradients": "gradient check",
+    "laptop": "Triton",
+    "positions": "RoPE",
+    "cache": "paged",
+}
+"""Page → words that a search finds there first: they are made entries of the index."""
+
+
+def read_beside(app, name, source):
+    """Show a file of the root as a page, its links made those of docs/; add what is searched."""
+    if name in SEARCHED:
+        source[0] = f"```{{index}} ! {SEARCHED[name]}\n```\n\n{source[0]}"
+    if name in ROOT_PAGES:
+        path = DOCS.parent / ROOT_PAGES[name]
+        app.env.note_dependency(str(path))
+        text = re.sub(r'(\]\(|src(?:set)?=")docs/', r"\1", path.read_text("utf-8"))
+        for page, file in ROOT_PAGES.items():
+            text = text.replace(f"]({file}", f"]({page}.md")
+        source[0] = text
+
+
+def setup(app):
+    rule_pages.write(DOCS / "rules")
+    pictures.write(DOCS / "_static" / "pictures")
+    for language in ("npattn-report", "text", "console"):
+        app.add_lexer(language, ReportLexer)
+    app.connect("source-read", read_beside)

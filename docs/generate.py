@@ -96,14 +96,14 @@ def options() -> str:
 
 
 def rules() -> str:
-    rows = [f"| `structure`, `option-NAME` | 12, 14 | {ABOUT_STRUCTURE} |"]
+    structure = "[`structure`](rules/structure.md)"
+    rows = [f"| {structure}, `option-NAME` | 12, 14 | {ABOUT_STRUCTURE} |"]
     for name, rule in RULES.items():
         asked = "" if name not in ON_REQUEST else f" Only with `--only {name}`."
-        rows.append(f"| `{name}` | {rule.section} | {rule.about}{asked} |")
+        rows.append(f"| [`{name}`](rules/{name}.md) | {rule.section} | {rule.about}{asked} |")
     notes = "Notes on wrong input, without a verdict; only with `--only robustness`."
-    return "\n".join(
-        ["| rule | semantics | |", "|---|---|---|", *rows, f"| `robustness` | | {notes} |", ""]
-    )
+    head = ["| rule | semantics | |", "|---|---|---|"]
+    return "\n".join([*head, *rows, f"| [`robustness`](rules/robustness.md) | | {notes} |", ""])
 
 
 # --- the problems on either side of each branch ---------------------------------------------------
@@ -282,7 +282,8 @@ def findings() -> str:
 PAGES = {
     "docs/modules.md": {"packages": packages, "module map": module_map},
     "docs/semantics.md": {"options": options},
-    "docs/checking.md": {"arguments": arguments, "rules": rules},
+    "docs/options.md": {"arguments": arguments},
+    "docs/rules.md": {"rules": rules},
     "docs/branches.md": {
         "tiles": tiles,
         "heads": heads,

@@ -1,5 +1,6 @@
 """Examples of the pages: code blocks, what running them prints, and comparison with the page."""
 
+import importlib.util
 import math
 import re
 import subprocess
@@ -9,6 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 GAP = "..."
+
+
+def load(name):
+    """Import docs/NAME.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def blocks(page, language):

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from tests.pages import ROOT, block, run
 
-PAGES = ("README.md", "docs/checking.md", "docs/diagnosis.md", "docs/diff.md", "docs/train.md")
-CHECKING = "docs/checking.md"
+FIRST, ADAPTING, READING = (f"docs/{page}.md" for page in ("first_check", "adapting", "reading"))
+OTHERS = ("README.md", "docs/diagnosis.md", "docs/diff.md", "docs/train.md")
+PAGES = (FIRST, ADAPTING, READING, *OTHERS)
 BLOCK = re.compile(
     r"(<!-- printed: ([\w-]+) -->\n```\w+\n(?:\$ [^\n]*\n)?)(.*?)(^\$ .*?)?(^```\n)", re.M | re.S
 )
@@ -69,26 +70,21 @@ def my_kernel(folder):
 
 
 def two_mistakes(folder):
-    """The module of docs/checking.md, by its command."""
-    (folder / "mykernels.py").write_text(block(CHECKING, "python", "def attention_backward("))
+    """The module of docs/first_check.md, by its command."""
+    (folder / "mykernels.py").write_text(block(FIRST, "python", "def attention_backward("))
     return command_of("two-mistakes", folder)
 
 
-def conventions(folder):
-    (folder / "mykernels.py").write_text(block(CHECKING, "python", "def attention_backward("))
-    code = block(CHECKING, "python", "backward=attention_backward,")
-    return run("-c", code + block(CHECKING, "python", '"dk.py"'), cwd=folder)
-
-
 def script(folder):
-    """The script of the report above, which that report's program writes."""
-    if not (folder / "dk.py").exists():
-        conventions(folder)
+    """The script that the program of docs/first_check.md writes."""
+    (folder / "mykernels.py").write_text(block(FIRST, "python", "def attention_backward("))
+    run("-c", block(FIRST, "python", '"dk.py"'), cwd=folder)
     return command_of("script", folder)
 
 
 def attend(folder):
-    return run("-c", block(CHECKING, "python", "def attend("), cwd=folder)
+    answer, _, _ = run("-c", block(ADAPTING, "python", "def attend("), cwd=folder).partition("\n\n")
+    return f"{answer}\n...\n"
 
 
 def cause(place, folder):
@@ -99,8 +95,10 @@ def cause(place, folder):
 
 
 def expected_failures(folder):
-    (folder / "expected.toml").write_text(block(CHECKING, "toml", "D = 0"))
-    return command_of("expected", folder)
+    """Make the last lines of a report: each failure with its reason, and the verdict."""
+    (folder / "expected.toml").write_text(block(READING, "toml", "D = 0"))
+    _, place, reasons = command_of("expected", folder).partition("expected: ")
+    return f"...\n{place}{reasons}"
 
 
 def fingerprint(folder):
@@ -150,7 +148,6 @@ EXAMPLES = {
     "torch-sdpa": torch_sdpa,
     "my-kernel": my_kernel,
     "two-mistakes": two_mistakes,
-    "conventions": conventions,
     "script": script,
     "attend": attend,
     **{f"cause-{n}": partial(cause, n) for n in ("forward", "backward", "storage", "state")},

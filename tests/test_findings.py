@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import io
 import json
 import os
@@ -19,6 +18,7 @@ import pytest
 from npattn.testing.levels import LEVELS
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.environments import make_environment
+from tests.pages import load
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 
@@ -70,14 +70,7 @@ APART = {  # in environments of their own, with what else they need
 }
 
 
-def load_reports():
-    spec = importlib.util.spec_from_file_location("reports", ROOT / "docs" / "reports.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reports = load_reports()
+reports = load("reports")
 FINDINGS = reports.findings()
 EACH_FINDING = pytest.mark.parametrize(
     "finding", FINDINGS, ids=[f"{finding.system}: {finding.title}" for finding in FINDINGS]

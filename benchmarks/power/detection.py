@@ -27,7 +27,6 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.power import earlier
 from benchmarks.power.flawed import CONTINUOUS, DISCRETE, Flash, KernelInputs, Mistake
 from benchmarks.power.tables import markdown, put
 from benchmarks.zoo.correct import Kernel
@@ -326,34 +325,8 @@ def counts_table(cells: Cells, columns: list[tuple[str, str]], seeds: int) -> st
             best = [max(hits[x] for x in names) for hits in real.values() if hits is not None]
             always, ever = sum(n == seeds for n in best), sum(n > 0 for n in best)
             row.append(str(always) if always == ever else f"{always} to {ever}")
-        before = [before_of(name, at) for name in real]
-        earlier_counts = [sum(x[i] == "Y" for x in before) for i in range(3)]
-        rows.append([*row, "/".join(map(str, [*earlier_counts, sum("Y" in x for x in before)]))])
-    earlier_head = "earlier prototype: hard/sharp/aggregate/any"
-    return markdown(["inputs", "dtype", "mistakes", *rules, earlier_head], rows)
-
-
-def before_of(name: str, at: tuple[str, str]) -> str:
-    """Return the cell of the prototype."""
-    return earlier.DISCRETE[name].split()[3 * INPUTS.index(at[0]) + DTYPES.index(at[1])]
-
-
-def compare_verdicts(
-    cells: Cells, columns: list[tuple[str, str]], seeds: int
-) -> tuple[list[str], ...]:
-    """List verdicts found by the prototype in no and in some draws here, and the reverse in all."""
-    lost, doubtful, won = [], [], []
-    for (name, row), at in product(cells.items(), columns):
-        counts = row[at]
-        if counts is None:
-            continue
-        for verdict, then in zip(VERDICTS, before_of(name, at), strict=True):
-            hits = counts[verdict]
-            line = f"{name}, {SHORT[at[1]]} {at[0]}, {verdict}"
-            lost += [line] * (then == "Y" and hits == 0)
-            doubtful += [f"{line}: {hits} of {seeds}"] * (then == "Y" and 0 < hits < seeds)
-            won += [line] * (then == "n" and hits == seeds)
-    return lost, doubtful, won
+        rows.append(row)
+    return markdown(["inputs", "dtype", "mistakes", *rules], rows)
 
 
 def format_median(sizes: list[float]) -> str:
@@ -365,30 +338,15 @@ def format_median(sizes: list[float]) -> str:
 def sized_table(least: Sizes, dtypes: Iterable[str]) -> str:
     rows = []
     for name, by_dtype in least.items():
-        before = dict(zip(DTYPES, earlier.CONTINUOUS[name].split(), strict=True))
         row = [name]
         for dtype in dtypes:
             ours, theirs = (
                 " / ".join(format_median(by_dtype[dtype][x]) for x in rules)
                 for rules in (VERDICTS, BASELINES)
             )
-            row.append(f"{ours} · {theirs} ({before[dtype]})")
+            row.append(f"{ours} · {theirs}")
         rows.append(row)
     return markdown(["mistake", *(SHORT[d] for d in dtypes)], rows)
-
-
-def compare_sizes(least: Sizes) -> tuple[list[str], ...]:
-    lost, doubtful, won = [], [], []
-    for name, by_dtype in least.items():
-        before = dict(zip(DTYPES, earlier.CONTINUOUS[name].split(), strict=True))
-        for dtype, by_verdict in by_dtype.items():
-            for verdict, then in zip(VERDICTS, map(float, before[dtype].split("/")), strict=True):
-                sizes = by_verdict[verdict]
-                line = f"{name}, {SHORT[dtype]}, {verdict}: {format_median(sizes)}, was {then:.0e}"
-                lost += [line] * (sizes[0] > 1.1 * then)
-                doubtful += [line] * (sizes[0] < 1.1 * then < sizes[-1] / 1.1)
-                won += [line] * (sizes[-1] < 0.9 * then)
-    return lost, doubtful, won
 
 
 def alarms_table(alarms: dict[tuple[str, str], Counter[str]]) -> str:
@@ -399,18 +357,6 @@ def alarms_table(alarms: dict[tuple[str, str], Counter[str]]) -> str:
         for (inputs, dtype), counts in alarms.items()
     ]
     return markdown(heads, rows)
-
-
-def format_list(title: str, lines: list[str]) -> str:
-    items = "".join(f"\n* {line}" for line in lines)
-    return f"{title}: {len(lines)}.{items and chr(10)}{items}"
-
-
-COMPARISONS = (
-    "Found by the prototype, and here in no draw",
-    "Found by the prototype, and here in some draws",
-    "Not found by the prototype, and here in all draws",
-)
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -457,11 +403,6 @@ def main(
         "counts": counts_table(cells, columns, seeds),
         "smallest": sized_table(least, dtypes if "normal" in inputs else ()),
     }
-    both = zip(compare_verdicts(cells, columns, seeds), compare_sizes(least), strict=True)
-    sections["lost and won"] = "\n\n".join(
-        format_list(title, [*discrete, *continuous])
-        for title, (discrete, continuous) in zip(COMPARISONS, both, strict=True)
-    )
     for name, text in sections.items():
         print(f"\n{text}")
         if write is not None:

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -35,6 +35,52 @@ MOST = 6
 """Findings that are printed for a rule."""
 
 
+class Explanation(NamedTuple):
+    """What is known of a rule: also issues on GitHub, and entries of docs/findings.md."""
+
+    name: str
+    where: str
+    demand: str
+    why: str
+    bugs: str
+    issues: tuple[str, ...]
+    findings: tuple[dict[str, str], ...]
+
+
+def explain(rule: str) -> list[Explanation]:
+    """Return what is known of the rules with this name, or that begin with it.
+
+    A level of rules, and a rule of modules, has a demand alone.
+    """
+    found = []
+    if rule in WITHOUT_RULE:
+        found.append(_explanation(rule, f"npattn check TARGET --only {rule}", WITHOUT_RULE[rule]))
+    if rule in LEVELS:
+        where = "a level of rules: npattn list rules"
+        found.append(_explanation(rule, where, dict(LEVELS)[rule]))
+    if rule in MODULE_RULES:
+        own = MODULE_RULES[rule]
+        where = f"of modules: npattn check TARGET --module; semantics {own.semantics}; level {own.level}"
+        found.append(_explanation(rule, where, own.about))
+    if found and rule not in PROPERTIES:
+        return found
+    for one in choose_rules([rule]):
+        asked = f"only with --only {one.rule}" if one.rule in ON_REQUEST else f"level {one.level}"
+        required = "required" if one.level in REQUIRED else "shown, not required"
+        about = f"semantics {one.section}; {asked}, {required}"
+        found.append(_explanation(one.rule, about, one.check.__doc__ or ""))
+    return found
+
+
+def _explanation(name: str, where: str, docstring: str) -> Explanation:
+    """Part a docstring, which has the demand, the reason and the bugs, in this order."""
+    demand, _, text = docstring.strip().partition("\n\n")
+    why, _, bugs = " ".join(text.split()).partition("Broken by ")
+    issues = tuple(re.findall(r"[\w.-]+/[\w.-]+#\d+", bugs))
+    findings = tuple(_findings().get(name, ()))
+    return Explanation(name, where, " ".join(demand.split()), why, bugs, issues, findings)
+
+
 @click.command("explain")
 @click.argument("rule")
 def explain_command(rule: str) -> None:
@@ -43,34 +89,22 @@ def explain_command(rule: str) -> None:
     RULE is a name from npattn list rules, or how several begin; a level of rules; or a rule of
     npattn check TARGET --module.
     """
-    known = rule in WITHOUT_RULE or rule in LEVELS or rule in MODULE_RULES
-    if rule in WITHOUT_RULE:
-        _print(rule, f"npattn check TARGET --only {rule}", WITHOUT_RULE[rule])
-    if rule in LEVELS:
-        click.echo(f"{rule}  (a level of rules: npattn list rules)\n  {dict(LEVELS)[rule]}\n")
-    if rule in MODULE_RULES:
-        one = MODULE_RULES[rule]
-        where = f"npattn check TARGET --module; semantics {one.semantics}; level {one.level}"
-        click.echo(f"{rule}  (of modules: {where})\n  demands    {one.about}\n")
-    for own in () if known and rule not in PROPERTIES else choose_rules([rule]):
-        asked = f"only with --only {own.rule}" if own.rule in ON_REQUEST else f"level {own.level}"
-        required = "required" if own.level in REQUIRED else "shown, not required"
-        about = f"semantics {own.section}; {asked}, {required}"
-        _print(own.rule, about, own.check.__doc__ or "")
+    for one in explain(rule):
+        _print(one)
 
 
-def _print(name: str, where: str, docstring: str) -> None:
-    """Print a rule; its docstring has the demand, the reason and the bugs, in this order."""
-    demand, _, text = docstring.strip().partition("\n\n")
-    why, _, bugs = " ".join(text.split()).partition("Broken by ")
+def _print(one: Explanation) -> None:
     width = min(max(shutil.get_terminal_size().columns, 40), 100)
-    click.echo(f"{name}  ({where})")
-    known = [f"{issue} on GitHub" for issue in re.findall(r"[\w.-]+/[\w.-]+#\d+", bugs)]
-    known += [_describe(finding) for finding in _findings().get(name, ())]
-    rows = [("demands", demand), ("why", why), ("broken by", bugs)]
+    click.echo(f"{one.name}  ({one.where})")
+    known = [f"{issue} on GitHub" for issue in one.issues]
+    known += [_describe(finding) for finding in one.findings]
+    rows = [("demands", one.demand), ("why", one.why), ("broken by", one.bugs)]
     rows += [("real bugs" if n == 0 else "", bug) for n, bug in enumerate(known[:MOST])]
-    rows += [("", f"and {len(known) - MOST} more in docs/findings.md")] * (len(known) > MOST)
-    for title, words in [*rows, *([] if known else [("real bugs", "none known in the wild")])]:
+    more = f"and {len(known) - MOST} more in docs/findings.md"
+    rows += [("", more)] * (len(known) > MOST)
+    if one.why and not known:
+        rows.append(("real bugs", "none known in the wild"))
+    for title, words in rows:
         indent = f"  {title:<11}"
         if words:
             spaces = " " * len(indent)

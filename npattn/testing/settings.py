@@ -2,7 +2,7 @@
 
 A field of `Settings` has a default and a `SettingOption`: group, flag, metavar, parser and words.
 The signature and docstring of `npattn.testing.check`, ``npattn check --help``, the entry of a
-journal, the settings in a report and the table in docs/checking.md are made from them.
+journal, the settings in a report and the table in docs/options.md are made from them.
 """
 
 from __future__ import annotations
