@@ -60,7 +60,8 @@ def explain(rule: str) -> list[Explanation]:
         found.append(_explanation(rule, where, dict(LEVELS)[rule]))
     if rule in MODULE_RULES:
         own = MODULE_RULES[rule]
-        where = f"of modules: npattn check TARGET --module; semantics {own.semantics}; level {own.level}"
+        where = f"npattn check TARGET --module; semantics {own.semantics}; level {own.level}"
+        where = f"of modules: {where}"
         found.append(_explanation(rule, where, own.about))
     if found and rule not in PROPERTIES:
         return found
