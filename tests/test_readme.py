@@ -41,12 +41,12 @@ def test_there_is_one_main_and_one_test_command():
         "check_module.md",
         "checking.md",
         "extended.md",
-        "gradients.md",
         "masks.md",
         "multihead.md",
         "positions.md",
         "spot.md",
         "variants.md",
+        "weights.md",
     ],
 )
 def test_the_examples_of_a_page_give_what_they_show(name):
