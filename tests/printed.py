@@ -16,8 +16,12 @@ from pathlib import Path
 
 from tests.pages import ROOT, block, run
 
-PAGES = ("README.md", "docs/checking.md", "docs/diagnosis.md", "docs/diff.md", "docs/train.md")
 CHECKING = "docs/checking.md"
+PAGES = (
+    "README.md",
+    CHECKING,
+    *(f"docs/{name}.md" for name in ("diagnosis", "diff", "findings", "train")),
+)
 BLOCK = re.compile(
     r"(<!-- printed: ([\w-]+) -->\n```\w+\n(?:\$ [^\n]*\n)?)(.*?)(^\$ .*?)?(^```\n)", re.M | re.S
 )
@@ -59,13 +63,12 @@ def command_of(name, folder):
     return command(text.split("\n")[1].removeprefix("$ "), folder)
 
 
-def torch_sdpa(folder):
-    return command("npattn check torch.sdpa", folder)
-
-
 def my_kernel(folder):
+    """Make the cause and the verdict."""
     (folder / "my_kernel.py").write_text(block("README.md", "python", "# my_kernel.py"))
-    return command("npattn check my_kernel.py:attention", folder)
+    printed = command_of("my-kernel", folder)
+    cause, _, _ = printed.partition("\n\n")
+    return f"{cause}\n...\n{printed.splitlines()[-1]}\n"
 
 
 def two_mistakes(folder):
@@ -147,7 +150,7 @@ def train_with(name, **options):
 
 
 EXAMPLES = {
-    "torch-sdpa": torch_sdpa,
+    "torch-sdpa": partial(command_of, "torch-sdpa"),
     "my-kernel": my_kernel,
     "two-mistakes": two_mistakes,
     "conventions": conventions,

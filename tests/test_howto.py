@@ -1,9 +1,9 @@
 """The pages of docs/how-to show what happens.
 
-Code with prompts is a doctest. A block that begins with a comment of a file's name is that file,
+Code with prompts is a doctest. A block that begins with a comment of a file's name is that file;
 any other Python block runs beside these files, and prints the block of text that follows. A console
-block is run, and must print what it shows; commands of a bash block need not run here (they install,
-take a GPU or hours), but must have the flags that they name.
+block is run, and must print what it shows. Commands of a bash block need not run here (they install,
+or take a GPU), but must have the flags that they name.
 """
 
 import doctest
@@ -12,7 +12,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
@@ -119,7 +118,8 @@ def test_console_prints_what_is_shown(name, tmp_path):
 
 
 def test_another_print_is_seen():
-    [(first, nothing), (second, shown)] = commands("$ cc a.c\n$ npattn check a\nwrong\n...\nFAILED\n")
+    text = "$ cc a.c\n$ npattn check a\nwrong\n...\nFAILED\n"
+    [(first, nothing), (second, shown)] = commands(text)
     assert (first, nothing, second) == ("cc a.c", "", "npattn check a")
     assert difference(shown, "wrong\nseed 0\nFAILED\n") is None
     assert difference(shown, "right\nseed 0\nFAILED\n") == "wrong"
