@@ -1,9 +1,9 @@
 """The pages of docs/how-to show what happens.
 
 Code with prompts is a doctest. A block that begins with a comment of a file's name is that file;
-any other Python block runs beside these files, and prints the block of text that follows. A console
-block is run, and must print what it shows. Commands of a bash block need not run here (they install,
-or take a GPU), but must have the flags that they name.
+any other Python block runs beside these files, and prints the block of text that follows. A
+console block is run, and must print what it shows. Commands of a bash block need not run here (they
+install, or take a GPU), but must have the flags that they name.
 """
 
 import doctest
