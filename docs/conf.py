@@ -86,9 +86,9 @@ ROOT_PAGES = {
 } | {"security": "SECURITY.md"}
 """Page of the site → the file beside docs/ that it shows."""
 SEARCHED = {
-    "pytest": "pytest",
-    "gradients": "gradient check",
-    "laptop": "Triton",
+    "how-to/pytest": "pytest",
+    "how-to/gradient": "gradient check",
+    "how-to/triton-on-a-laptop": "Triton",
     "positions": "RoPE",
     "cache": "paged",
 }

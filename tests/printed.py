@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.pages import ROOT, block, run
 
 FIRST, ADAPTING, READING = (f"docs/{page}.md" for page in ("first_check", "adapting", "reading"))
-OTHERS = ("README.md", "docs/diagnosis.md", "docs/diff.md", "docs/train.md")
+OTHERS = ("README.md", *(f"docs/{page}.md" for page in ("diagnosis", "diff", "findings", "train")))
 PAGES = (FIRST, ADAPTING, READING, *OTHERS)
 BLOCK = re.compile(
     r"(<!-- printed: ([\w-]+) -->\n```\w+\n(?:\$ [^\n]*\n)?)(.*?)(^\$ .*?)?(^```\n)", re.M | re.S
@@ -60,13 +60,12 @@ def command_of(name, folder):
     return command(text.split("\n")[1].removeprefix("$ "), folder)
 
 
-def torch_sdpa(folder):
-    return command("npattn check torch.sdpa", folder)
-
-
 def my_kernel(folder):
+    """Make the cause and the verdict."""
     (folder / "my_kernel.py").write_text(block("README.md", "python", "# my_kernel.py"))
-    return command("npattn check my_kernel.py:attention", folder)
+    printed = command_of("my-kernel", folder)
+    cause, _, _ = printed.partition("\n\n")
+    return f"{cause}\n...\n{printed.splitlines()[-1]}\n"
 
 
 def two_mistakes(folder):
@@ -145,7 +144,7 @@ def train_with(name, **options):
 
 
 EXAMPLES = {
-    "torch-sdpa": torch_sdpa,
+    "torch-sdpa": partial(command_of, "torch-sdpa"),
     "my-kernel": my_kernel,
     "two-mistakes": two_mistakes,
     "script": script,

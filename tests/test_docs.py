@@ -147,7 +147,7 @@ def assert_printed(name, printed):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "name", [pytest.param("two-mistakes", marks=pytest.mark.nightly), "expected"]
+    "name", ["my-kernel", pytest.param("two-mistakes", marks=pytest.mark.nightly), "expected"]
 )
 def test_printed_report(name):
     assert_printed(name, make(name))
@@ -156,12 +156,6 @@ def test_printed_report(name):
 @pytest.mark.nightly
 def test_printed_script():
     assert_printed("script", make("script"))
-
-
-@pytest.mark.nightly
-def test_printed_report_of_a_torch_function():
-    needs_torch()
-    assert_printed("attend", make("attend"))
 
 
 @pytest.mark.thorough
@@ -205,8 +199,8 @@ def test_training_example(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["my-kernel", "torch-sdpa"])
-def test_printed_report_of_every_rule(name):
+@pytest.mark.parametrize("name", ["attend", "torch-sdpa"])
+def test_printed_report_of_a_torch_function(name):
     needs_torch()
     assert_printed(name, make(name))
 

@@ -1,4 +1,4 @@
-"""The commands of docs/laptop.md pass, and its kernels agree with npattn."""
+"""The commands for kernels without a GPU pass, and the kernels agree with npattn: docs/how-to."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unmeasured  # other tests run these lines
 COMMANDS = dict(
     re.findall(
         r"^<!-- run: (\w+) -->\n```bash\npip install [^\n]*\n(.*?)^```",
-        (ROOT / "docs" / "laptop.md").read_text(),
+        "".join(page.read_text() for page in (ROOT / "docs" / "how-to").glob("*.md")),
         re.M | re.S,
     )
 )

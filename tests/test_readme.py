@@ -2,11 +2,13 @@
 
 import doctest
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from npattn.testing import check
+from tests.pages import block, run
+from tests.test_howto import parse
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 
@@ -14,23 +16,48 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def printed(*arguments, cwd):
-    run = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False
-    )
-    return run.stdout
-
-
 def test_the_oracle_gives_the_shapes_shown(tmp_path):
     code, shown = re.search(
         r"```python\n(import numpy.*?)```\n```text\n(.*?)```", README, re.S
     ).groups()
-    assert printed("-W", "error", "-c", code, cwd=tmp_path) == shown
+    assert run("-W", "error", "-c", code, cwd=tmp_path) == shown
 
 
 def test_there_is_one_main_and_one_test_command():
     for name in ("main", "tests"):
         assert len(re.findall(rf"<!-- ci: {name} -->\n```bash\n.*\n```", README)) == 1
+
+
+@pytest.mark.thorough
+def test_the_fix_of_the_kernel_makes_it_pass():
+    kernel = block("README.md", "python", "# my_kernel.py")
+    [fix] = re.findall(r"\*\*The fix\*\*: `(.*?)`", README)
+    wrong = next(line.strip() for line in kernel.splitlines() if line.lstrip().startswith("out = "))
+    names = {}
+    exec(kernel.replace(wrong, fix), names)
+    assert check(names["attention"], only="agreement", examples=40).passed
+
+
+def test_the_readme_stays_short():
+    words = re.sub(r"```.*?```", "", README, flags=re.S).split()
+    assert len(words) <= 1100
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "example", ["torch_module.py:mha --module", "paged_attention.py:decode --examples 5"]
+)
+def test_commands_on_the_examples_pass(example):
+    if "torch" in example:
+        pytest.importorskip("torch")
+    words = ["check", *f"docs/examples/{example}".split()]
+    assert f"npattn check ../npattn/{words[1]}" in README
+    assert run("-m", "npattn", *words, cwd=ROOT).splitlines()[-1].startswith("passed: ")
+
+
+@pytest.mark.parametrize("line", re.findall(r"\| `npattn ([^`]*)`", README))
+def test_commands_of_the_table_have_the_flags_that_they_name(line):
+    parse(line)
 
 
 @pytest.mark.thorough
@@ -41,7 +68,6 @@ def test_there_is_one_main_and_one_test_command():
         "cache.md",
         "check_module.md",
         "extended.md",
-        "gradients.md",
         "masks.md",
         "multihead.md",
         "options.md",
@@ -49,6 +75,7 @@ def test_there_is_one_main_and_one_test_command():
         "reading.md",
         "spot.md",
         "variants.md",
+        "weights.md",
     ],
 )
 def test_the_examples_of_a_page_give_what_they_show(name):

@@ -1,4 +1,4 @@
-"""Attention in numba's CUDA, one thread for each query: an example of docs/laptop.md."""
+"""Attention in numba's CUDA, one thread for each query [docs/how-to/triton-on-a-laptop.md]."""
 
 import math
 

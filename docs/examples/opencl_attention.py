@@ -1,4 +1,4 @@
-"""Attention in OpenCL, one work item for each query: an example of docs/laptop.md."""
+"""Attention in OpenCL, one work item for each query [docs/how-to/triton-on-a-laptop.md]."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Attention in Triton, forward and backward, in tiles: the example of docs/laptop.md.
+"""Attention in Triton, forward and backward, in tiles [docs/how-to/triton-on-a-laptop.md].
 
     B batch   H query heads   K key/value heads (K divides H)   T queries   S keys
     D query/key size   E value size

@@ -463,6 +463,6 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
 def _tests(trial: Trial, name: str) -> bool:
     """Return True if an option, a result or a gradient is in what a trial has narrowed to."""
     f = trial.implementation
-    has = {"lse": f.returns_lse, "weights": f.returns_weights}
+    has = {"o": True, "lse": f.returns_lse, "weights": f.returns_weights}
     has["max_score"] = f.returns_max_score
     return name in trial.gradients or name in trial.space.features or has.get(name, False)

@@ -300,7 +300,7 @@ class Settings:
         check_conventions(self.conventions)
         check_levels(self.require)
         check_expected(self.expect or {})
-        legal = (*FEATURES, "lse", "weights", "max_score", *GRADIENTS)
+        legal = (*FEATURES, "o", "lse", "weights", "max_score", *GRADIENTS)
         for name in self.must:
             if name not in legal:
                 raise OptionError(f"must has {name!r}, must be among {', '.join(legal)}")

@@ -11,7 +11,7 @@ from npattn.cli import cli
 from tests.pages import ROOT, block, blocks, difference
 from tests.pages import run as run_python
 
-PAGE = "docs/mutants.md"
+PAGE = "docs/how-to/score-my-tests.md"
 
 KERNEL = """
 import numpy as np

@@ -978,6 +978,7 @@ def test_what_must_be_tested_and_is_not_does_not_pass():
     assert report.as_dict()["missing"] == ["dk"]
     assert not report.passed
     assert str(report).rstrip().endswith("not tested, and asked for: dk")
+    assert check(naive, must=["o"], only=["agreement-o"], examples=2).missing == ()
 
 
 def fills(q, k, v, attn_mask=None):

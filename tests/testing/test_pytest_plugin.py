@@ -470,7 +470,7 @@ def test_the_entry_point_alone_is_enough(run, pytester, monkeypatch):
 @pytest.fixture
 def folder(tmp_path):
     """A folder with the files of both pages."""
-    for page in ("docs/pytest.md", "docs/strategies.md"):
+    for page in ("docs/how-to/pytest.md", "docs/strategies.md"):
         for text in blocks(page, "python"):
             name = re.match(r"# (\w+\.py)\n", text)[1]
             (tmp_path / name).write_text(text)
@@ -483,7 +483,7 @@ def run_files(folder, *arguments):
 
 @pytest.mark.thorough
 def test_the_page_shows_what_its_tests_print(folder):
-    command, shown = block("docs/pytest.md", "console", "pytest -rsx").split("\n", 1)
+    command, shown = block("docs/how-to/pytest.md", "console", "pytest -rsx").split("\n", 1)
     printed = run_files(folder, "test_kernels.py", *command.split()[2:])
     shown, printed = (re.sub(r" in [\d.]+s.*", "", text) for text in (shown, printed))
     assert difference(shown, re.sub("={3,} ", "", printed)) is None, printed
@@ -500,7 +500,7 @@ def test_the_other_files_of_the_pages_run(folder):
 @pytest.mark.thorough
 def test_the_workflow_of_the_page_runs_in_a_shell(folder):
     """Its steps, but for those of GitHub and the first, which installs."""
-    text = block("docs/pytest.md", "yaml", "on:")
+    text = block("docs/how-to/pytest.md", "yaml", "on:")
     install, test = re.findall(r"- run: (.*)", text)
     assert install == "python -m pip install pytest pytest-xdist npattn"
     [more] = re.findall(r"MORE: \${{ .* && '(.*)' \|\| '' }}", text)

@@ -44,7 +44,7 @@ def say_unlike(trial: Trial, causes: Sequence[Cause]) -> list[Cause]:
     text = (
         f"It is not attention: o is wrong on {wrong} of {tried} plain problems, by nothing that is "
         "known. A function of something else is judged by a right one: check(f, reference=g, "
-        "inputs=...), or npattn check F --reference G [docs/reference.md]"
+        "inputs=...), or npattn check F --reference G [docs/how-to/with-a-reference.md]"
     )
     rules = tuple(rule for cause in causes for rule in cause.rules)
     return [replace(about_o[0], text=text, rules=rules)]

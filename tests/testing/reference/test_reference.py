@@ -13,8 +13,6 @@ from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
 from npattn.testing.reference.noise import Noise
 from npattn.testing.reference.spread import Call, Spread, judge, quantile
-from tests.pages import blocks, difference
-from tests.pages import run as run_page
 
 INPUTS = {"x": "B T C", "w": "C"}
 SIZES = {"B": (2, 1), "T": (3, 7, 17), "C": (5, 2, 11)}
@@ -365,9 +363,3 @@ def test_implementation_beside_inputs_is_refused():
     f = Implementation(lambda q, k, v: q, framework="numpy")
     with pytest.raises(OptionError, match="got inputs beside an Implementation"):
         check_reference(f, norm, inputs=INPUTS)
-
-
-def test_code_of_the_page_runs(tmp_path):
-    [code], [shown] = blocks("docs/reference.md", "python"), blocks("docs/reference.md", "text")
-    (tmp_path / "page.py").write_text(code)
-    assert difference(shown, run_page("page.py", cwd=tmp_path)) is None
