@@ -39,5 +39,6 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in NAMES:
-        [one] = [one for one in explain(name) if one.name == name]
+        # A rule of modules with the same name comes first.
+        *_, one = (one for one in explain(name) if one.name == name)
         (folder / f"{name}.md").write_text(page(one), "utf-8")
