@@ -39,6 +39,9 @@ def write(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in NAMES:
-        # A rule of modules with the same name comes first.
-        *_, one = (one for one in explain(name) if one.name == name)
-        (folder / f"{name}.md").write_text(page(one), "utf-8")
+        (folder / f"{name}.md").write_text(page(find(name)), "utf-8")
+
+
+def find(name: str) -> Explanation:
+    """Return what is known of a rule; a rule of modules with the same name comes first."""
+    return [one for one in explain(name) if one.name == name][-1]
