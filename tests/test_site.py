@@ -129,7 +129,6 @@ def test_a_command_is_told_from_its_comment():
 
 @pytest.mark.parametrize("page", ["readme", "contributing", "changelog"])
 def test_a_file_of_the_root_is_a_page_whose_links_are_those_of_the_site(page, monkeypatch):
-    pytest.importorskip("sphinx")
     monkeypatch.syspath_prepend(ROOT / "docs")
     seen, source = [], ["placeholder"]
     conf = load("conf")
