@@ -232,7 +232,7 @@ class Settings:
         "Search for the causes of failures, for a second or two.")
     require: Iterable[str] | str = option(REQUIRED, PASSES, "--require LEVEL", "iterable of str",
         f"Level that must pass: {', '.join(LEVELS)}; all: every one but the last.",
-        "Failures in other levels are only shown.",
+        "Failures in other levels are only shown. docs/reading.md explains the levels.",
         choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True)
     must: Iterable[str] = option((), PASSES, "--must NAMES", "iterable of str",
         "Options, results and gradients that have to be tested, as mask,lse,dk.",
