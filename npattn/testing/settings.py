@@ -144,86 +144,87 @@ class Settings:
         f"Dtype of q, k and v: {', '.join(DTYPES)}.",
         default="float32", multiple=True, asked=True)
     framework: str = option("auto", JUDGED, "--framework", "",
-        "Arrays that it takes; auto: by its module, annotations or a tiny call.",
+        "Arrays that the function takes; auto: found by its module, annotations or a tiny call.",
         choices=("auto", "numpy", "torch", "jax"))
     backward: Callable[..., Any] | None = option(None, JUDGED, "--backward FUNCTION", "callable",
         "Gradients of a NumPy function.",
         "It is called as ``backward(dout, q, k, v, *, out, lse, ...)``.")
     layout: str | None = option(None, JUDGED, "--layout", "",
         "Axes of q, k, v and o.",
-        'Those of dout and the gradients are the same; "BTHD" is for rank 4.',
+        'dout and the gradients have the same axes; "BTHD" is for rank 4.',
         choices=("BHTD", "BTHD"), default="BHTD, or those of `like`")
     like: str | Profile | None = option(None, JUDGED, "--like PROFILE", "str or Profile",
-        "Known system that it stands in for: npattn list profiles.",
-        "Signature, layout, conventions and refusals come from that profile, and rules that it "
-        "takes back are not required.")
+        "Known system that the function replaces; npattn list profiles names them.",
+        "Signature, layout, conventions and refusals come from its profile. Rules that the "
+        "system does not promise are not required.")
     conventions: Conventions | None = option(None, JUDGED, "--convention NAME=VALUE", "Conventions",
-        "Its promise where systems disagree, as causal=top_left.",
+        "Convention of the function where systems disagree, as causal=top_left.",
         'Default: those of `like`, or of docs/semantics.md, with causal="top_left" for a parameter '
         "``is_causal``.",
         multiple=True)
     rename: Mapping[str, str] | None = option(None, JUDGED, "--rename THEIRS=OURS", "mapping",
-        "Parameter, and the option of npattn that it is, as cap=softcap.",
+        "Parameter and its meaning in npattn, as cap=softcap.",
         'In Python ``{"cap": "softcap"}``.',
         multiple=True, parse=parse_renames)
     features: str | Iterable[str] | None = option(
         None, JUDGED, "--features NAMES", "str or iterable of str",
-        "Its options and results, as mask,causal,return_lse.",
-        default="those that its signature names", parse=parse_names)
+        "Options and results of the function, as mask,causal,return_lse.",
+        default="those in its signature", parse=parse_names)
     quantized: str | None = option(None, JUDGED, "--quantized FORMAT", "",
-        "Format of those of q, k, v, o that it has a factor for, as q_descale: fp8, float8_e4m3fn, "
-        "float8_e5m2 or int8.",
-        "The others are in the dtypes tested. Factors of blocks: `Implementation`.",
+        "8-bit format of those of q, k, v, o for which the function takes a factor, as q_descale: "
+        "fp8, float8_e4m3fn, float8_e5m2 or int8.",
+        "The others have the tested dtype. For factors of blocks see `Implementation`.",
         choices=("fp8", *FORMATS))
     reference: Any = option(None, JUDGED, "--reference FUNCTION",
         "callable or (callable, backward)",
-        "Right function of the same arguments, instead of attention.",
-        "It alone tells what may differ. `backward` has the gradients of a NumPy function. "
-        "docs/reference.md has what is judged.")
+        "Right function with the same arguments, to compare with instead of attention.",
+        "The tolerance follows from its steps. `backward` gives the gradients of a NumPy "
+        "function. Details: docs/reference.md.")
     inputs: Mapping[str, str] | None = option(None, JUDGED, "--inputs NAME=AXES", "mapping",
         'Axes of the arrays of `reference`, as "x=B T C", "mask=T T bool".',
-        'In Python ``{"x": "B T C", "w": "C 3C"}``; without it both are attention of q, k, v.',
+        'In Python ``{"x": "B T C", "w": "C 3C"}``. Default: the arguments are q, k, v.',
         multiple=True, parse=parse_inputs)
     options: Mapping[str, Sequence[Any]] | None = option(
         None, JUDGED, "--options NAME=VALUES", "mapping",
         "Values of options, as causal=false,true.",
-        'Beside `inputs`, the plainest first. In Python ``{"causal": (False, True)}``.',
+        'For use with `inputs`; the simplest value first. In Python ``{"causal": (False, True)}``.',
         multiple=True, parse=functools.partial(parse_values, flag="--options"))
     rounding: Rounding | str | None = option(None, JUDGED, "--rounding MODEL", "Rounding or str",
         "Rounding model: upcast, fused, eager, fp8, int8.",
         choices=("upcast", "fused", "eager", "fp8", "int8"),
         default="that of a known target, or the loosest")
     only: str | Iterable[str] | None = option(None, AMOUNT, "--only RULE", "str or iterable of str",
-        "Rule, or how several begin; it is asked all `examples`, and required.",
-        '"robustness" is for notes on wrong input.',
+        "Rule, or the beginning of several; it is tried on all `examples`, and required.",
+        '"robustness" adds notes on wrong input.',
         multiple=True, asked=True)
     sizes: Mapping[str, Sequence[int]] | None = option(None, AMOUNT, "--sizes D=64,128", "mapping",
-        "Sizes to sample, of B H K T S D E; P is that of pages.",
-        'For a kernel that takes no others: ``{"D": (64, 128)}``. Letters that are not named keep '
-        "the sizes of a known target, if it has any.",
+        "Sizes to sample: B batch, H query heads, K key/value heads, T queries, S keys, D size of "
+        "a key, E of a value, P of a page.",
+        'For a kernel that takes only these: ``{"D": (64, 128)}``. For other letters the sizes of '
+        "a known target stay.",
         multiple=True, parse=parse_sizes, asked=True)
     seed: int = option(0, AMOUNT, "--seed N|random", "int",
-        "Seed of everything random.",
+        "Seed of all random choices.",
         parse=parse_seed, report=int, asked=True)
     examples: int = option(200, AMOUNT, "--examples N", "int",
-        "Different problems: most rules of agreement are asked all, others a tenth.",
-        "At least 20, for each rule looks for one kind of mistake.",
+        "Number of problems: most agreement rules try all of them, other rules a tenth.",
+        "A rule tries at least 20.",
         least=1, report=int, asked=True)
     budget: float | None = option(None, AMOUNT, "--budget TIME", "float",
-        "Ask for as long as this (60s, 10m, 2h), a few examples of each rule first.",
-        "In Python a number of seconds. Once all rules have had `examples`, as many more are "
-        "asked, with the next seeds, as there is time for. The report does not pass if a required "
-        "rule could not be asked at all.",
+        "Test for this time (60s, 10m, 2h), a few examples of each rule first.",
+        "In Python a number of seconds. After `examples` problems the check goes on with the next "
+        "seeds while there is time. The report does not pass if a required rule could not be "
+        "tested at all.",
         parse=parse_seconds, report=lambda seconds: f"{seconds:g} s")
     sweep: int = option(0, AMOUNT, "--sweep N", "int",
         "Also judge N problems of every length up to 4096 on the device.",
-        "They are sampled and computed there, and a few very long ones are added; for torch "
+        "They are sampled and computed there; a few very long ones are added. Only for torch "
         "functions.",
         least=0, report=lambda count: count or None)
     fail_fast: bool = option(False, AMOUNT, "-x --fail-fast", "",
         "Stop at the first failure that counts.",
-        "It counts if its level is required and it is not expected. The report has what is known "
-        "by then.")
+        "A failure counts if its level is required and it is not expected. The report has the "
+        "results so far.")
     shrink: bool = option(True, AMOUNT, "", "",
         "Search for the smallest failing problem.",
         asked=True)
@@ -231,43 +232,43 @@ class Settings:
         "Search for the causes of failures, for a second or two.")
     require: Iterable[str] | str = option(REQUIRED, PASSES, "--require LEVEL", "iterable of str",
         f"Level that must pass: {', '.join(LEVELS)}; all: every one but the last.",
-        "Other levels are shown, and cost nothing.",
+        "Failures in other levels are only shown. docs/reading.md explains the levels.",
         choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True)
     must: Iterable[str] = option((), PASSES, "--must NAMES", "iterable of str",
         "Options, results and gradients that have to be tested, as mask,lse,dk.",
-        "If one was not, the report does not pass.",
+        "Otherwise the report does not pass.",
         parse=parse_names)
     expect: Mapping[str, str] | None = option(None, PASSES, "--expect FILE", "mapping",
         'Expected failures with reasons, as TOML: "rule[dtype]" = "reason".',
         'In Python ``{"hidden-nan-v[float32]": "multiplies by 0"}``.',
         path="old", parse=read_expected)
     strict: bool = option(False, PASSES, "--strict", "",
-        "A suspect counts as failed.")
+        "Count suspects as failed: no error is out of tolerance, but together they are too large.")
     device: str | None = option(None, WHERE, "--device NAME", "str",
-        "Device of its tensors, as cuda.")
+        "Device of the tensors, as cuda.")
     processes: int = option(1, WHERE, "-n --processes N|auto", "",
-        "Processes that share the rules out; auto: one for each core.",
-        "Each has one thread, and the report is the same. They have to import `f`: a function of a "
-        "module, or an Implementation with a `spec`.",
+        "Number of processes that share the rules; auto: one for each core.",
+        "Each has one thread, and the report is the same. They must be able to import `f`: a "
+        "function of a module, or an Implementation with a `spec`.",
         parse=parse_processes)
     isolate: bool = option(False, WHERE, "", "",
-        "Call `f` in a worker, a process of its own, whose end costs the rule that asked.",
+        "Call `f` in a worker, a separate process: a crash then costs only one rule.",
         "Functions that cannot be imported need cloudpickle.")
     timeout: float | None = option(None, WHERE, "--timeout SECONDS", "float",
         "Seconds that a call in a worker may take.",
-        default="10; 120 for the first of a shape where it compiles")
+        default="10; 120 for the first call of a shape if the framework compiles")
     progress: Progress | bool | None = option(None, WRITTEN, "", "callable or bool",
         "Function that is called with ``(dtype, rule, done, total)``.",
-        "True, or by default: a bar on the error stream of a terminal, or in a notebook, if it "
-        "takes more than two seconds. False: none.")
+        "True, or by default: a bar after two seconds, in a notebook or on the error stream of a "
+        "terminal. False: none.")
     journal: str | os.PathLike[str] | Journal | None = option(
         None, WRITTEN, "--journal FILE", "path",
-        "New file of each step, to `resume` from.",
-        "It has each before it is taken: if the check is ended, it says what was being asked.",
+        "New file that records each step, to `resume` from.",
+        "A step is written before it starts: after a crash the file says what was running.",
         path="new")
     resume: str | os.PathLike[str] | None = option(None, WRITTEN, "--resume FILE", "path",
-        "Go on where the check of a `journal` ended.",
-        "It must be a check of the same.",
+        "Continue the check of a `journal`.",
+        "Implementation and settings must be the same.",
         path="old")
 
     def __post_init__(self) -> None:
@@ -327,32 +328,32 @@ class CommandSettings(Settings):
     module: bool = option(False, JUDGED, "--module", "",
         "A torch module, with its projections inside.")
     roles: Mapping[str, str] | None = option(None, JUDGED, "--role ROLE=NAME", "",
-        "Projection of a `module`, as wq=to_q.",
+        "Name of a projection of a `module`, as wq=to_q.",
         multiple=True, parse=parse_roles)
     num_heads: int | None = option(None, JUDGED, "--num-heads N", "",
-        "Heads of a `module` that does not tell.",
+        "Number of heads of a `module`, if it cannot be found out.",
         least=1)
     in_process: bool = option(False, WHERE, "--in-process", "",
         "Call TARGET in this process, without a worker.")
     worker: str | None = option(None, WHERE, "--worker COMMAND", "",
         "Program that speaks docs/protocol.md; TARGET is its name.")
     envs: str | None = option(None, WHERE, "--envs FOLDER", "",
-        "Folder of environments, to install what a known TARGET lacks.")
+        "Folder for environments in which missing packages of a known TARGET are installed.")
     memory: int | None = option(None, WHERE, "--memory SIZE", "",
         "Memory that the worker may use, as 500M or 4G.",
         parse=parse_memory)
     untrusted: bool = option(False, WHERE, "--untrusted", "",
         "For code that nobody has read: a worker without npattn, a random seed, `strict`, and "
-        "`must` with every option that it names and every gradient.")
+        "`must` for every gradient and every option in the signature.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
-        "Ask on Dask: local:N, or a scheduler's address.")
+        "Run on Dask: local:N, or a scheduler's address.")
     verbose: bool = option(False, WRITTEN, "--verbose", "",
         "Print the whole table and every failure.")
     json: Path | None = option(None, WRITTEN, "--json FILE", "",
-        "Write the report to this file.",
+        "Write the report to this file as JSON.",
         path="new", parse=path_to_write)
     html: Path | None = option(None, WRITTEN, "--html FILE", "",
-        "Write it as a web page.",
+        "Write the report to this file as a web page.",
         path="new", parse=path_to_write)
     script: Path | None = option(None, WRITTEN, "--script FILE", "",
         "Write a Python file that shows the first failure.",
