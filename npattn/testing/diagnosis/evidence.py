@@ -18,6 +18,7 @@ from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
+from npattn.testing.levels import REQUIRED
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules.second_order import SECOND
 from npattn.testing.trial import Trial
@@ -93,6 +94,11 @@ class Evidence:
     def rounding(self) -> float:
         """Relative rounding error of the longest sums."""
         return rounding_of(self.trial, self.problem)
+
+    @property
+    def is_required(self) -> bool:
+        """False for a failure of a level that a check does not require unless it is told to."""
+        return self.outcome is None or self.outcome.level in REQUIRED
 
     @property
     def size(self) -> int:

@@ -60,7 +60,7 @@ def search(
     rest : list of Evidence
         What none does.
     """
-    left = sorted(evidence, key=lambda e: e.size)
+    left = sorted(evidence, key=lambda e: (not e.is_required, e.size))
     whole = {e.without(without): e for e in left} if without else {e: e for e in left}
     left = list(whole)
     found: Found = []
