@@ -195,7 +195,7 @@ def plan_pairs(
     dtypes = on_device.DTYPES if dtypes is None and device is not None else dtypes
     judges = {"sweep": on_device.SWEEP}
     for target in targets:
-        for dtype in dtypes or _choose_dtypes(target):
+        for dtype in dict.fromkeys(dtypes or _choose_dtypes(target)):
             report = Unit(target=target.name, dtype=dtype, rules=rules, **settings)
             asked = _split(report, blocks)
             lacks = _lacks(target, settings.get("envs"))
