@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -197,7 +198,7 @@ class _Diagnosis:
             yield Cause(self._describe_rest(left), ids(left), name="unexplained")
 
     def _smallest(self) -> list[Evidence]:
-        return sorted(self.evidence.values(), key=_rank)
+        return sorted(self.evidence.values(), key=attrgetter("rank"))
 
     def _whole(self) -> tuple[list[tuple[Cause, list[Evidence]]], list[Evidence]]:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
@@ -497,11 +498,6 @@ def _is_downstream(step: str, evidence: Evidence) -> bool:
         "dq": {"dq", "dk"},
     }.get(step, {step})
     return wrong <= reach
-
-
-def _rank(evidence: Evidence) -> tuple[bool, int]:
-    """Return the sort key that puts small problems of required rules first."""
-    return not evidence.is_required, evidence.size
 
 
 def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int]:

@@ -96,15 +96,15 @@ class Evidence:
         return rounding_of(self.trial, self.problem)
 
     @property
-    def is_required(self) -> bool:
-        """False for a failure of a level that a check does not require unless it is told to."""
-        return self.outcome is None or self.outcome.level in REQUIRED
-
-    @property
     def size(self) -> int:
         """Number of scores."""
         problem = self.problem
         return math.prod((*problem.lead, problem.H, problem.T, problem.S))
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Sort key that puts small problems of required rules first."""
+        return self.outcome is not None and self.outcome.level not in REQUIRED, self.size
 
     def without(self, names: Container[str]) -> Evidence:
         """Return the evidence without results of these names."""
