@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,8 +89,12 @@ class Search:
         def attempt(fields: dict[str, Any]) -> None:
             self._try(build(fields))
 
-        with suppress(_Failed):
+        try:
             attempt()
+        except _Failed:
+            pass
+        except ExceptionGroup as group:  # a case failed, and another one is not judged at all
+            raise next(e for e in group.exceptions if not isinstance(e, _Failed)) from None
 
     def _try(self, case: Any) -> None:
         self.tried += self.failure is None
