@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from npattn.errors import optional_import
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.compare import Comparison
 from npattn.testing.report.reproducer import write_docstring
-
-with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
-    from hypothesis import HealthCheck, Phase, given, seed, settings
-    from hypothesis import strategies as st
 
 
 class Answer(NamedTuple):
