@@ -543,6 +543,11 @@ def test_levels_and_rules_of_modules_are_explained(name, words):
     assert words in run("explain", name)
 
 
+def test_explain_of_a_module_rule_has_the_rules_that_begin_so():
+    heads = [line.partition("  (")[0] for line in run("explain", "mask").splitlines()]
+    assert {"mask", "mask-as-bias"} <= set(heads)
+
+
 def test_a_beginning_explains_several_rules():
     output = run("explain", "hidden-nan")
     assert [line.split()[0] for line in output.splitlines() if line[:1].strip()] == [

@@ -83,6 +83,8 @@ def _cause(report: Content, outcome: Content) -> Iterator[str]:
     """Yield the cause that explains a failure, and when the rule passes."""
     name = f"{outcome['rule']}[{outcome['dtype']}]"
     contents = [one for one in report["causes"] if name in one["rules"]]
+    # Structure has an outcome at each level, and may have as many causes.
+    contents = [one for one in contents if one["name"] == outcome["diagnosis"]] or contents
     for content in contents:
         keys = ("text", "name", "passes_when", "conventions")
         cause = Cause(rules=(), **{key: content[key] for key in keys})

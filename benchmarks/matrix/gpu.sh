@@ -44,9 +44,11 @@ if [ ! -f "$WORK/matrix.journal" ]; then
 fi
 (while sleep 20; do pack; done) &
 packer=$!
+trap 'kill "$packer"' EXIT  # of a signal too
 "$PYTHON" -m benchmarks.matrix "${asked[@]}" --budget "$BUDGET" -n "$PROCESSES" \
   --json "$WORK/matrix.json" --markdown "$OUT/matrix.md" >"$OUT/matrix.txt" 2>&1
 code=$?
+trap - EXIT
 kill "$packer"
 pack
 echo "matrix: exit code $code"

@@ -90,6 +90,16 @@ class Pair:
 
 
 def _join(result: Result | None, swept: Result | None) -> Result | None:
+    """Return the results of the rules and of a sweep as one; a lost process of either is told."""
+    joined = _add_sweep(result, swept)
+    lost = [x for x in (result, swept) if x is not None and x.state in ("crashed", "timed out")]
+    if joined is None or joined.report is None or not lost:
+        return joined
+    report = {**joined.report, "passed": False}
+    return replace(joined, state=lost[0].state, why=lost[0].why, report=report)
+
+
+def _add_sweep(result: Result | None, swept: Result | None) -> Result | None:
     """Add the outcomes of a sweep to a result, or a line that says why there are none."""
     if result is None or result.report is None:
         return result if swept is None or swept.report is None else swept
@@ -195,7 +205,7 @@ def plan_pairs(
     dtypes = on_device.DTYPES if dtypes is None and device is not None else dtypes
     judges = {"sweep": on_device.SWEEP}
     for target in targets:
-        for dtype in dtypes or _choose_dtypes(target):
+        for dtype in dict.fromkeys(dtypes or _choose_dtypes(target)):
             report = Unit(target=target.name, dtype=dtype, rules=rules, **settings)
             asked = _split(report, blocks)
             lacks = _lacks(target, settings.get("envs"))

@@ -63,7 +63,7 @@ def explain(rule: str) -> list[Explanation]:
         where = f"npattn check TARGET --module; semantics {own.semantics}; level {own.level}"
         where = f"of modules: {where}"
         found.append(_explanation(rule, where, own.about))
-    if found and rule not in PROPERTIES:
+    if found and not any(name.startswith(rule) for name in PROPERTIES):
         return found
     for one in choose_rules([rule]):
         asked = f"only with --only {one.rule}" if one.rule in ON_REQUEST else f"level {one.level}"

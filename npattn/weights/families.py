@@ -158,6 +158,7 @@ def _gemma3_options(s: Setting) -> dict[str, Any]:
         old = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
     new = config.get("rope_parameters") or {}
     rope = new.get("sliding_attention" if slides else "full_attention", old)
+    rope = {"rope_theta": old["rope_theta"], **rope}
     return _rotary()(s._replace(config={**config, "rope_parameters": rope, "rope_scaling": None}))
 
 

@@ -142,6 +142,10 @@ CASES = {
     "gemma3, older": ("gemma3_text", HEADS | {"rms_norm_eps": 0.1, "sliding_window_pattern": 2,
                                               "rope_theta": 500.0, "query_pre_attn_scalar": 9},
                       None, less_one, causal(rope=positions.Rotary(base=500.0), scale=1 / 3)),
+    "gemma3 without a base": ("gemma3_text", HEADS | {
+        "rms_norm_eps": 0.1, "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "default"}}}, None, less_one,
+                              causal(rope=positions.Rotary(base=1e6), scale=1 / 16)),
     "gemma3 of images": ("gemma3", {"text_config": HEADS | {
         "rms_norm_eps": 0.1, "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"full_attention": {"rope_theta": 700.0}}}}, None, less_one,

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -90,30 +91,49 @@ def diagnose(
         none.
     """
     causes: dict[str, Cause] = {}
+    named: dict[int, str] = {}
+    required: Counter[str] = Counter()
     for trial, outcomes in judged:
         bad = [o for o in outcomes if o.failed or o.status == "suspect"]
         bad = [o for o in bad if o.level != "reproducible"]  # measured, and no mistake
+        mine: dict[int, str] = {}
+        found: list[Cause] = []
         with np.errstate(all="ignore"):  # results of a wrong function may be anything
-            found = list(_Diagnosis(trial.fresh(), bad).causes()) if bad else []
+            for batch in _split_repeated(bad):
+                own = list(_Diagnosis(trial.fresh(), batch).causes())
+                by_id = {rule: cause.name for cause in own for rule in cause.rules}
+                mine |= {id(o): by_id[o.id] for o in batch}
+                found += own
             found = say_unlike(trial.fresh(), found)
         for cause in found:
             known = causes.get(cause.name)
             joined = known and replace(known, rules=known.rules + cause.rules)
             causes[cause.name] = joined or cause
-    level = {o.id: o.level for _, outcomes in judged for o in outcomes}
+        for o in bad:
+            named[id(o)] = found[0].name if len(found) == 1 else mine[id(o)]
+            required[named[id(o)]] += o.level in REQUIRED
 
     def place(cause: Cause) -> tuple[int, bool, int]:
-        required = sum(level[rule] in REQUIRED for rule in cause.rules)
-        return -required, not cause.is_known, -len(cause.rules)
+        return -required[cause.name], not cause.is_known, -len(cause.rules)
 
-    ordered = sorted(causes.values(), key=place)
-    names = {rule: cause.name for cause in ordered for rule in cause.rules}
     explained = [
-        replace(outcome, diagnosis=names.get(outcome.id))
+        replace(outcome, diagnosis=named.get(id(outcome)))
         for _, outcomes in judged
         for outcome in outcomes
     ]
-    return explained, tuple(ordered)
+    return explained, tuple(sorted(causes.values(), key=place))
+
+
+def _split_repeated(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Split outcomes so that none has an id twice: structure has an outcome at each level."""
+    batches: list[list[Outcome]] = []
+    seen: Counter[str] = Counter()
+    for outcome in sorted(outcomes, key=lambda o: o.level not in REQUIRED):
+        if seen[outcome.id] == len(batches):
+            batches.append([])
+        batches[seen[outcome.id]].append(outcome)
+        seen[outcome.id] += 1
+    return batches
 
 
 @dataclass
@@ -178,7 +198,7 @@ class _Diagnosis:
             yield Cause(self._describe_rest(left), ids(left), name="unexplained")
 
     def _smallest(self) -> list[Evidence]:
-        return sorted(self.evidence.values(), key=_rank)
+        return sorted(self.evidence.values(), key=attrgetter("rank"))
 
     def _whole(self) -> tuple[list[tuple[Cause, list[Evidence]]], list[Evidence]]:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
@@ -478,12 +498,6 @@ def _is_downstream(step: str, evidence: Evidence) -> bool:
         "dq": {"dq", "dk"},
     }.get(step, {step})
     return wrong <= reach
-
-
-def _rank(evidence: Evidence) -> tuple[bool, int]:
-    """Return the sort key that puts small problems of required rules first."""
-    assert evidence.outcome is not None
-    return evidence.outcome.level not in REQUIRED, evidence.size
 
 
 def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int]:

@@ -18,6 +18,7 @@ from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.compare import compare_arrays
+from npattn.testing.levels import REQUIRED
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules.second_order import SECOND
 from npattn.testing.trial import Trial
@@ -99,6 +100,11 @@ class Evidence:
         """Number of scores."""
         problem = self.problem
         return math.prod((*problem.lead, problem.H, problem.T, problem.S))
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Sort key that puts small problems of required rules first."""
+        return self.outcome is not None and self.outcome.level not in REQUIRED, self.size
 
     def without(self, names: Container[str]) -> Evidence:
         """Return the evidence without results of these names."""

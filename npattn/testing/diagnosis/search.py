@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
+from operator import attrgetter
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def search(
     rest : list of Evidence
         What none does.
     """
-    left = sorted(evidence, key=lambda e: e.size)
+    left = sorted(evidence, key=attrgetter("rank"))
     whole = {e.without(without): e for e in left} if without else {e: e for e in left}
     left = list(whole)
     found: Found = []

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from npattn.errors import optional_import
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.compare import Comparison
 from npattn.testing.report.reproducer import write_docstring
-
-with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
-    from hypothesis import HealthCheck, Phase, given, seed, settings
-    from hypothesis import strategies as st
 
 
 class Answer(NamedTuple):
@@ -90,8 +87,12 @@ class Search:
         def attempt(fields: dict[str, Any]) -> None:
             self._try(build(fields))
 
-        with suppress(_Failed):
+        try:
             attempt()
+        except _Failed:
+            pass
+        except ExceptionGroup as group:  # a case failed, and another one is not judged at all
+            raise next(e for e in group.exceptions if not isinstance(e, _Failed)) from None
 
     def _try(self, case: Any) -> None:
         self.tried += self.failure is None

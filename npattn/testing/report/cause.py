@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npattn.conventions import Conventions
+from npattn.testing.report.outcome import Outcome
 
 STEPS = (
     "refusal", "state", "layout", "nan", "s", "visible", "p", "lse", "o", "dv", "dp", "delta", "ds",
@@ -22,7 +23,8 @@ class Cause:
     text : str
         The cause in words: "δ is wrong where t ≥ 128: it is 0".
     rules : tuple of str
-        Ids of the failed outcomes that it explains, ``rule[dtype]``, each in one cause only.
+        Ids of the failed outcomes that it explains, ``rule[dtype]``, each in one cause only, but
+        for structure, which has an outcome at each level.
     step : str
         The first quantity of dense.py that is wrong while all before it are right, one of `STEPS`:
         "s", "visible", "p", "lse", "o", "dv", "dp", "delta", "ds", "dq", "dk", "dbias", "dsinks",
@@ -57,3 +59,7 @@ class Cause:
     def is_known(self) -> bool:
         """True if it says which step is wrong."""
         return bool(self.step)
+
+    def explains(self, outcome: Outcome) -> bool:
+        """Return True if an outcome is among those that it explains."""
+        return outcome.id in self.rules and outcome.diagnosis in (None, self.name)

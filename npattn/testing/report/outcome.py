@@ -46,7 +46,7 @@ class Outcome:
     level : str
         One of `npattn.testing.levels.LEVELS`.
     diagnosis : str or None
-        Text of the cause that it belongs to.
+        Name of the cause that it belongs to.
     kind : str
         How it fails, as of a `Violation`; "raised" for an exception, "" if it passed.
     cotangents : Cotangents or None

@@ -178,7 +178,7 @@ class Record:
         left = [o for outcomes in self.by_level().values() for o in outcomes if wanted(o)]
         groups = []
         for cause in self.causes:
-            members = tuple(o for o in left if o.id in cause.rules)
+            members = tuple(o for o in left if cause.explains(o))
             left = [o for o in left if o not in members]
             groups += [FailureGroup(cause, members)] if members else []
         levels = dict.fromkeys(o.level for o in left)

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npattn.errors import optional_import
+from rich.console import Console
+from rich.text import Text
+
 from npattn.testing.report.as_json import as_dict
 from npattn.testing.report.page import fragment, page
 from npattn.testing.report.record import Record
 from npattn.testing.report.text import lines
 from npattn.testing.report.words import verdict
-
-with optional_import("npattn.testing needs", "hypothesis, rich and click", "check"):
-    from rich.console import Console
-    from rich.text import Text
 
 NARROW = 40
 """Columns below which the width that a terminal gives is none."""

@@ -94,7 +94,7 @@ def _stale_line(record: Record, name: str) -> str:
 
 def _failure_text(record: Record, outcome: Outcome) -> str:
     """Return the cause, the values got and expected, and the problem that shows them."""
-    cause = next((c for c in record.causes if outcome.id in c.rules), None)
+    cause = next((c for c in record.causes if c.explains(outcome)), None)
     lines = [] if cause is None else [" ".join(cause.text.split())]
     lines += escape_controls(outcome.message).splitlines()
     if contrast := FailureGroup(cause, (outcome,)).contrast:

@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Case(Protocol):
-    """Protocol of a case of one variant."""
+    """Protocol of a case of one variant; it is hashable: an equal case is not asked again."""
 
     def request(self, dtype: Any) -> Request:
         """Return arrays and cotangents in a dtype, and the options that are not None."""

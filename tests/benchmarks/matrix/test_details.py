@@ -25,6 +25,13 @@ def unpack(text):
     return json.loads(zlib.decompress(base64.b64decode(text)).decode("utf-8"))
 
 
+def test_a_level_of_structure_shows_its_own_cause(failing):
+    run, cell, outcome = failing
+    [other] = [c for c in run["report"]["causes"] if f"{outcome['rule']}[float32]" in c["rules"]]
+    run["report"]["causes"].append(other | {"name": outcome["diagnosis"], "text": "its own"})
+    assert re.findall("<h3>Cause</h3><p>(.*?)</p>", cell_details(run, cell)) == ["its own"]
+
+
 def test_failure_shows_cause_problem_maps_and_script(failing):
     run, cell, outcome = failing
     text = cell_details(run, cell)

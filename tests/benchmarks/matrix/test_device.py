@@ -74,6 +74,8 @@ def test_a_lost_device_costs_one_row(judged):
     naive, flash = judged.run(10_000, dtypes=["bfloat16"]).runs
     assert [o["rule"] for o in naive.report["outcomes"]] == ["sweep"]
     assert flash.report["untested"] == ["sweep and long: crashed: device lost"]
+    assert [run.state for run in (naive, flash)] == ["crashed"] * 2
+    assert not naive.report["passed"] | flash.report["passed"]
     judged.lost = dict.fromkeys(lost[::2], "crashed")
     assert [run.state for run in judged.run(10_000).runs] == ["crashed"] + ["done"] * 5
 

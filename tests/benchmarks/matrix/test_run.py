@@ -53,6 +53,13 @@ def test_default_dtypes_are_those_that_a_target_computes_in(monkeypatch):
     ] + ["numpy.flash bfloat16"]
 
 
+def test_a_dtype_named_twice_is_asked_once():
+    executor = Inline(answer_of)
+    matrix = run_matrix(["numpy.naive"], dtypes=["float32", "float32"], executor=executor)
+    assert executor.done == ["numpy.naive float32"]
+    assert [run.state for run in matrix.runs] == ["done"]
+
+
 def test_targets_that_take_long_come_first(monkeypatch):
     monkeypatch.setitem(TARGETS, "torch.sdpa", replace(TARGETS["torch.sdpa"], timeout=60.0))
     executor = Inline(answer_of)

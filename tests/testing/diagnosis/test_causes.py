@@ -52,6 +52,26 @@ def test_results_that_are_kept_between_calls_are_state():
     }
 
 
+def test_a_wrong_structure_has_a_cause_at_each_level():
+    """Sizes of 0 and NaN, which are not required, do not hide what K < H does."""
+
+    def tiled(q, k, v):
+        _, _, _, D = q.shape
+        k, v = (np.tile(x, (1, q.shape[1] // x.shape[1], 1, 1)) for x in (k, v))
+        s = q @ np.swapaxes(k, -1, -2) / np.sqrt(D)  # NaN where D = 0
+        p = np.exp(s - s.max(-1, keepdims=True, initial=np.finfo(q.dtype).min))
+        return (p @ np.nan_to_num(v) / p.sum(-1, keepdims=True)).astype(q.dtype)
+
+    rules = ("agreement-o", "nan-query", "hidden-nan-v", "hidden-nan-k", "hidden-nan-kv")
+    report = check(tiled, only=rules, examples=12, framework="numpy", dtypes="float32")
+    wrong = {o.level: o.diagnosis for o in report.outcomes if o.rule == "structure"}
+    assert report.causes[0].conventions == Conventions(kv_head="tile")
+    assert wrong.pop("values") == report.causes[0].name == "kv_head=tile"
+    assert wrong
+    assert "kv_head=tile" not in wrong.values()
+    assert "passes with --convention kv_head=tile" in str(report)
+
+
 AGREEMENT = ("agreement-o", "agreement-lse", *(f"agreement-d{x}" for x in ("q", "k", "v")))
 SAMPLED = [m for m in MISTAKES.values() if m.dtypes[0] == "float32" and m.rounding is None][::12]
 

@@ -11,9 +11,9 @@ import pytest
 from npattn.mistakes import MISTAKES, Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing import check
-from npattn.testing.diagnosis.causes import _Diagnosis, _rank, diagnose
+from npattn.testing.diagnosis.causes import _Diagnosis, diagnose
 from npattn.testing.diagnosis.conduct import _varies_within_tolerance, conduct_causes
-from npattn.testing.diagnosis.evidence import collect
+from npattn.testing.diagnosis.evidence import Evidence, collect
 from tests.testing.diagnosis.failures import fail, trial_of
 
 
@@ -155,7 +155,7 @@ def test_a_call_that_is_wrong_alone_is_no_state(name):
 def test_problems_of_required_rules_are_repeated_first():
     pairs = ((2, "non-finite"), (3, "values"), (5, "values"))
     evidence = [SimpleNamespace(size=n, outcome=SimpleNamespace(level=x)) for n, x in pairs]
-    assert [e.size for e in sorted(evidence, key=_rank)] == [3, 5, 2]
+    assert [e.size for e in sorted(evidence, key=Evidence.rank.fget)] == [3, 5, 2]
 
 
 def test_results_that_come_once_more_are_others():

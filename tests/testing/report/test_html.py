@@ -25,7 +25,7 @@ def report():
         return out * np.float32(1.5)
 
     only = ["agreement-o", "empty-row", "views", "hidden-nan-v"]
-    judged = check(f, examples=3, only=only, framework="numpy")
+    judged = check(f, examples=3, only=only, framework="numpy", diagnosis=False)
     meant = Conventions(causal="top_left")
     cause = Cause(
         f"o is 1.5 times too large {HOSTILE}",
