@@ -2,8 +2,9 @@
 12. Deriving the backward, and checking it
 ==========================================
 
-Training needs the gradient of the loss in q, k and v. The rule is always the same: read the forward
-upwards, and turn each line into the line for its gradient. ``dx`` is the gradient in ``x``.
+Training needs the gradient of the loss L by q, k and v. ``dx`` is short for ∂L/∂x, an array of the
+shape of x. The rule is always the same: read the forward from its last line up, and turn each line
+into a line for gradients. It begins with ``do``, which the layers behind attention hand back.
 """
 
 import matplotlib.pyplot as plt
@@ -28,22 +29,32 @@ def forward(q, k, v):
 # %%
 # A product
 # ---------
-# In o = p v, output o[t] is the sum over s of p[t, s] · v[s]. A change of v[s] is felt by every
-# query, by as much as its weight: dv = pᵀ do. A change of p[t, s] is felt along v[s]: dp = do vᵀ.
+# In o = p v, output o[t] is the sum over s of p[t, s] · v[s]. By the chain rule, a change of v[s]
+# is felt by every query t, as much as its weight says, and a change of p[t, s] is felt by o[t]
+# along v[s]:
+#
+# .. math:: dv_s = \sum_t p_{ts} \, do_t, \qquad dp_{ts} = do_t \cdot v_s
+#
+# As matrices: dv = pᵀ do, and dp = do vᵀ.
 #
 # The softmax
 # -----------
-# p = e / Σ e. Raising one score raises its own weight, and lowers all others of the row, since the
-# row still sums to 1:
+# In one row, with a weight for each key i, p_i = exp(s_i) / Σ exp(s). Raising one score raises its
+# own weight, and lowers all others, since the row still sums to 1. The quotient rule says by how
+# much; 1[i = j] is 1 where i = j, and else 0:
 #
 # .. math:: \partial p_i / \partial s_j = p_i \, (\mathbf{1}[i = j] - p_j)
 #
-# Summed against dp, the second part is the same number for the whole row, the mean of dp by the
-# weights: ds = p · (dp − Σ p · dp).
+# Every weight depends on score j, so its gradient is a sum over all of them:
+#
+# .. math:: ds_j = \sum_i dp_i \, \frac{\partial p_i}{\partial s_j}
+#    = p_j \, dp_j - p_j \sum_i p_i \, dp_i = p_j \Big(dp_j - \sum_i p_i \, dp_i\Big)
+#
+# The sum in brackets is one number for the whole row: the mean of dp, weighted by p.
 #
 # The scores
 # ----------
-# s = scale · q kᵀ is a product again.
+# s = scale · q kᵀ is a product again, so that as above dq = scale · ds k, and dk = scale · dsᵀ q.
 
 
 def backward(do, q, k, v):
@@ -68,9 +79,11 @@ for got, want in zip(backward(do, q, k, v), (grads.q, grads.k, grads.v), strict=
 # %%
 # Without a library: Taylor
 # -------------------------
-# Any gradient can be checked by what it predicts. Take a step h in a random direction u, up and
-# down: the loss must differ by 2 h ⟨d, u⟩, and what remains shrinks as h³. With a wrong gradient
-# the rest shrinks as h only. Here the wrong one forgets the mean: ds = p · dp.
+# Any gradient can be checked by what it predicts. As the loss take Σ do · o, whose gradient by o is
+# do. Move q, k and v by h and by −h in a random direction u: the two losses must differ by 2 h
+# times the slope, which is the gradient times u, summed. By Taylor's series the even powers of h
+# cancel, and what remains shrinks as h³. With a wrong gradient the rest shrinks as h only. Here the
+# wrong one forgets the mean: ds = p · dp.
 
 
 def without_mean(do, q, k, v):
@@ -100,8 +113,8 @@ ax.legend()
 
 # %%
 # For small steps the curve of the right gradient ends in noise, at the rounding error of the loss,
-# about 1e-16. A test with one step and one tolerance may land in that noise; the order of the rest
-# is seen before it.
+# 1e-16 to 1e-15. A test with one step and one tolerance may land in that noise; the order of the
+# rest is seen before it.
 #
 # ``check_gradients`` does this for any function, chooses the steps, and names the mistake:
 
