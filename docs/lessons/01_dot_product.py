@@ -50,8 +50,8 @@ assert np.allclose(weights.sum(axis=-1), 1)
 
 # %%
 # Query 0 fits keys 0 and 2 equally well, so they have equal weights. Query 2 is all zeros: it fits
-# every key equally well, and gives each a quarter. In the picture, ≈0 is a weight that is not 0, but
-# too small for two digits.
+# every key equally well, and gives each a quarter. In the picture ≈0 is a weight that is not 0,
+# but too small for two digits.
 
 assert weights[0, 0] == weights[0, 2]
 assert np.allclose(weights[2], 1 / 4)

@@ -69,7 +69,7 @@ ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 # %%
 # A window of 3 moves 3 words a layer: it needs eight layers for these 24 words. The dilated window
-# sees 4, 8 and 12 words back, through more layers 16 and 20, but never a word between: 28 % at most.
+# sees 4, 8 and 12 words back, through more layers 16 and 20, but never a word between: 28 %.
 # Chunks never look out of their chunk. A stride and a window together see everything in two layers.
 
 assert seen(arrays["sliding window"], 8) == 1 > seen(arrays["sliding window"], 7)
