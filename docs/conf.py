@@ -71,7 +71,7 @@ sphinx_gallery_conf = {
     "filename_pattern": "/",  # all run
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
-    "image_scrapers": ("matplotlib", "gallery.save_last_figure"),
+    "image_scrapers": ("gallery.save_last_figure", "matplotlib"),
     "capture_repr": (),
     "download_all_examples": False,
     "min_reported_time": 3,
