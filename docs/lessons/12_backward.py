@@ -40,8 +40,8 @@ def forward(q, k, v):
 # The softmax
 # -----------
 # In one row, key i has the weight :math:`p_i = e^{s_i} / \sum_j e^{s_j}`. Raising one score raises
-# its own weight, and lowers all others, since the row still sums to 1. The quotient rule says by how
-# much; 1[i = j] is 1 where i = j, and else 0:
+# its own weight, and lowers all others, since the row still sums to 1. The quotient rule says by
+# how much; 1[i = j] is 1 where i = j, and else 0:
 #
 # .. math:: \partial p_i / \partial s_j = p_i \, (\mathbf{1}[i = j] - p_j)
 #
