@@ -71,11 +71,12 @@ sphinx_gallery_conf = {
     "filename_pattern": "/",  # all run
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
-    "image_scrapers": ("matplotlib", "gallery.save_last_figure"),
+    "image_scrapers": ("gallery.save_last_figure", "matplotlib"),
     "capture_repr": (),
     "download_all_examples": False,
     "min_reported_time": 3,
     "show_memory": False,
+    "show_signature": False,
     "plot_gallery": True,
 }
 
@@ -108,9 +109,20 @@ def read_beside(app, name, source):
         source[0] = text
 
 
+def fit_pictures(app, name, template, context, doctree):
+    """Show stacked pictures on a narrow screen; link those of the lessons to their full size."""
+    body = context.get("body", "")
+    stacked = r'<source media="(max-width: 40rem)" srcset="\1_static/pictures/narrow/\2.svg">'
+    drawn = r'<img [^>]*src="([./]*)_images/(\w+)\.svg"[^>]*>'
+    body = re.sub(drawn, rf"<picture>{stacked}\g<0></picture>", body)
+    lesson = r'<img src="([^"]*)"[^>]*class = "sphx-glr-single-img"/>'
+    context["body"] = re.sub(lesson, r'<a class="full-size" href="\1">\g<0></a>', body)
+
+
 def setup(app):
     rule_pages.write(DOCS / "rules")
     pictures.write(DOCS / "_static" / "pictures")
     for language in ("npattn-report", "text", "console"):
         app.add_lexer(language, ReportLexer)
     app.connect("source-read", read_beside)
+    app.connect("html-page-context", fit_pictures)

@@ -32,10 +32,17 @@ def normal(*shapes, seed=0):
 
 
 def axes(columns, rows=1, size=(3.3, 3)):
+    if axes.narrow:  # below each other, or in two columns where they are many
+        count = rows * columns
+        columns, size = (2, (2.6, 3)) if count > 4 else (1, (min(size[0], 4), size[1]))
+        rows = count // columns
     # A layout that is computed anew for each heat map takes ten times as long.
     figure = Figure(figsize=(columns * size[0], rows * size[1]))
     figure.subplots_adjust(wspace=0.35, hspace=0.6)
     return list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
+
+
+axes.narrow = False  # True while the pictures of a narrow screen are drawn
 
 
 def maps(panels):
@@ -255,7 +262,9 @@ def taylor():
 def drawn():
     q, k, v = normal((3, 5, 8), (3, 5, 8), (3, 5, 8))
     words = ["The", "quick", "brown", "fox", "jumps"]
-    return plot.heads(npattn.forward(q, k, v, causal=True).weights, queries=words, keys=words)
+    places = axes(3, size=(4, 3)) if axes.narrow else None
+    weights = npattn.forward(q, k, v, causal=True).weights
+    return plot.heads(weights, queries=words, keys=words, ax=places)
 
 
 def tolerance():
@@ -340,7 +349,9 @@ def matrix():
     for label, colour in zip(words.values(), colours, strict=True):
         ax.plot([], [], "s", color=colour, label=label)
     ax.set(xlabel="rules", ylabel=f"{len(cells)} targets and dtypes", xticks=[], yticks=[])
-    ax.figure.legend(loc="lower center", ncols=7, frameon=False, fontsize=8)
+    columns = 2 if axes.narrow else 7
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.05)}
+    ax.legend(**below, ncols=columns, frameon=False, fontsize=8)
     return ax.figure
 
 
@@ -366,9 +377,10 @@ PICTURES = {
 
 
 def write(folder):
-    """Draw them all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Draw them all, and once more for narrow screens."""
     with matplotlib.rc_context({"svg.hashsalt": "npattn"}):
-        for name, draw in PICTURES.items():
-            path = folder / f"{name}.svg"
-            draw().savefig(path, bbox_inches="tight", metadata={"Date": None})
+        for axes.narrow, place in ((True, folder / "narrow"), (False, folder)):
+            place.mkdir(parents=True, exist_ok=True)
+            for name, draw in PICTURES.items():
+                path = place / f"{name}.svg"
+                draw().savefig(path, bbox_inches="tight", metadata={"Date": None})

@@ -91,6 +91,11 @@ def test_a_picture_is_drawn(name):
     assert all(ax.has_data() for ax in axes)
 
 
+def test_panels_stand_below_each_other_for_a_narrow_screen(monkeypatch):
+    monkeypatch.setattr(pictures.axes, "narrow", True)
+    assert [ax.get_subplotspec().colspan.start for ax in pictures.first_check().axes] == [0, 0, 0]
+
+
 # --- reports in colours ---------------------------------------------------------------------------
 
 

@@ -19,8 +19,8 @@ from npattn import plot
 # %%
 # Queries, keys and values
 # ------------------------
-# Three queries look at four keys. A key and a query must have the same size D, because they are
-# multiplied with each other. Values may have any size E.
+# T = 3 queries look at S = 4 keys, and each key has a value. All are vectors: a key and a query of
+# the same size D, because they are multiplied with each other, a value of any size E.
 
 q = np.array([[4.0, 0.0], [0.0, 4.0], [0.0, 0.0]])  # (T, D)
 k = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, -1.0]])  # (S, D)
@@ -50,7 +50,8 @@ assert np.allclose(weights.sum(axis=-1), 1)
 
 # %%
 # Query 0 fits keys 0 and 2 equally well, so they have equal weights. Query 2 is all zeros: it fits
-# every key equally well, and gives each a quarter.
+# every key equally well, and gives each a quarter. In the picture ≈0 is a weight that is not 0,
+# but too small for two digits.
 
 assert weights[0, 0] == weights[0, 2]
 assert np.allclose(weights[2], 1 / 4)
@@ -59,7 +60,7 @@ plot.head(weights, title="weights: each row sums to 1")
 # %%
 # Output
 # ------
-# The output of a query is the mean of the values by these weights.
+# The output of a query is the weighted mean of the values: the sum of each value times its weight.
 
 o = weights @ v  # (T, E)
 print(o.round(2))

@@ -5,6 +5,10 @@
 One head gives each query one set of weights. Several heads give it several: each head has its own,
 smaller, queries, keys and values, and so can look at something else. This lesson writes the layer
 in NumPy and compares it with two others, npattn's and PyTorch's.
+
+It is *self-attention*: queries, keys and values are made from the same tokens x (a token is a word,
+as a vector), by three matrices that training would find: wq, wk and wv. A fourth, wo, makes the
+output of the layer from those of the heads. Here all four are random.
 """
 
 import importlib.util

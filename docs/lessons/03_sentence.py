@@ -74,8 +74,9 @@ weights = np.stack(
 plot.heads(weights, queries=words, keys=words, title=", ".join(jobs))
 
 # %%
-# Head 0 gives both "the" equal weights, head 1 is a diagonal, head 2 has the same row for every
-# word, and head 3 is flat. Trained models do have heads like these: lesson 7 looks for them.
+# In head 0 each "the" looks at both, in equal parts. Head 1 is the diagonal one step to the left
+# (its first word has no word before it, and looks at itself). Head 2 has the same row for every
+# word, and head 3 is flat. Training can find heads like these: lesson 7 looks at what it found.
 
 same, previous, nouns, everything = weights
 assert same[0, 0] == same[0, 4] == same[0].max()

@@ -18,7 +18,8 @@ padding = masks.lengths([6, 4])  # two sentences, of 6 words and of 4
 
 figure, axes = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
 plot.mask(causal, ax=axes[0], title="causal")
-plot.mask(padding.to_array(T, T)[1, 0], ax=axes[1], title="padding, 4 words")
+four = np.broadcast_to(padding.to_array(T, T)[1, 0], (T, T))  # one row holds for every query
+plot.mask(four, ax=axes[1], title="padding, 4 words")
 plot.mask((causal & padding).to_array(T, T)[1, 0], ax=axes[2], title="both")
 
 # %%
@@ -43,15 +44,16 @@ assert np.allclose(filled, fwd.out, rtol=0, atol=1e-14)
 
 # %%
 # It goes wrong in three places. **One: float16** has no such number. Its smallest is −65504, so
-# −1e9 becomes −∞.
+# −1e9 becomes −∞, or is refused.
 
 with np.errstate(over="ignore"):
     print("-1e9 in float16 =", np.float16(-1e9), "  the smallest is", np.finfo(np.float16).min)
 
 # %%
-# **Two: a row that sees nothing**, such as a query that is padding itself. All its scores are
-# equal, so every *hidden* key gets the same weight: the output is the mean of what must be hidden.
-# With −∞ it is worse: −∞ − (−∞) is NaN, and one NaN spreads through the whole model.
+# **Two: a row that sees nothing.** With the filler in front, as is usual when a model writes, the
+# first query of a causal row sees filler alone. All its scores are −1e9, so every *hidden* key gets
+# the same weight: the output is the mean of what must be hidden. With −∞ it is worse: subtracting
+# the largest score gives −∞ − (−∞), which is NaN, and one NaN spreads through the whole model.
 
 
 def softmax(s):

@@ -2,9 +2,9 @@
 6. Why the scores are divided by √D
 ===================================
 
-Without the scale, longer queries and keys make larger scores, and the softmax picks one key and
-ignores the rest. The right scale is the root of the size of **one head**. Code that divides by the
-root of the whole width, √(H·D), makes the opposite mistake.
+Without the scale, queries and keys of more numbers make larger scores, and the softmax picks one
+key and ignores the rest. The right divisor is the root of the size D of **one head**. Code that
+divides by the root of the whole width, √(H·D), makes the opposite mistake.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +16,9 @@ from npattn import plot
 # %%
 # The size of a score
 # -------------------
-# Let all numbers of q and k have mean 0 and variance 1. A product of two has variance 1, and the
-# dot product sums D of them: variance D, standard deviation √D.
+# Let all numbers of q and k be independent, with mean 0 and variance 1. A product of two has mean 0
+# and variance 1, too. The dot product sums D of them, and variances of independent numbers add up:
+# variance D, standard deviation √D.
 
 rng = np.random.default_rng(0)
 for D in (4, 16, 64, 256):
@@ -59,9 +60,10 @@ assert largest["1 (none)"] > 0.7
 assert largest["1/√D"] > 2 * largest["1/√(H·D)"]
 
 # %%
-# *Slope* is Σ p (1 − p), by which the softmax passes gradients on to the scores. Saturated, it is
-# near 0, and the head stops learning. Even rows pass gradients, but scores have to grow √H times as
-# large before the head can choose.
+# *Slope* is Σ p (1 − p): the derivative of a weight p by its own score is p (1 − p), so this says
+# how much of a gradient gets through the softmax. Saturated, it is near 0, and the head hardly
+# learns. Even rows pass gradients, but scores have to grow √H times as large before the head can
+# choose.
 
 assert slope["1 (none)"] < 0.4 * slope["1/√D"]
 

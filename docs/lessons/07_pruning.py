@@ -2,7 +2,7 @@
 7. What heads learn, and pruning them
 =====================================
 
-After training, heads differ: some look at one place, some at everything, and some hardly matter.
+After training, heads differ in what they look at, and in how much they matter.
 This lesson trains four heads on handwritten digits for a second or two, looks at each, and removes
 them one by one. It runs in ``docs/lessons`` of a clone, and needs scikit-learn.
 """
@@ -47,8 +47,9 @@ assert ((entropy > 0) & (entropy < 1)).all()
 # %%
 # A mask for heads
 # ----------------
-# The output of each head is multiplied by a number, 1 to keep it and 0 to remove it. The gradient
-# of the loss in these numbers says how much a head matters, without removing any.
+# The output of each head is multiplied by a number before ``wo``: 1 keeps the head, 0 removes it.
+# npattn calls this a gate. (The gradient of the loss by these numbers estimates how much each head
+# matters, in one backward pass. With four heads it is as easy to try, below.)
 
 mha = run.attention
 x = forward(run.parameters, run.settings, data.test_x).n1.y  # what attention gets: (B, T, C)
@@ -90,5 +91,6 @@ ax.bar_label(bars, fmt="%.0f")
 ax.set(ylabel="test accuracy (%)", xlabel="heads that are removed", ylim=(0, 105))
 
 # %%
-# No single head is as important as all together, and they are not equally important. The model was
-# not trained for the loss of a head; a few more steps of training would win back a part of it.
+# Every head matters here, some more than others, and none as much as all together: four heads of
+# size 4 leave no room for a spare one. In large models many heads can go for almost nothing. The
+# model was not trained for the loss of a head; more steps of training would win back a part of it.

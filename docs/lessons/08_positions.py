@@ -21,8 +21,12 @@ assert np.allclose(npattn.attention(q, k[order], v[order]), npattn.attention(q, 
 # %%
 # Sinusoidal: added to the vectors
 # --------------------------------
-# Each position has a vector of sines and cosines, from fast to slow, that is added to the word's.
-# The dot product of two such vectors depends on their distance alone.
+# Each position t has a vector of sines and cosines, from fast to slow, that is added to the word's:
+#
+# .. math:: x_{t,2i} = \sin(t \, \omega_i), \quad x_{t,2i+1} = \cos(t \, \omega_i), \quad
+#    \omega_i = 10000^{-2i/D}
+#
+# The dot product of two such vectors is Σ cos(ω (t − s)): it depends on their distance alone.
 
 table = positions.sinusoidal(T, D)  # (T, D)
 products = table @ table.T  # (T, T)
@@ -38,9 +42,9 @@ figure.colorbar(image, ax=axes[1])
 # %%
 # RoPE: turning the vectors
 # -------------------------
-# Rotary positions add nothing. They turn pairs of features of each query and key by an angle that
-# is proportional to the position. A dot product then depends on the difference of the two angles,
-# which is the distance. So all positions may grow by 99, and nothing changes:
+# Rotary positions add nothing. They turn pairs of features of each query and key, as points of a
+# plane, by the angle t ω, each pair with an ω of its own. A dot product then depends on the
+# difference of the angles, (t − s) ω. So all positions may grow by 99, and nothing changes:
 
 here = npattn.attention(positions.rope(q), positions.rope(k), v)
 there = npattn.attention(positions.rope(q, offset=99), positions.rope(k, offset=99), v)
@@ -66,8 +70,8 @@ assert np.array_equal(relative[:-1, :-1], relative[1:, 1:])  # distance alone
 # %%
 # ALiBi: a straight line
 # ----------------------
-# ALiBi subtracts a multiple of the distance. Nothing is learned: the slope of each head is fixed,
-# steep ones look near, flat ones far.
+# ALiBi subtracts a multiple of the distance from the score. Nothing is learned: the slope of each
+# head is fixed, from 2^(−8/H) down to 2^(−8) by equal factors; steep ones look near, flat ones far.
 
 slopes = positions.alibi_slopes(H)
 print("slopes", slopes)
@@ -103,7 +107,8 @@ ax.set(xlabel="distance of the key from the last query", ylabel="weight", ylim=(
 ax.legend()
 
 # %%
-# Each of them prefers near keys here, in its own way. Without positions the row is flat.
+# Each of them gives the nearest key the most here, in its own way: RoPE and the sinusoidal vectors
+# come back in waves, the others fall. Without positions the row is flat.
 
 assert np.allclose(weights["none"][-1], 1 / T)
 assert all(p[-1].argmax() == T - 1 for name, p in weights.items() if name != "none")

@@ -49,9 +49,9 @@ def measure(f, T):
 # %%
 # Count first
 # -----------
-# Both products, q kᵀ and weights v, take T·T·D multiplications and as many additions, together
-# 4 T² D operations. Arrays of T×T numbers of 4 bytes take 4 T² bytes each. Twice the length is four
-# times the work and four times the memory.
+# Each of the two products, q kᵀ and weights v, takes T·T·D multiplications and as many additions,
+# together 4 T² D operations (a Gflop is 10⁹ of them). An array of T×T numbers of 4 bytes takes 4 T²
+# bytes. Twice the length is four times the work and four times the memory.
 
 for T in sizes:
     print(f"T = {T:4}: {4 * T**2 * D / 1e9:.3f} Gflop, scores {4 * T**2 / 2**20:6.2f} MiB")
@@ -78,8 +78,9 @@ for column, (ax, unit, name) in enumerate(
 
 # %%
 # Memory follows the count: the textbook holds more than one array of T×T numbers at a time, and a
-# doubling of T takes four times the memory. The tiled engine holds a tile of scores, and the
-# largest score and the sum of each row.
+# doubling of T takes four times the memory. The tiled engine goes over the keys in pieces. It holds
+# one tile of scores, and for each row the largest score, the sum and the output so far; when a
+# larger score turns up, it scales both down.
 
 peaks = {f: table[:, 1] for f, table in results.items()}
 assert peaks[textbook][-1] > 2 * 4 * sizes[-1] ** 2
@@ -88,8 +89,9 @@ assert peaks[tiled][-1] < peaks[textbook][-1] / 4
 
 # %%
 # Time follows less exactly: it also depends on caches, threads, and on what else the machine does.
-# Tiles save memory, not operations: both engines compute all T² scores. This is why a long context
-# stays expensive, and why lesson 9 leaves pairs out.
+# Tiles save memory, not operations: both compute all T² scores. (They may save
+# time as well, since a tile fits into the cache.) This is why a long context stays expensive, and
+# why lesson 9 leaves pairs out.
 #
 # Both give the same answer:
 

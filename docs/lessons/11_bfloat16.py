@@ -2,8 +2,8 @@
 11. bfloat16: where the errors come from
 ========================================
 
-Accelerators compute attention in bfloat16: the range of float32, but only 8 bits of precision, two
-to three digits. Which errors are then normal, and which are a bug? The answer can be derived.
+GPUs compute attention in bfloat16: the range of float32, but only 8 bits of precision, two to three
+digits. Which errors are then normal, and which are a bug? The answer can be derived.
 """
 
 import matplotlib.pyplot as plt
@@ -20,8 +20,8 @@ bfloat16 = np.dtype(ml_dtypes.bfloat16)
 # %%
 # Eight bits
 # ----------
-# Between 1 and 2 there are 128 numbers, 1/128 apart. Rounding moves a number by at most half of
-# that: 2⁻⁸ of its size. Small numbers that are added to large ones disappear.
+# From 1 to 2 numbers are 1/128 apart, from 2 to 4 twice that, and so on. Rounding moves a number by
+# at most half of the gap: 2⁻⁸ of its size. Small numbers that are added to large ones disappear.
 
 print("numbers from 1 on:", [float(bfloat16.type(1 + i / 128)) for i in range(4)])
 print("256 + 1 =", bfloat16.type(256) + bfloat16.type(1))
@@ -59,9 +59,10 @@ for name, error in errors.items():
 assert errors["scores"].mean() > 1.5 * errors["weights"].mean()
 
 # %%
-# Scores are the worst place: their rounding error is *absolute*, it grows with the score, and exp
-# turns it into a relative error of the weight. That is why kernels keep scores and sums in float32,
-# and round the weights, which meet v, and the output.
+# Scores are the worst place: exp turns an *absolute* error of the score into a *relative* error of
+# the weight. A score of 8 may be off by 8 · 2⁻⁸ = 1/32, and then its weight is by 3 %; a weight
+# that is rounded itself is off by at most 0.4 %. That is why kernels keep scores and sums in
+# float32, and round the weights, for the product with v, and the output.
 
 figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
 ax.bar(list(errors), [error.max() for error in errors.values()], color="0.8", label="largest")
@@ -73,8 +74,10 @@ ax.legend()
 # How large an error is allowed?
 # ------------------------------
 # ``allowed`` adds up what each rounding can do to each element of the output, from these q, k and
-# v. Nothing is typed in, so a passing element tells something, and so does a failing one. npattn's
-# own emulation of mixed precision stays below 1 everywhere:
+# v. Nothing is typed in, so a passing element tells something, and so does a failing one. The
+# output must be rounded in any case, which is not counted: ``excess`` is 0 where the exact value
+# rounds to the number that was returned (hatched below). npattn's own emulation of mixed precision
+# stays below 1 everywhere:
 
 inputs = [x.astype(bfloat16) for x in (q, k, v)]
 tolerance = allowed(npattn.Problem(*inputs), bfloat16)["o"]  # (T, E)
@@ -87,8 +90,9 @@ plot.error(ratio, axes=("query", "value column"), title="mixed precision: right"
 # %%
 # A bug of the same size as rounding
 # ----------------------------------
-# Here the sum of each row is itself kept in bfloat16, one term after the other. The output looks
-# plausible: only a tolerance that was derived can tell this error from rounding.
+# Here the sum of each row is itself kept in bfloat16, one term after the other, so that small terms
+# disappear. The output looks plausible: only a tolerance that was derived can tell this error from
+# rounding. Elements with a cross are beyond it.
 
 
 def sum_in_bfloat16(q, k, v):

@@ -2,8 +2,9 @@
 12. Deriving the backward, and checking it
 ==========================================
 
-Training needs the gradient of the loss in q, k and v. The rule is always the same: read the forward
-upwards, and turn each line into the line for its gradient. ``dx`` is the gradient in ``x``.
+Training needs the gradient of the loss L by q, k and v. ``dx`` is short for ∂L/∂x, an array of the
+shape of x. The rule is always the same: read the forward from its last line up, and turn each line
+into a line for gradients. It begins with ``do``, which the layers behind attention hand back.
 """
 
 import matplotlib.pyplot as plt
@@ -28,22 +29,25 @@ def forward(q, k, v):
 # %%
 # A product
 # ---------
-# In o = p v, output o[t] is the sum over s of p[t, s] · v[s]. A change of v[s] is felt by every
-# query, by as much as its weight: dv = pᵀ do. A change of p[t, s] is felt along v[s]: dp = do vᵀ.
+# In o = p v, output o[t] is the sum over s of p[t, s] · v[s]. By the chain rule, a change of v[s]
+# is felt by every query t, as much as its weight says, and one of p[t, s] by o[t] along v[s]:
+#
+# .. math:: dv_s = \sum_t p_{ts} \, do_t, \qquad dp_{ts} = do_t \cdot v_s
 #
 # The softmax
 # -----------
-# p = e / Σ e. Raising one score raises its own weight, and lowers all others of the row, since the
-# row still sums to 1:
+# In one row, key i has the weight :math:`p_i = e^{s_i} / \sum_j e^{s_j}`. Raising one score raises
+# its own weight, and lowers all others. By the quotient rule (1[i = j] is 1 if i = j, and else 0):
 #
 # .. math:: \partial p_i / \partial s_j = p_i \, (\mathbf{1}[i = j] - p_j)
 #
-# Summed against dp, the second part is the same number for the whole row, the mean of dp by the
-# weights: ds = p · (dp − Σ p · dp).
+# Every weight depends on score j, so its gradient is a sum over all of them:
 #
-# The scores
-# ----------
-# s = scale · q kᵀ is a product again.
+# .. math:: ds_j = \sum_i dp_i \, \frac{\partial p_i}{\partial s_j}
+#    = p_j \, dp_j - p_j \sum_i p_i \, dp_i = p_j \Big(dp_j - \sum_i p_i \, dp_i\Big)
+#
+# The sum in brackets is one number for the whole row: the mean of dp, weighted by p. The scores,
+# s = scale · q kᵀ, are a product again, so that dq = scale · ds k, and dk = scale · dsᵀ q.
 
 
 def backward(do, q, k, v):
@@ -68,9 +72,10 @@ for got, want in zip(backward(do, q, k, v), (grads.q, grads.k, grads.v), strict=
 # %%
 # Without a library: Taylor
 # -------------------------
-# Any gradient can be checked by what it predicts. Take a step h in a random direction u, up and
-# down: the loss must differ by 2 h ⟨d, u⟩, and what remains shrinks as h³. With a wrong gradient
-# the rest shrinks as h only. Here the wrong one forgets the mean: ds = p · dp.
+# A gradient can be checked by what it predicts. Let the loss be Σ do · o: its gradient by o is do.
+# Move q, k, v by h and by −h in a random direction u: the two losses must differ by 2 h times the
+# slope, the sum of gradient times u. In Taylor's series even powers of h cancel: what remains
+# shrinks as h³, but with a wrong gradient as h only. Here the wrong one forgets the mean in ds.
 
 
 def without_mean(do, q, k, v):
@@ -100,8 +105,7 @@ ax.legend()
 
 # %%
 # For small steps the curve of the right gradient ends in noise, at the rounding error of the loss,
-# about 1e-16. A test with one step and one tolerance may land in that noise; the order of the rest
-# is seen before it.
+# 1e-16 to 1e-15. A test with one step may land in that noise; the order is seen before it.
 #
 # ``check_gradients`` does this for any function, chooses the steps, and names the mistake:
 
