@@ -163,16 +163,16 @@ class Settings:
         "``is_causal``.",
         multiple=True)
     rename: Mapping[str, str] | None = option(None, JUDGED, "--rename THEIRS=OURS", "mapping",
-        "Parameter and its meaning in npattn, as cap=softcap.",
+        "What a parameter means, as cap=softcap.",
         'In Python ``{"cap": "softcap"}``.',
         multiple=True, parse=parse_renames)
     features: str | Iterable[str] | None = option(
         None, JUDGED, "--features NAMES", "str or iterable of str",
-        "Options and results of the function, as mask,causal,return_lse.",
+        "Its options and results, as mask,return_lse.",
         default="those in its signature", parse=parse_names)
     quantized: str | None = option(None, JUDGED, "--quantized FORMAT", "",
-        "8-bit format of those of q, k, v, o for which the function takes a factor, as q_descale: "
-        "fp8, float8_e4m3fn, float8_e5m2 or int8.",
+        "8-bit format of those of q, k, v, o that have a factor, as q_descale: fp8, float8_e4m3fn, "
+        "float8_e5m2 or int8.",
         "The others have the tested dtype. For factors of blocks see `Implementation`.",
         choices=("fp8", *FORMATS))
     reference: Any = option(None, JUDGED, "--reference FUNCTION",
@@ -198,8 +198,7 @@ class Settings:
         '"robustness" adds notes on wrong input.',
         multiple=True, asked=True)
     sizes: Mapping[str, Sequence[int]] | None = option(None, AMOUNT, "--sizes D=64,128", "mapping",
-        "Sizes to sample: B batch, H query heads, K key/value heads, T queries, S keys, D size of "
-        "a key, E of a value, P of a page.",
+        "Sizes to sample, of B H K T S D E in docs/semantics.md; P is that of a page.",
         'For a kernel that takes only these: ``{"D": (64, 128)}``. For other letters the sizes of '
         "a known target stay.",
         multiple=True, parse=parse_sizes, asked=True)
@@ -243,7 +242,7 @@ class Settings:
         'In Python ``{"hidden-nan-v[float32]": "multiplies by 0"}``.',
         path="old", parse=read_expected)
     strict: bool = option(False, PASSES, "--strict", "",
-        "Count suspects as failed: no error is out of tolerance, but together they are too large.")
+        "Fail also if errors are too large together (suspect).")
     device: str | None = option(None, WHERE, "--device NAME", "str",
         "Device of the tensors, as cuda.")
     processes: int = option(1, WHERE, "-n --processes N|auto", "",
@@ -256,7 +255,7 @@ class Settings:
         "Functions that cannot be imported need cloudpickle.")
     timeout: float | None = option(None, WHERE, "--timeout SECONDS", "float",
         "Seconds that a call in a worker may take.",
-        default="10; 120 for the first call of a shape if the framework compiles")
+        default="10; 120 for the first of a shape where it compiles")
     progress: Progress | bool | None = option(None, WRITTEN, "", "callable or bool",
         "Function that is called with ``(dtype, rule, done, total)``.",
         "True, or by default: a bar after two seconds, in a notebook or on the error stream of a "
@@ -328,17 +327,17 @@ class CommandSettings(Settings):
     module: bool = option(False, JUDGED, "--module", "",
         "A torch module, with its projections inside.")
     roles: Mapping[str, str] | None = option(None, JUDGED, "--role ROLE=NAME", "",
-        "Name of a projection of a `module`, as wq=to_q.",
+        "Projection of a `module`, as wq=to_q.",
         multiple=True, parse=parse_roles)
     num_heads: int | None = option(None, JUDGED, "--num-heads N", "",
-        "Number of heads of a `module`, if it cannot be found out.",
+        "Heads of a `module`, if nothing tells.",
         least=1)
     in_process: bool = option(False, WHERE, "--in-process", "",
         "Call TARGET in this process, without a worker.")
     worker: str | None = option(None, WHERE, "--worker COMMAND", "",
         "Program that speaks docs/protocol.md; TARGET is its name.")
     envs: str | None = option(None, WHERE, "--envs FOLDER", "",
-        "Folder for environments in which missing packages of a known TARGET are installed.")
+        "Folder to install in what a known TARGET lacks.")
     memory: int | None = option(None, WHERE, "--memory SIZE", "",
         "Memory that the worker may use, as 500M or 4G.",
         parse=parse_memory)
