@@ -24,7 +24,7 @@ def tests(session: nox.Session, numpy: str) -> None:
     session.chdir(ROOT)
     if numpy == "newest" and session.python == "3.11":
         session.install("-c", PINS, "-e", ".[all]")
-    else:  # pins are those of one Python and one NumPy
+    else:  # the pins belong to one Python and one NumPy
         chosen = "numpy" if numpy == "newest" else f"numpy=={numpy}.*"
         session.install("-e", ".[all]", chosen, "torch==2.13.0")
     session.run("pytest", "-n", "2", *session.posargs)

@@ -1,7 +1,7 @@
 """Wheels for a machine without a network: fetch them here, install them there.
 
 python -m benchmarks.matrix.carry fetch                  # into .wheels/, which git ignores
-python benchmarks/matrix/carry.py install /tmp/site      # there: pip, without a network
+python benchmarks/matrix/carry.py install site           # there: pip, without a network
 """
 
 from __future__ import annotations

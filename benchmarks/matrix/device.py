@@ -1,4 +1,4 @@
-"""What a matrix asks on a device for a limited time: targets, dtypes, and seconds for each unit."""
+"""Targets, dtypes and seconds for each unit of a matrix on a device with a budget."""
 
 from __future__ import annotations
 

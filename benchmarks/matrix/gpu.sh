@@ -12,7 +12,7 @@
 set -u
 : "${OUT:?must be a folder for the results}"
 DEVICE=${DEVICE:-cuda} BUDGET=${BUDGET:-7m} PROCESSES=${PROCESSES:-10} TESTS=${TESTS:-60}
-WORK=${WORK:-/tmp/npattn-gpu} PYTHON=${PYTHON:-python3}
+WORK=${WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/npattn-gpu} PYTHON=${PYTHON:-python3}
 cd "$(dirname "$0")/../.." || exit 1
 mkdir -p "$OUT" "$WORK"
 if [ -d .wheels ] && [ ! -d "$WORK/site" ]; then

@@ -54,7 +54,7 @@ assert not arrays["every fourth key"][1, 1]
 # other, the later ones thinner.
 
 
-def seen(visible, layers):
+def share_seen(visible, layers):
     """Share of the causal pairs (t, s) where s can reach t through so many layers."""
     reach = np.linalg.matrix_power(visible.astype(int), layers) > 0
     return reach.sum() / (T * (T + 1) / 2)
@@ -63,7 +63,7 @@ def seen(visible, layers):
 layers = range(1, 9)
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 for width, (name, visible) in zip(range(9, 0, -1), arrays.items(), strict=True):
-    ax.plot(layers, [100 * seen(visible, n) for n in layers], linewidth=width, label=name)
+    ax.plot(layers, [100 * share_seen(visible, n) for n in layers], linewidth=width, label=name)
 ax.set(xlabel="layers", ylabel="earlier words that reach a word (%)", ylim=(0, 105))
 ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
@@ -72,10 +72,10 @@ ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 # sees 4, 8 and 12 words back, through more layers 16 and 20, but never a word between: 28 %.
 # Chunks never look out of their chunk. A stride and a window together see everything in two layers.
 
-assert seen(arrays["sliding window"], 8) == 1 > seen(arrays["sliding window"], 7)
-assert seen(arrays["dilated window"], 8) < 0.3
-assert seen(arrays["chunks"], 8) == seen(arrays["chunks"], 1)
-assert seen(arrays["strided and window"], 2) == 1
+assert share_seen(arrays["sliding window"], 8) == 1 > share_seen(arrays["sliding window"], 7)
+assert share_seen(arrays["dilated window"], 8) < 0.3
+assert share_seen(arrays["chunks"], 8) == share_seen(arrays["chunks"], 1)
+assert share_seen(arrays["strided and window"], 2) == 1
 
 # %%
 # A mask as a rule, not as an array

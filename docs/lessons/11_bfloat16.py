@@ -34,13 +34,13 @@ assert bfloat16.type(256) + bfloat16.type(1) == 256
 # error of the implementation. Then each step is rounded alone, all others being exact.
 
 
-def rounded(x):
+def round_to_bfloat16(x):
     return x.astype(bfloat16).astype(np.float64)
 
 
 def attention(q, k, v, at=()):
     """Attention in float64, rounded to bfloat16 after the steps that are named."""
-    step = lambda name, x: rounded(x) if name in at else x  # noqa: E731
+    step = lambda name, x: round_to_bfloat16(x) if name in at else x  # noqa: E731
     s = step("scores", q @ k.T / np.sqrt(q.shape[-1]))  # (T, S)
     e = np.exp(s - s.max(axis=-1, keepdims=True))
     p = step("weights", e / e.sum(axis=-1, keepdims=True))  # (T, S)
@@ -49,7 +49,7 @@ def attention(q, k, v, at=()):
 
 T, S, D = 16, 256, 32
 rng = np.random.default_rng(0)
-q, k, v = (rounded(rng.standard_normal((n, D))) for n in (T, S, S))
+q, k, v = (round_to_bfloat16(rng.standard_normal((n, D))) for n in (T, S, S))
 exact = npattn.attention(q, k, v)
 steps = ["scores", "weights", "output"]
 errors = {name: abs(attention(q, k, v, [name]) - exact) for name in steps}
@@ -100,7 +100,7 @@ def sum_in_bfloat16(q, k, v):
     e = np.exp(s - s.max(axis=-1, keepdims=True))
     total = np.zeros((T, 1))
     for column in range(S):
-        total = rounded(total + e[:, column : column + 1])
+        total = round_to_bfloat16(total + e[:, column : column + 1])
     return (e / total @ v).astype(bfloat16), abs(total / e.sum(axis=-1, keepdims=True) - 1)
 
 

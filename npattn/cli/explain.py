@@ -36,7 +36,7 @@ MOST = 6
 
 
 class Explanation(NamedTuple):
-    """What is known of a rule: also issues on GitHub, and entries of docs/findings.md."""
+    """A rule, why it is asked, and who broke it: issues on GitHub, entries of docs/findings.md."""
 
     name: str
     where: str

@@ -1,4 +1,4 @@
-"""What ``npattn --version`` prints: versions and the machine, for a report of a bug."""
+"""Versions and the machine, as ``npattn --version`` prints them for a report of a bug."""
 
 from __future__ import annotations
 

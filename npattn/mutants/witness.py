@@ -50,7 +50,7 @@ FEW = 8
 
 @dataclass(frozen=True)
 class Witness:
-    """What shows a mistake.
+    """Proof of a mistake.
 
     Attributes
     ----------

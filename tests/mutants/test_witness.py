@@ -1,4 +1,4 @@
-"""What shows a mistake in place of a function: a problem, a rule, or nothing that it accepts."""
+"""Problems and rules that show a mistake in place of a function, if any does."""
 
 import pytest
 

@@ -92,7 +92,9 @@ class Search:
         except _Failed:
             pass
         except ExceptionGroup as group:  # a case failed, and another one is not judged at all
-            raise next(e for e in group.exceptions if not isinstance(e, _Failed)) from None
+            _, others = group.split(_Failed)
+            if others is not None:
+                raise others.exceptions[0] from None
 
     def _try(self, case: Any) -> None:
         self.tried += self.failure is None

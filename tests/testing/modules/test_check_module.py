@@ -349,7 +349,7 @@ def test_another_scale_may_be_meant():
 
 
 class UnscaledAndRaises(Unscaled):
-    """Of one query it raises, which no scale explains."""
+    """A module that raises for one query, which no scale explains."""
 
     def forward(self, x, mask=None):
         if x.shape[1] == 1:

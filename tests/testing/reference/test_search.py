@@ -24,3 +24,10 @@ def test_an_exception_beside_a_failure_is_raised(values):
         search.run({"x": values}, lambda fields: fields["x"], 50, 0)
         assert search.failure.case == 7  # values come with the simplest first
         assert search.worst == {"o": 0.5}
+
+
+def test_a_case_that_fails_once_stays_a_failure():
+    cases = iter([7])
+    search = Search(judge)
+    search.run({"x": (1, 2)}, lambda _: next(cases, 1), 50, 0)
+    assert search.failure.case == 7
