@@ -92,7 +92,12 @@ def test_options_may_have_three_values(text, expression, causal):
 
 
 @pytest.mark.parametrize(
-    ("text", "failing"), [("S > 256", {"S": 512}), ("S > T", {"T": 128, "S": 192})]
+    ("text", "failing"),
+    [
+        ("S > 256", {"S": 512}),
+        ("S > T", {"T": 128, "S": 192}),
+        ("T > S", {"T": 128, "S": 64}),  # as "S = 64", were what is redundant not dropped
+    ],
 )
 def test_refused_problems_tell_nothing_and_are_hardly_asked(text, failing):
     """Only multiples of 64 and two sizes of a head are taken: the border is sought among them."""
