@@ -21,7 +21,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities.refusals import read_refusals
 from npattn.testing.cases.asked import Asked
-from npattn.testing.cases.space import STRUCTURE, Space
+from npattn.testing.cases.space import STRUCTURE, Space, describe_limits
 from npattn.testing.levels import check_levels
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
@@ -86,6 +86,7 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
         with np.errstate(**ERRORS), plan.bar, several as executor:
             _ask(plan, answers, executor)
             _explain(plan, answers)
+            _find_way_out(plan, answers)
     except KeyboardInterrupt as interrupt:
         report = _report(plan, answers, interrupted=True)
         interrupt.report = report  # type: ignore[attr-defined]
@@ -331,6 +332,8 @@ class _Answers:
         A setting of the report, if the diagnosis failed.
     left : str
         Steps that an interrupt leaves out.
+    way_out : tuple of str
+        Settings with which problems are taken, where all were refused: a line each.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -340,6 +343,7 @@ class _Answers:
     causes: tuple[Cause, ...] = ()
     defect: dict[str, str] = field(default_factory=dict)
     left: str = "what was not asked yet"
+    way_out: tuple[str, ...] = ()
 
     def collect(self, implementation: Implementation) -> None:
         """Take the outcomes of the rounds."""
@@ -414,6 +418,23 @@ def _explain(plan: _Plan, answers: _Answers) -> None:
         answers.defect = {"diagnosis": defect}
 
 
+def _find_way_out(plan: _Plan, answers: _Answers) -> None:
+    """Find settings with which problems are taken, if none was."""
+    trials = [trial for trial, _ in answers.judged]
+    ended = any(outcome.has_ended for _, own in answers.judged for outcome in own)
+    if not trials or ended or any(trial.space.structure for trial in trials):
+        return
+    from npattn.testing.capabilities.way_out import find_way_out  # seldom needed
+
+    with plan.implementation.framework.one_thread():
+        found = find_way_out(plan.judges[0].asked_of)
+    if found is not None:
+        answers.way_out = (
+            f"it takes problems with {found.flags}",
+            f"in Python: check(f, {found.arguments})",
+        )
+
+
 def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report:
     """Return the report of what is known."""
     settings, implementation, rounds = plan.settings, plan.implementation, answers.rounds
@@ -454,10 +475,25 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         ),
         sensitivity=Sensitivity(*untrusted.judged) if untrusted and seen else None,
         asked=covered,
+        way_out=answers.way_out,
+        limits=_limits(plan, by_dtype),
         skipped={d: describe_skipped(done, covered[d]) for d, done in by_dtype.items()},
     )
     late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
     return replace(report, missing=(*report.missing, *late))
+
+
+def _limits(plan: _Plan, rounds: Mapping[str, Round]) -> tuple[str, str]:
+    """Return for which problems the verdict is, and what is refused, by dtype if that differs."""
+    sizes = plan.settings.sizes or {}
+    found = {d: describe_limits(done.judge.trial.space, sizes) for d, done in rounds.items()}
+    sides = []
+    for texts in zip(*found.values(), strict=True):
+        own = {d: text for d, text in zip(found, texts, strict=True) if text}
+        alike = len({*texts}) == 1
+        sides.append(texts[0] if alike else "; ".join(f"{d}: {x}" for d, x in own.items()))
+    taken, refused = sides or ("", "")
+    return taken, refused
 
 
 def _tests(trial: Trial, name: str) -> bool:

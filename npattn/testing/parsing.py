@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,20 +117,49 @@ def _parse_value(text: str) -> Any:
         return text
 
 
+class Multiples(tuple[int, ...]):
+    """Multiples of a number, few of them large: as sizes of a kernel that takes no others.
+
+    Attributes
+    ----------
+    of : int
+    """
+
+    of: int
+
+    def __new__(cls, of: int) -> Multiples:
+        most = max(2 * of, 192)
+        own = super().__new__(cls, (of * k for k in (1, 1, 1, 2, 1, 3, 5, 9) if of * k <= most))
+        own.of = of
+        return own
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (self.of,)
+
+
+def read_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the sizes of a letter: integers, one, or multiples as "64x"."""
+    found = {}
+    for letter, values in sizes.items():
+        (text,) = values if isinstance(values, (tuple, list)) and len(values) == 1 else (values,)
+        if isinstance(text, str) and not re.fullmatch(r"[1-9]\d*x", text):
+            raise OptionError(f"sizes has {letter}={text!r}, must look like (64, 128) or '64x'")
+        found[letter] = Multiples(int(text[:-1])) if isinstance(text, str) else values
+    return found
+
+
 def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Parse ("D=64,128", "T=128") into {"D": (64, 128), "T": (128,)}."""
-    sizes: dict[str, tuple[int, ...]] = {}
+    """Parse ("D=64,128", "T=64x") into {"D": (64, 128), "T": multiples of 64}."""
+    sizes: dict[str, Any] = {}
     for text in texts:
         letter, equals, numbers = text.partition("=")
         if letter in sizes:
             raise OptionError(f"--sizes has {letter} twice: put all in one, as in {letter}=64,128")
-        try:
-            sizes[letter] = tuple(int(n) for n in numbers.split(","))
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise OptionError(f"--sizes is {text!r}, must look like D=64,128")
-    return sizes
+        if not equals or not re.fullmatch(r"\d+x|-?\d+( *, *-?\d+)*", numbers):
+            raise OptionError(f"--sizes is {text!r}, must look like D=64,128 or T=64x")
+        multiples = numbers.endswith("x")
+        sizes[letter] = numbers if multiples else tuple(int(n) for n in numbers.split(","))
+    return read_sizes(sizes)
 
 
 def path_to_write(path: str | None) -> Path | None:

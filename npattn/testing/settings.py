@@ -37,6 +37,7 @@ from npattn.testing.parsing import (
     parse_seconds,
     parse_seed,
     parse_sizes,
+    read_sizes,
     parse_values,
     path_to_write,
 )
@@ -198,9 +199,9 @@ class Settings:
         '"robustness" adds notes on wrong input.',
         multiple=True, asked=True)
     sizes: Mapping[str, Sequence[int]] | None = option(None, AMOUNT, "--sizes D=64,128", "mapping",
-        "Sizes to sample, of B H K T S D E in docs/semantics.md; P is that of a page.",
-        'For a kernel that takes only these: ``{"D": (64, 128)}``. For other letters the sizes of '
-        "a known target stay.",
+        "Sizes to sample, of B H K T S D E in docs/semantics.md; T=64x: multiples; P: of a page.",
+        'For a kernel that takes only these: ``{"D": (64, 128), "T": "64x"}``. For other letters '
+        "the sizes of a known target stay.",
         multiple=True, parse=parse_sizes, asked=True)
     seed: int = option(0, AMOUNT, "--seed N|random", "int",
         "Seed of all random choices.",
@@ -291,6 +292,8 @@ class Settings:
             object.__setattr__(self, name, check_integer(name, getattr(self, name), least))
         _check_mapping("expect", self.expect, '{"nan-query": "why it fails"}')
         _check_mapping("sizes", self.sizes, '{"D": (64, 128)}')
+        if self.sizes is not None:
+            object.__setattr__(self, "sizes", read_sizes(self.sizes))
         for letter, values in (self.sizes or {}).items():
             if isinstance(values, Sequence) and values and not any(values):
                 raise OptionError(

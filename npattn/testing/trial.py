@@ -265,17 +265,31 @@ class Trial:
 
     def refuses_recipe(self, recipe: Recipe) -> bool:
         """Return True if options or structure of the recipe are refused, together or alone."""
+        if self.space.excludes(recipe):
+            return True
         if not self.space.refused:
             return False
         return self.space.refuses(classes_of_recipe(recipe).union(structure_of(recipe)))
 
     def has_refused(self, err: ImplementationError, recipe: Recipe) -> bool:
         """Return True if it raised because of what is refused in a problem made of a recipe."""
+        if err.refuses and self._is_excluded(err, recipe):
+            return True
         if err.problem is None or not err.may_refuse_structure or not self.space.refused:
             return False
         structure = frozenset(structure_of(resize(recipe, err.problem)))
         classes = classes_of_problem(err.problem) if err.is_refusal else frozenset()
         return self.space.refuses(structure | classes)
+
+    def _is_excluded(self, err: ImplementationError, recipe: Recipe) -> bool:
+        """Return True if a deliberate refusal is one of those that are known."""
+        if err.place and err.place in self.space.refused_at:
+            return True
+        if err.problem is None:
+            return False
+        resized = resize(recipe, err.problem)
+        causal = replace(resized, causal=bool(err.problem.causal))
+        return self.space.excludes(causal) or not self.space.has_sizes(resized)
 
     # --- results beside the oracle ---
 

@@ -11,7 +11,7 @@ from typing import Literal
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
-from npattn.testing.adapters.child import format_exception_line, place_of
+from npattn.testing.adapters.child import format_exception_line, place_of, refusing_line
 
 __all__ = [
     "Crash",
@@ -74,9 +74,31 @@ class ImplementationError(NpattnError):
         return "" if behind is None else getattr(behind, "place", "") or place_of(behind)
 
     @property
+    def refuses(self) -> str:
+        """The line of the user's that raised on purpose, or what a library does not implement.
+
+        "" for an exception that came about otherwise: an error, whatever its type.
+        """
+        behind = self.__cause__
+        if not isinstance(behind, Exception) or isinstance(behind, MISTAKES):
+            return ""
+        line = getattr(behind, "refuses", "") or refusing_line(behind)
+        return line or (UNIMPLEMENTED if _is_unimplemented(behind) else "")
+
+    @property
     def may_refuse_structure(self) -> bool:
         """True if it is a refusal, or an axis or a number is missing, as in a rank or size of 0."""
         return self.is_refusal or isinstance(self.__cause__, MISSING)
+
+
+UNIMPLEMENTED = "not implemented"
+
+
+def _is_unimplemented(err: Exception) -> bool:
+    """Return True for NotImplementedError, and for an exception that says the same."""
+    text = str(err).lower()
+    says = any(words in text for words in ("not implemented", "not supported", "unsupported"))
+    return isinstance(err, NotImplementedError) or says
 
 
 class Crash(ImplementationError):

@@ -14,6 +14,7 @@ import ast
 import atexit
 import builtins
 import contextlib
+import dis
 import functools
 import hashlib
 import importlib
@@ -23,6 +24,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import linecache
 import math
 import mmap
 import os
@@ -36,7 +38,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any, Callable
 
 if __name__ == "__main__":  # without site NumPy too is found in the folders that are named
@@ -1228,19 +1230,43 @@ def format_exception_line(err: BaseException) -> str:
     """
     place = getattr(err, "place", "") or place_of(err)
     shown = place and not isinstance(err, NotImplementedError)
-    return f"{format_line(err)} ({place})" if shown else format_line(err)
+    line, text = getattr(err, "refuses", "") or refusing_line(err), format_line(err)
+    if line and text == type(err).__name__:  # an assert without a message says what it asks
+        text = f"{text}: {line}"
+    return f"{text} ({place})" if shown else text
 
 
 def place_of(err: BaseException) -> str:
     """Return file:line of the last call in code of the user's own; "" if there is none."""
-    place, trace = "", err.__traceback__
+    own = _own_frame(err)
+    return "" if own is None else f"{Path(own.tb_frame.f_code.co_filename).name}:{own.tb_lineno}"
+
+
+def _own_frame(err: BaseException) -> TracebackType | None:
+    """Return the last entry of the traceback that is in code of the user's own."""
+    own, trace = None, err.__traceback__
     while trace is not None:
         file, module = trace.tb_frame.f_code.co_filename, trace.tb_frame.f_globals.get("__name__")
         foreign = file.startswith(("<", *LIBRARIES)) or file == __file__
         if not foreign and str(module).partition(".")[0] != "npattn":
-            place = f"{Path(file).name}:{trace.tb_lineno}"
+            own = trace
         trace = trace.tb_next
-    return place
+    return own
+
+
+def refusing_line(err: BaseException) -> str:
+    """Return the line of the user's code that raises or asserts; "" if it came about otherwise.
+
+    Then the innermost call is one of the user's own, and stands at a ``raise`` or an ``assert``:
+    an exception of a library, or of a sum of arrays that do not fit, is no refusal.
+    """
+    own = _own_frame(err)
+    if own is None or own.tb_next is not None:
+        return ""
+    code = own.tb_frame.f_code
+    if dis.opname[code.co_code[own.tb_lasti]] != "RAISE_VARARGS":
+        return ""
+    return linecache.getline(code.co_filename, own.tb_lineno).strip() or "raise"
 
 
 def describe_error(err: BaseException) -> dict[str, Any]:
@@ -1252,6 +1278,7 @@ def describe_error(err: BaseException) -> dict[str, Any]:
         "bases": kinds,
         "message": message_of(err)[:2000].encode("utf-8", "backslashreplace").decode(),
         "place": place_of(err),
+        "refuses": refusing_line(err)[:200],
         "during": str(getattr(err, "npattn_phase", "")),
     }
 

@@ -54,21 +54,14 @@ def blame_structure(
     base = trial.space.base()
     plain = {*structure_of(base), *(f"{x} = {n}" for x in trial.space.sizes for n in (0, 1))}
     names = [name for name in structure_of(asked) if name not in plain]
-    if not names or _attempt(trial, asked) is None:
+    if not names or attempt(trial, asked) is None:
         return None
-    if _attempt(trial, _make_plain(asked, names, trial.space)) is not None:
+    if attempt(trial, _make_plain(asked, names, trial.space)) is not None:
         return None
     for name in names if len(names) > 1 else ():
-        if _attempt(trial, _make_plain(asked, [name], trial.space)) is None:
+        if attempt(trial, _make_plain(asked, [name], trial.space)) is None:
             return StructureRefusedError(name, _line(name, err))
     return StructureRefusedError(names[0], _line(names[0], err))  # each of them raises
-
-
-def refuse_structure(space: Space, name: str) -> Space:
-    """Return the space without this structure."""
-    return replace(
-        space, structure=space.structure - {name}, refused=space.refused | {frozenset({name})}
-    )
 
 
 def _line(name: str, err: ImplementationError) -> str:
@@ -77,7 +70,7 @@ def _line(name: str, err: ImplementationError) -> str:
     return f"{name}: {where}{LATE} {what} ({err}), so it is not sampled again"
 
 
-def _attempt(trial: Trial, recipe: Recipe) -> ImplementationError | None:
+def attempt(trial: Trial, recipe: Recipe) -> ImplementationError | None:
     """Return what all calls for a problem raise, or None."""
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npattn.errors import OptionError
 from npattn.problem.options import FEATURES
+from npattn.testing.cases.conditions import letters_of
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.shapes import SHAPES
+from npattn.testing.parsing import Multiples
+from npattn.testing.places import read_condition
 
 RANKS = ("rank 4", "rank 3", "rank 2", "rank 5")
 """Ranks of q, k, v, the commonest first."""
@@ -39,6 +43,9 @@ STRUCTURE = (
 """Structure, which has no parameter and is probed: ranks, sizes, views."""
 LATE = "raises in"
 """Words about structure that raises after the probe: no report leaves such a line out."""
+
+ONLY, WHERE, AT = "only ", "where ", "at "
+"""Beginnings of the names of refusals: what is taken alone, what is refused, and which line."""
 
 EDGES = (15, 17, 31, 33, 63, 65, 127, 129, 257)  # one beside a multiple of a tile
 POOLS = {
@@ -77,6 +84,12 @@ class Space:
         Options that are always on, and a value that is accepted alone.
     longest : int, optional
         Largest T and S.
+    excluded : tuple of str
+        Conditions of problems that are refused, as "causal and T > S".
+    refused_at : frozenset of str
+        Lines of the user's, as "file.py:7", that refuse problems of which no condition is known.
+    only : tuple of str
+        Conditions of all that is taken, as "D in {64, 128}"; `sizes` has them already.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -87,6 +100,9 @@ class Space:
     refused: frozenset[frozenset[str]] = frozenset()
     always: Mapping[str, Any] = field(default_factory=dict)
     longest: int | None = None
+    excluded: tuple[str, ...] = ()
+    refused_at: frozenset[str] = frozenset()
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for letter, values in self.sizes.items():
@@ -103,22 +119,27 @@ class Space:
 
     def __hash__(self) -> int:
         sizes = frozenset(self.sizes)
-        return hash((self.features, self.structure, self.dtype, sizes, self.refused))
+        excluded = self.refused, self.excluded
+        return hash((self.features, self.structure, self.dtype, sizes, excluded))
 
     def refuses(self, classes: frozenset[str]) -> bool:
         """Return True if some of these classes are refused, together or alone."""
         return any(combination <= classes for combination in self.refused)
 
+    def excludes(self, recipe: Recipe) -> bool:
+        """Return True if a condition of refused problems holds for a recipe."""
+        sample = letters_of(recipe) if self.excluded else {}
+        return any(read_condition(text)(sample) for text in self.excluded)
+
     def takes(self, recipe: Recipe) -> bool:
         """Return True if it has the options, the structure and the sizes of a recipe."""
-        sizes = {x: getattr(recipe, x) for x in "HKTSDE"}
-        sizes["B"] = recipe.lead[0] if recipe.lead else 1
+        sizes = _sizes_of(recipe)
         structure = {
             "K < H": recipe.K < recipe.H,
             "E != D": recipe.E != recipe.D,
             "T != S": recipe.T != recipe.S,
             "T > S": recipe.T > recipe.S,
-            "D % 8": bool(recipe.D % 8 or recipe.E % 8),
+            "D % 8": any(sizes[x] % 8 and x not in self.sizes for x in "DE"),
             "broadcast": recipe.broadcast,
             **{f"{letter} = 0": sizes[letter] == 0 for letter in "BHTSDE"},
         }
@@ -126,9 +147,14 @@ class Space:
         return (
             options <= self.features
             and {name for name, has in structure.items() if has} <= self.structure
-            and all(sizes[letter] in allowed for letter, allowed in self.sizes.items())
+            and self.has_sizes(recipe)
             and (recipe.lead is not None or recipe.H == recipe.K == 1)
         )
+
+    def has_sizes(self, recipe: Recipe) -> bool:
+        """Return True if the sizes of a recipe are among those to sample."""
+        sizes = _sizes_of(recipe)
+        return all(sizes[letter] in allowed for letter, allowed in self.sizes.items())
 
     def pool(self, letter: str) -> tuple[int, ...]:
         """Return the sizes to sample from; 0 is sampled apart."""
@@ -208,6 +234,29 @@ class Space:
             and letter not in self.sizes
             and tied.get(letter, f"{letter} = 0") in self.structure
         ]
+
+
+def describe_limits(space: Space, sizes: Mapping[str, Sequence[int]]) -> tuple[str, str]:
+    """Return for which problems a space has answers, by sizes of the user's, and what is refused.
+
+    As ("D in {64, 128}, T % 64 = 0", "causal with T > S"); "" if nothing is to say.
+    """
+    own = []
+    for letter, values in sizes.items():
+        if isinstance(values, Multiples):
+            own.append(f"{letter} % {values.of} = 0")
+        else:
+            some = [*dict.fromkeys(values)]
+            listed = f"{letter} in {{{', '.join(map(str, some))}}}"
+            own.append(f"{letter} = {some[0]}" if len(some) == 1 else listed)
+    refused = [re.sub(r"^((?:no )?[a-z_]+) and ", r"\1 with ", text) for text in space.excluded]
+    refused += ["some problems"] if space.refused_at else []
+    return ", ".join([*own, *space.only]), ", ".join(refused)
+
+
+def _sizes_of(recipe: Recipe) -> dict[str, int]:
+    sizes = {x: getattr(recipe, x) for x in "HKTSDE"}
+    return sizes | {"B": recipe.lead[0] if recipe.lead else 1}
 
 
 def with_rank(base: Recipe, rank: str) -> Recipe:

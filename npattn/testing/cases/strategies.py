@@ -185,7 +185,29 @@ class Pools:
         recipe = assemble(self.space, frozenset(self.force), seed, dict(chosen))
         if (longest := self.space.longest) is not None:  # round lengths and tiles may be longer
             recipe = replace(recipe, T=min(recipe.T, longest), S=min(recipe.S, longest))
-        return self._leave_out(recipe) if self.space.refused else recipe
+        recipe = self._leave_out(recipe) if self.space.refused else recipe
+        return self._avoid(recipe) if self.space.excluded else recipe
+
+    def _avoid(self, recipe: Recipe) -> Recipe:
+        """Change sizes or options that are not forced until no refused condition holds.
+
+        By turns other sizes are taken first, or an option is turned off.
+        """
+        excludes, fixed = self.space.excludes, {*self.force, *self.space.always}
+        if not excludes(recipe):
+            return recipe
+        names = [n for n in OPTION_FIELDS if n not in fixed]
+        off = [replace(recipe, **{n: getattr(PLAIN, n)}) for n in names]
+        lists = {x: self.lists[x] for x in "TSDE" if x not in self.force}
+        sizes = [replace(recipe, **{x: n}) for x, own in lists.items() for n in dict.fromkeys(own)]
+        if "T" not in self.force and "S" not in self.force:
+            sizes.insert(0, replace(recipe, T=recipe.S, S=recipe.T))
+        ways = [*sizes, *off] if recipe.seed // 2 % 2 else [*off, *sizes]
+        return next((r for r in ways if self._offers(r) and not excludes(r)), recipe)
+
+    def _offers(self, recipe: Recipe) -> bool:
+        """Return True if T, S, D and E of a recipe are of what is restricted."""
+        return self.space.has_sizes(recipe) and not self.space.refuses(classes_of_recipe(recipe))
 
     def _choose(self, seed: int) -> dict[str, Any]:
         """Return the value that a seed chooses from each list."""

@@ -80,6 +80,10 @@ class Record:
         By dtype: sizes of the problems that were asked and accepted.
     skipped : mapping of str to mapping
         By dtype: name of each model size that was not asked → the reason.
+    way_out : tuple of str
+        Settings with which problems are taken, where all were refused: a line each.
+    limits : (str, str)
+        For which problems the verdict is, and what is refused, as "causal with T > S".
     """
 
     target: str
@@ -97,6 +101,8 @@ class Record:
     sensitivity: Sensitivity | None = None
     asked: Mapping[str, Asked] = field(default_factory=dict)
     skipped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    way_out: tuple[str, ...] = ()
+    limits: tuple[str, str] = ("", "")
 
     @property
     def passed(self) -> bool:

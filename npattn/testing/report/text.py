@@ -176,6 +176,7 @@ def _end(record: Record) -> Iterator[Line]:
         yield Line(f"expected failure {name} {why}: remove it", RED)
     if any(o.script() for o in failed if record.counts(o)):
         yield Line("a script that shows the first failure: --script FILE, or report.script()", DIM)
+    yield from (Line(text, BOLD) for text in record.way_out)
     if record.passed and record.sensitivity is not None:
         yield Line(str(record.sensitivity), DIM)
     yield Line(words.verdict(record), GREEN if record.passed else RED)

@@ -176,7 +176,10 @@ def verdict(record: Record) -> str:
     words += [f"{_count(len(record.stale), 'expected failure')} stale"] if record.stale else []
     words += [f"not tested, and asked for: {', '.join(record.missing)}"] if record.missing else []
     failed = "interrupted" if record.interrupted else "FAILED"
-    return ("passed" if record.passed else failed) + f": {', '.join(words) or 'nothing tested'}"
+    taken, refused = record.limits if record.tested else ("", "")
+    limits = (f" for {taken}" if taken else "") + (f"; {refused} refused" if refused else "")
+    first = ("passed" if record.passed else failed) + limits
+    return f"{first}: {', '.join(words) or 'nothing tested'}"
 
 
 def rule_names(record: Record, outcomes: Iterable[Outcome]) -> str:

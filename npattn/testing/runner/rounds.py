@@ -15,7 +15,7 @@ from npattn.testing.capabilities import (
     Finding,
     StructureRefusedError,
     probe,
-    refuse_structure,
+    leave_out,
 )
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
@@ -94,6 +94,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self.refused: list[str] = []
+        self.asked_of = self.trial  # before it is narrowed to what is accepted
 
     def begin(self, rules: Sequence[Property], robust: bool = False) -> Round:
         """Probe what is accepted, and list the rules to ask; empty-row begins at once."""
@@ -113,7 +114,7 @@ class Judge:
 
     def refuse(self, refusal: StructureRefusedError) -> None:
         """Sample structure no more that raises in some problems, and say so."""
-        self.trial.space = refuse_structure(self.trial.space, refusal.name)
+        self.trial.space = leave_out(self.trial.space, refusal.name)
         self.refused.insert(0, refusal.line)  # first: it came as a surprise
 
     def _from_finding(self, finding: Finding) -> Outcome:

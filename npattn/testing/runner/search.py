@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, TimedOut
-from npattn.testing.capabilities import blame_structure
+from npattn.testing.capabilities import blame_condition, blame_structure
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
@@ -148,6 +148,7 @@ class RuleSearch:
                 self.try_recipe(recipe)
             except ImplementationError as err:
                 refusal = blame_structure(self.trial, recipe, err)
+                refusal = refusal or blame_condition(self.trial, recipe, err)
                 if refusal is not None:
                     raise refusal from None
                 raise
@@ -201,6 +202,8 @@ class RuleSearch:
         except (Violation, ImplementationError) as err:
             if isinstance(err, ImplementationError) and self.trial.has_refused(err, recipe):
                 return  # the rule made of it a problem that is known to be refused
+            if isinstance(err, ImplementationError) and err.refuses and self.failure is not None:
+                return  # what shrinks a failure leaves what is taken
             asks = self.leaves or self.rule.alters
             if asks and self.rule.leaves(self.trial, recipe, err):
                 self._leave(getattr(err, "related", frozenset()))

@@ -137,6 +137,7 @@ def foreign_exception(raised: Mapping[str, Any]) -> BaseException:
     text = str(raised.get("message", "")).encode("utf-8", "backslashreplace").decode()
     error.message = text  # type: ignore[attr-defined]
     error.place = str(raised.get("place", ""))  # type: ignore[attr-defined]
+    error.refuses = str(raised.get("refuses", ""))  # type: ignore[attr-defined]
     return error
 
 
