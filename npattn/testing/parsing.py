@@ -129,7 +129,9 @@ class Multiples(tuple[int, ...]):
 
     def __new__(cls, of: int) -> Multiples:
         most = max(2 * of, 192)
-        own = super().__new__(cls, (of * k for k in (1, 1, 1, 2, 1, 3, 5, 9) if of * k <= most))
+        own = super().__new__(
+            cls, (of * k for k in (1, 1, 1, 1, 2, 1, 1, 1, 3, 5, 9) if of * k <= most)
+        )
         own.of = of
         return own
 

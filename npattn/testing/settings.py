@@ -37,9 +37,9 @@ from npattn.testing.parsing import (
     parse_seconds,
     parse_seed,
     parse_sizes,
-    read_sizes,
     parse_values,
     path_to_write,
+    read_sizes,
 )
 from npattn.testing.report.expected import check_expected, read_expected
 from npattn.testing.report.progress import Progress, check_progress

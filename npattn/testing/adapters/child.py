@@ -800,7 +800,9 @@ def describe_parameters(f: Any) -> list[list[Any]]:
     described = []
     for p in parameters(f).values():
         default: list[Any] = [] if p.default is p.empty else [p.default]
-        if default and not (default[0] is None or type(default[0]) in (bool, int, float, str)):
+        if default and type(default[0]) in (tuple, list) and set(map(type, default[0])) <= {int}:
+            default = [list(default[0])]
+        elif default and not (default[0] is None or type(default[0]) in (bool, int, float, str)):
             default = ["..."]
         if default and isinstance(default[0], float) and not np.isfinite(default[0]):
             default = [str(default[0])]

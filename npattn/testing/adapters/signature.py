@@ -49,6 +49,8 @@ class Signature:
         Names of the four parameters in the place of q, k, v → their meanings among `LATENT`.
     always_causal : bool
         True if `causal` is a feature for which it has no parameter: it is never off.
+    defaults : mapping
+        Options whose own default is not npattn's → that default.
     """
 
     features: frozenset[str]
@@ -64,6 +66,7 @@ class Signature:
     heads_first: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     always_causal: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> dict[str, str]:
@@ -81,6 +84,7 @@ class Signature:
             note = "top_left" if ours == ("causal",) and self.top_left else NOTES.get(meaning, "")
             if theirs != meaning and words:
                 phrases.append(f"{theirs} as {words}{note and f' ({note})'}")
+        phrases += [f"{ours} is {own} by default" for ours, own in self.defaults.items()]
         return tuple(phrases)
 
 
@@ -185,6 +189,12 @@ def read_signature(
         heads_first,
         parts,
         always_causal and bool(named) and not starred,
+        {
+            ours: rest[theirs].default
+            for theirs, names in carries.items()
+            for ours in names
+            if theirs in rest and _differs(rest[theirs], meanings[theirs])
+        },
     )
 
 
@@ -314,9 +324,26 @@ def _carry(
 
 
 def _must_pass(parameter: inspect.Parameter, meaning: str) -> bool:
-    """Return True for a parameter without a default, and for a rate of dropout that is not 0."""
-    empty = parameter.default is parameter.empty
-    return empty or (meaning == "no dropout" and parameter.default not in (0, None))
+    """Return True for a parameter without a default, or one whose default is not npattn's."""
+    if meaning == "no dropout":
+        return parameter.default not in (0, None)
+    return parameter.default is parameter.empty or _differs(parameter, meaning)
+
+
+def _differs(parameter: inspect.Parameter, meaning: str) -> bool:
+    """Return True if left out a parameter means causal, a scale or a window of its own.
+
+    A default that was read from source is text.
+    """
+    default = parameter.default
+    if meaning == "causal":
+        return default is True or default == "True"
+    if meaning == "scale":
+        return isinstance(default, (int, float)) and not isinstance(default, bool) and default != 0
+    if meaning.startswith("window"):
+        sides = default if isinstance(default, (tuple, list)) else ()
+        return any(isinstance(n, int) and n >= 0 for n in sides)
+    return False
 
 
 def _by_annotation(

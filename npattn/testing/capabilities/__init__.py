@@ -14,6 +14,6 @@ __all__ = [
     "StructureRefusedError",
     "blame_condition",
     "blame_structure",
-    "probe",
     "leave_out",
+    "probe",
 ]

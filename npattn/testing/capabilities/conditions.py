@@ -1,4 +1,4 @@
-"""Learn from one refused problem which others are refused: asked, and confirmed by what is taken."""
+"""Learn from one refused problem which others are: asked, and confirmed by what is taken."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTHS = range(1, 257)
 """Numbers of T, S, D and E that are tried where the space has them free."""
 FEW = (1, 2, 3, 4)
 """Of B, K and G."""
-QUESTIONS, SECONDS = 250, 5.0
+QUESTIONS, SECONDS = 250, 30.0
 
 
 def blame_condition(
@@ -70,7 +70,7 @@ def blame_condition(
             known = {*trial.space.excluded}
             if place.held and all(place.clauses) and text not in known:
                 return _refusal(f"{WHERE}{text}", f"{text}: refused", err)
-    return _refusal(f"{AT}{err.place}", f"some problems {LATE} {line!r}, and are left out", err)
+    return _refusal(f"{AT}{err.place}", f"some problems are left out: {line!r} {LATE} them", err)
 
 
 def _refusal(name: str, line: str, err: ImplementationError) -> StructureRefusedError:

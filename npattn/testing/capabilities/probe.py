@@ -65,11 +65,11 @@ def _read_gradients(probing: Probing, report: bool = False) -> None:
     base, features = trial.space.base(), trial.space.features if report else frozenset[str]()
     bias = _plainest(probing, "bias") if "bias" in features else None
     gate = _plainest(probing, "gate") if "gate" in features else None
-    recipe = replace(base, bias=bias, sinks="sinks" in features, gate=gate)
+    recipe = replace(base, bias=bias, sinks=base.sinks or "sinks" in features, gate=gate)
     recipes = [recipe]
     if not probing.allows(recipe):
         alone = [replace(base, gate=gate)] if gate else []
-        recipes = [replace(recipe, sinks=False, gate=None), *alone, base]
+        recipes = [replace(recipe, sinks=base.sinks, gate=None), *alone, base]
     try:
         returned = {n for recipe in recipes for n in probing.call(recipe) if n in GRADIENTS}
     except ImplementationError as err:

@@ -25,6 +25,7 @@ ALWAYS: tuple[dict[str, Any], ...] = (
     {"window": (2, 3)},
     {"window": (7, 0)},
     {"causal": True, "window": (7, 0)},
+    {"sinks": True},
 )
 """Options that may be on in everything that an implementation accepts."""
 
@@ -35,7 +36,7 @@ ALWAYS: tuple[dict[str, Any], ...] = (
 def probe_plain(probing: Probing) -> bool:
     """Find the ranks that it accepts, if need be with an option always on, or with o alone."""
     first = _probe_ranks(probing, {})
-    if isinstance(first, ImplementationError) and first.is_refusal:
+    if isinstance(first, ImplementationError) and (first.is_refusal or _needs_option(probing)):
         _probe_ways(probing, first)
     if not probing.trial.space.structure:
         probing.refused[:] = []
@@ -48,6 +49,13 @@ def probe_plain(probing: Probing) -> bool:
     if not any(finding.status == "error" for finding in probing.findings):
         _probe_gradients(probing)
     return True
+
+
+def _needs_option(probing: Probing) -> bool:
+    """Return True if an option of `ALWAYS` has no default: None may raise anything."""
+    signature = probing.trial.implementation.signature
+    needed = {ours for theirs in signature.required for ours in signature.carries.get(theirs, ())}
+    return any(needed & options.keys() for options in ALWAYS)
 
 
 def _probe_ways(probing: Probing, first: ImplementationError) -> None:
@@ -204,6 +212,7 @@ def probe_zeros(probing: Probing) -> None:
     wrong = []
     for name in names:
         sinks = name == "S = 0" and "sinks" in trial.space.features  # which are left alone
+        sinks = sinks or base.sinks
         recipe = replace(base, **(wide | changes[name]), sinks=sinks)
         recipe = recipe if probing.allows(recipe) else replace(recipe, sinks=False)
         found = _judge(probing, recipe, name)

@@ -86,7 +86,7 @@ def _trials(trial: Trial) -> Iterator[Trial]:
         for dtype in dict.fromkeys((space.dtype, *DTYPES)):
             for length, size in TRIED:
                 sizes = {"T": (length,), "S": (length,), "D": (size,), "E": (size,)}
-                sizes |= {x: (2,) for x in "BHK"}
+                sizes |= dict.fromkeys("BHK", (2,))
                 structure = frozenset({"rank 4"})
                 only = Space(space.features, structure, dtype, sizes | dict(space.sizes))
                 yield replace(trial, implementation=own, space=only, memo={}, gradients=frozenset())

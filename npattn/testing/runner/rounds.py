@@ -14,8 +14,8 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.capabilities import (
     Finding,
     StructureRefusedError,
-    probe,
     leave_out,
+    probe,
 )
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
