@@ -40,6 +40,7 @@ from npattn.testing.diagnosis.place import (
     learn_and_confirm,
     learn_problems,
 )
+from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
 from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sequences import find_sequence_causes
@@ -92,6 +93,7 @@ def diagnose(
     """
     causes: dict[str, Cause] = {}
     named: dict[int, str] = {}
+    said: dict[int, str] = {}
     required: Counter[str] = Counter()
     for trial, outcomes in judged:
         bad = [o for o in outcomes if o.failed or o.status == "suspect"]
@@ -99,12 +101,21 @@ def diagnose(
         mine: dict[int, str] = {}
         found: list[Cause] = []
         with np.errstate(all="ignore"):  # results of a wrong function may be anything
-            for batch in _split_repeated(bad):
+            too_sharp = find_looser_model(trial, bad)
+            found += [too_sharp] if too_sharp else []
+            for batch in _split_repeated([] if too_sharp else bad):
                 own = list(_Diagnosis(trial.fresh(), batch).causes())
                 by_id = {rule: cause.name for cause in own for rule in cause.rules}
                 mine |= {id(o): by_id[o.id] for o in batch}
                 found += own
             found = say_unlike(trial.fresh(), found)
+            for o in bad:
+                if (sharper := _read_suspicion(trial, o)) is not None:
+                    found = [
+                        replace(c, rules=tuple(r for r in c.rules if r != o.id)) for c in found
+                    ]
+                    found = [*(c for c in found if c.rules), sharper]
+                    mine[id(o)], said[id(o)] = sharper.name, sharper.text
         for cause in found:
             known = causes.get(cause.name)
             joined = known and replace(known, rules=known.rules + cause.rules)
@@ -117,11 +128,31 @@ def diagnose(
         return -required[cause.name], not cause.is_known, -len(cause.rules)
 
     explained = [
-        replace(outcome, diagnosis=named.get(id(outcome)))
+        replace(
+            outcome,
+            diagnosis=named.get(id(outcome)),
+            message="\n".join(
+                [*([said[id(outcome)]] if id(outcome) in said else []), outcome.message]
+            ),
+        )
         for _, outcomes in judged
         for outcome in outcomes
     ]
     return explained, tuple(sorted(causes.values(), key=place))
+
+
+def _read_suspicion(trial: Trial, outcome: Outcome) -> Cause | None:
+    """Return what a sharper rounding model shows of errors that are suspect together."""
+    sharper = find_sharper_failures(trial, outcome) if outcome.status == "suspect" else None
+    if sharper is None:
+        return None
+    model, sharp, failures = sharper
+    known = [c for c in _Diagnosis(sharp, failures).causes() if c.is_known]
+    if not known or known[0].step in ("precision", "state", "layout"):
+        return None
+    first = known[0]
+    text = f"beyond the roundings of {model} (--rounding {model}): {first.text}"
+    return replace(first, text=text, rules=(outcome.id,))
 
 
 def _split_repeated(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:

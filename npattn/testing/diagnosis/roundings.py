@@ -1,0 +1,118 @@
+"""Other rounding models: a declared one that is too sharp, and one that is sharp enough to see by.
+
+A declared model that an implementation does not keep is no mistake of its arithmetic: if all its
+failures are within a looser model, and their mean square is that of its roundings, that model is
+named and no step. The other way round, errors that are suspect together hide within the tolerance
+of an undeclared model: under a sharper one single elements fail, and their cause can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.strategies import Pools
+from npattn.testing.report.cause import Cause
+from npattn.testing.report.outcome import Outcome, add_reproducer
+from npattn.testing.rules import RULES
+from npattn.testing.rules.systematic_error import plain_recipes
+from npattn.testing.trial import Suspicion, Trial, Violation
+
+SHARP = ("upcast", "fused")
+"""Presets under which a suspicion is read, the sharper first."""
+LOOSE = ("fused", "eager")
+CONFIRMED = 10
+"""Further problems on which a looser model must hold."""
+SEARCHED = 40
+"""Problems among which one that fails under a sharper model is looked for."""
+AGREEMENT = ("agreement-o", "agreement-dv", "agreement-dq", "agreement-dk")
+
+
+def find_looser_model(trial: Trial, outcomes: Sequence[Outcome]) -> Cause | None:
+    """Return the preset under which all that failed passes; None if the errors are no roundings.
+
+    Parameters
+    ----------
+    trial : Trial
+        With the declared model.
+    outcomes : sequence of Outcome
+        All that failed, or are suspect, in its dtype.
+    """
+    if not outcomes or trial.rounding == Rounding.undeclared(trial.space.dtype):
+        return None
+    if any(o.kind == "raised" or o.sampled is None or o.rule not in RULES for o in outcomes):
+        return None
+    for name in LOOSE:
+        if name != trial.rounding.name and _holds(_under(trial, name), outcomes):
+            text = (
+                f"the errors are larger than those of {trial.rounding.name} may be, and as large "
+                f"as those of {name}: passes with --rounding {name}"
+            )
+            rules = tuple(o.id for o in outcomes)
+            return Cause(text, rules, "precision", "everywhere", name, name="rounding")
+    return None
+
+
+def _under(trial: Trial, name: str) -> Trial:
+    return replace(trial.fresh(), rounding=Rounding.from_name(name), memo={})
+
+
+def _holds(trial: Trial, outcomes: Sequence[Outcome]) -> bool:
+    """Return True if all rules that failed, and their mean square, pass under a trial's model."""
+    for outcome in outcomes:
+        rule = RULES[outcome.rule]
+        others = (
+            rule.recipes(trial, 0, CONFIRMED)
+            if rule.recipes is not None
+            else trial.cases(Pools(trial.space, **rule.draw(trial)), 1, CONFIRMED)
+        )
+        recipes = [outcome.sampled, *islice(others, CONFIRMED)]
+        if any(_violates(trial, outcome.rule, r) for r in recipes if r is not None):
+            return False
+    return not any(_violates(trial, "aggregate", r) for r in plain_recipes(trial.space, 0))
+
+
+def _violates(trial: Trial, rule: str, recipe: Recipe) -> Violation | ImplementationError | None:
+    """Return how a rule fails on a recipe; None if it passes, or has nothing to show."""
+    if trial.refuses_recipe(recipe):
+        return None
+    try:
+        RULES[rule].check(trial, recipe)
+    except (Violation, ImplementationError) as err:
+        return err
+    return None
+
+
+def find_sharper_failures(
+    trial: Trial, outcome: Outcome
+) -> tuple[str, Trial, list[Outcome]] | None:
+    """Return a sharper preset, the trial with it, and failures under it; None if there are none.
+
+    Parameters
+    ----------
+    trial : Trial
+        Without a declared model.
+    outcome : Outcome
+        Of rule aggregate, and suspect.
+    """
+    if outcome.rule != "aggregate" or trial.rounding != Rounding.undeclared(trial.space.dtype):
+        return None
+    for name in SHARP:
+        sharp, found = _under(trial, name), []
+        for rule in AGREEMENT:
+            if RULES[rule].unless(sharp) is not None:
+                continue
+            for recipe in islice(sharp.cases(Pools(sharp.space), 0, SEARCHED), SEARCHED):
+                err = _violates(sharp, rule, recipe)
+                if isinstance(err, Violation) and not isinstance(err, Suspicion):
+                    failed = replace(outcome, rule=rule, status="failed", message=str(err))
+                    problem = err.problem or sharp.problem(recipe)
+                    found.append(add_reproducer(failed, sharp, problem, recipe, err))
+                    break
+        if found:
+            return name, sharp, found
+    return None
