@@ -22,6 +22,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities.refusals import read_refusals
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.space import STRUCTURE, Space, describe_limits
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import check_levels
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
@@ -41,6 +42,10 @@ __all__ = ["DTYPES", "OF_IMPLEMENTATION", "check", "choose_rules", "name_rules"]
 
 SWEEPS = ("sweep", "long")
 """Rules asked with ``sweep=``, which sample on the device."""
+LEAST_SHARE = 0.1
+"""Share of the problems that has to be taken; else there is no verdict without `sizes`."""
+SAMPLED = 300
+"""Problems of which it is counted."""
 OF_IMPLEMENTATION = ("framework", "backward", "features", "layout", "like", "rename", "quantized")
 """Settings that an `Implementation` has of its own."""
 
@@ -334,6 +339,8 @@ class _Answers:
         Steps that an interrupt leaves out.
     way_out : tuple of str
         Settings with which problems are taken, where all were refused: a line each.
+    few : tuple of str
+        Dtypes in which few problems are taken.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -344,6 +351,7 @@ class _Answers:
     defect: dict[str, str] = field(default_factory=dict)
     left: str = "what was not asked yet"
     way_out: tuple[str, ...] = ()
+    few: tuple[str, ...] = ()
 
     def collect(self, implementation: Implementation) -> None:
         """Take the outcomes of the rounds."""
@@ -419,20 +427,40 @@ def _explain(plan: _Plan, answers: _Answers) -> None:
 
 
 def _find_way_out(plan: _Plan, answers: _Answers) -> None:
-    """Find settings with which problems are taken, if none was."""
+    """Find settings with which problems are taken, if none was, or few were."""
     trials = [trial for trial, _ in answers.judged]
     ended = any(outcome.has_ended for _, own in answers.judged for outcome in own)
-    if not trials or ended or any(trial.space.structure for trial in trials):
+    if not trials or ended:
+        return
+    few = {}
+    for judge, trial in zip(plan.judges, trials, strict=False):
+        if trial.space.structure and (share := _share_taken(judge.asked_of, trial)) < LEAST_SHARE:
+            few[trial.space.dtype] = share
+    answers.few = tuple(
+        f"{dtype} (takes {share:.0%} of the problems)" for dtype, share in few.items()
+    )
+    if any(trial.space.structure for trial in trials) and not few:
         return
     from npattn.testing.capabilities.way_out import find_way_out  # seldom needed
 
+    judge = next((x for x in plan.judges if x.asked_of.space.dtype in few), plan.judges[0])
     with plan.implementation.framework.one_thread():
-        found = find_way_out(plan.judges[0].asked_of)
+        found = find_way_out(judge.asked_of)
     if found is not None:
         answers.way_out = (
             f"it takes problems with {found.flags}",
             f"in Python: check(f, {found.arguments})",
         )
+
+
+def _share_taken(asked: Trial, judged: Trial) -> float:
+    """Return the share of the problems that are sampled anyway for which no refusal is known."""
+    space = judged.space
+    if not space.excluded and not space.only:
+        return 1.0
+    pools = Pools(asked.space, nonempty=True)
+    recipes = [pools.recipe(seed) for seed in range(SAMPLED)]
+    return sum(space.has_sizes(r) and not space.excludes(r) for r in recipes) / SAMPLED
 
 
 def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report:
@@ -480,7 +508,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         skipped={d: describe_skipped(done, covered[d]) for d, done in by_dtype.items()},
     )
     late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
-    return replace(report, missing=(*report.missing, *late))
+    return replace(report, missing=(*report.missing, *late, *answers.few))
 
 
 def _limits(plan: _Plan, rounds: Mapping[str, Round]) -> tuple[str, str]:

@@ -44,10 +44,10 @@ def blame_condition(
     line = err.refuses
     if not line:
         return None
-    first = letters_of(recipe)
     asked = Asked(trial, recipe)
+    first = asked.sample_of(letters_of(recipe))
     if asked.refuses(first) is True:
-        base = letters_of(trial.space.base()) | {x: first[x] for x in first if x not in SIZES}
+        base = asked.sample_of(letters_of(trial.space.base()))
         base |= {x: False for x in base if x not in (*SIZES, *trial.space.always)}
         if asked.refuses(base) is False:
             domains = asked.domains
@@ -101,11 +101,21 @@ class Asked:
             self.domains |= {x: sorted({*own}) for x, own in space.sizes.items() if x in SIZES}
             self.domains["G"] = FEW if "K < H" in space.structure else (1,)
         self.on = {name: self._value(name) for name in OPTION_FIELDS}
+        self.ties: dict[str, str] = {}
+        own = letters_of(recipe)
+        for x, y, name in (("S", "T", "T != S"), ("E", "D", "E != D")):
+            apart = {**own, x: 2 * own[y]}
+            if name not in space.structure and not (free and self.refuses(apart) is False):
+                self.ties[x] = y
 
     def _value(self, name: str) -> Any:
         own = getattr(self.recipe, name)
         off = getattr(Recipe(), name)
         return own if own != off else next(iter(values_of(self.trial.space, name)), off)
+
+    def sample_of(self, letters: Sample) -> dict[str, Any]:
+        """Return the letters that may be changed: S is tied to T where both must be equal."""
+        return {x: value for x, value in letters.items() if x not in self.ties}
 
     def refuses(self, sample: Sample) -> bool | None:
         """Return True for a deliberate refusal, False if it is taken, None if neither."""
@@ -123,7 +133,8 @@ class Asked:
 
     def recipe_of(self, sample: Sample) -> Recipe:
         """Return the recipe with these sizes and options."""
-        sizes = {x: sample[x] for x in "KTSDE"} | {"H": sample["K"] * sample["G"]}
+        sizes = {x: sample[self.ties.get(x, x)] for x in "KTSDE"}
+        sizes["H"] = sample["K"] * sample["G"]
         lead = self.recipe.lead
         lead = lead if not lead else (sample["B"], *lead[1:])
         plain = Recipe()

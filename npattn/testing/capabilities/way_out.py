@@ -66,7 +66,8 @@ def find_way_out(trial: Trial) -> WayOut | None:
         except ImplementationError:
             continue
         asked = Asked(own, base, free=True)
-        clause = find_clause(asked.takes, letters_of(base), domains=asked.domains, seconds=10)
+        sample = asked.sample_of(letters_of(base))
+        clause = find_clause(asked.takes, sample, domains=asked.domains, seconds=30)
         alone = {a.names[0]: a.text for a in clause if len(a.names) == 1}
         sizes = {x: _describe(x, alone[x]) for x in "BKDETS" if x in alone}
         dtype = own.space.dtype if own.space.dtype != trial.space.dtype else ""
@@ -103,6 +104,6 @@ def _describe(letter: str, text: str) -> str:
     if modulus:
         return f"{modulus[1]}x"
     holds = read_condition(text)
-    some = [n for n in (8, 16, 32, 64, 128, *LENGTHS) if holds({letter: n})]
+    some = dict.fromkeys(n for n in (8, 16, 32, 64, 128, *LENGTHS) if holds({letter: n}))
     listed = re.search(r"\{(.*)\}", text)
-    return listed[1].replace(" ", "") if listed else ",".join(map(str, some[:SHOWN]))
+    return listed[1].replace(" ", "") if listed else ",".join(map(str, [*some][:SHOWN]))

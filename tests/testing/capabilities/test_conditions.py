@@ -132,3 +132,13 @@ def test_letters_of_a_recipe():
     )
     assert letters["causal"] is True
     assert letters["mask"] is False
+
+
+def test_few_problems_that_are_taken_are_no_verdict():
+    """T = S = 16 alone: green only for who asks for it."""
+    f = kernel(lambda T, S, D, causal: (T, S) != (16, 16))
+    report = check(f, only=["agreement-o"], **QUICK)
+    assert not report.passed
+    assert "it takes problems with --sizes T=16" in str(report)
+    report = check(f, only=["agreement-o"], sizes={"T": (16,), "S": (16,)}, **QUICK)
+    assert report.passed, report
