@@ -31,8 +31,6 @@ from npattn.testing.spot.result import SpotCheck
 
 WHOLE = 2**23
 """Most scores (B · H · T · S) that are computed whole; of more, rows are sampled."""
-BY_ROWS = ("o", "lse", "dq", "dk", "dv")
-"""Results that can be judged in a sample of their rows."""
 MISTAKEN = 0.02
 """Largest share of the elements on which a place that is printed may be mistaken."""
 
@@ -216,7 +214,8 @@ def compare_dump(
     if conventions is None and dump.alignment is not None:
         conventions = Conventions(causal=dump.alignment)
     alignment = None if conventions is None else conventions.causal
-    problem = Problem(**dump.arrays, **dump.options, **options, alignment=alignment)
+    call: dict[str, Any] = {**dump.arrays, **dump.options, **options}
+    problem = Problem(**call, alignment=alignment)
     meaning = _Meaning(problem, conventions or Conventions(), rounding)
     if _count_scores(problem) > WHOLE:
         return _judge_rows(dump, meaning, samples, seed)
@@ -258,21 +257,18 @@ def _judge_rows(dump: Dump, meaning: _Meaning, samples: int, seed: int) -> DumpR
             f"{dump.source} has no o, and {scores} scores, more than {WHOLE}, which are judged by "
             "rows of o: add o to the dump"
         )
-    results = {n: dump.results[n] for n in BY_ROWS if n in dump.results}
-    gradients = {n: x for n, x in results.items() if n.startswith("d")}
     p = meaning.problem
-    options = {n: getattr(p, n) for n in LOADABLE if n not in ("causal", "gate")}
+    call: dict[str, Any] = {n: getattr(p, n) for n in LOADABLE if n not in ("causal", "gate")}
+    call |= dump.arrays | {n: dump.results[n] for n in ("dq", "dk", "dv") if n in dump.results}
     rows = spot_check(
-        results["o"],
-        results.get("lse"),
-        *(dump.arrays[n] for n in INPUTS),
+        dump.results["o"],
+        dump.results.get("lse"),
+        **call,
         causal=p.alignment if p.causal and p.alignment else p.causal,
-        **options,
         conventions=meaning.conventions,
         rounding=meaning.rounding,
         dout=dump.cotangents.get("dout"),
         dlse=dump.cotangents.get("dlse"),
-        **gradients,
         samples=samples,
         seed=seed,
     )
@@ -289,7 +285,7 @@ def _locate(name: str, dump: Dump, meaning: _Meaning) -> str | None:
     want, tolerance = _exact_of(name, dump, meaning)
     got = np.asarray(dump.results[name]).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        wrong = ~(abs(got - want) <= tolerance) & np.isfinite(want)
+        wrong = np.asarray(~(abs(got - want) <= tolerance) & np.isfinite(want))
     sizes = sizes_of(p)
     lead = len(axes) - 1 if axes.startswith("b") else len(axes)
     if wrong.ndim < lead or not wrong.any():
@@ -300,7 +296,7 @@ def _locate(name: str, dump: Dump, meaning: _Meaning) -> str | None:
     if p.visible is not None:
         whole = np.broadcast_to(p.visible, (*p.lead, p.H, p.T, p.S))
         visible = whole.reshape(visible.shape)
-    empty = ~visible.any(-1)
+    empty = np.asarray(~visible.any(-1))
     first = np.where(empty, 2**31, visible.argmax(-1) if p.S else 0)
     options = frozenset(n for n in LOADABLE if getattr(p, n) not in (None, False, 0.0)) - {"scale"}
     window = p.window or (None, None)

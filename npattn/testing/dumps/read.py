@@ -203,8 +203,9 @@ def _rename(
             raise OptionError(f"rename reads {theirs!r} as {ours!r}, must be in {', '.join(NAMES)}")
     renamed: dict[str, Array] = {}
     for theirs, array in entries.items():
-        ours = rename.get(theirs, _meaning(theirs, array))
-        if ours is None:
+        meaning = _meaning(theirs, array)
+        ours = rename.get(theirs, "" if meaning is None else meaning)
+        if meaning is None and theirs not in rename:
             near = get_close_matches(theirs, NAMES, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise OptionError(
@@ -227,7 +228,8 @@ def _meaning(name: str, array: Array) -> str | None:
     meaning = FOREIGN[name].meaning if name in FOREIGN else ""
     if meaning == "mask or bias":
         return "mask" if array.dtype == bool else "bias"
-    meaning = {"window or −1": "window"}.get(meaning, meaning)
+    if meaning == "window or −1":
+        return "window"
     return meaning if meaning in NAMES else None
 
 

@@ -96,7 +96,9 @@ class _Call:
 
     def write(self) -> None:
         """Write all entries, in place of a file with fewer."""
-        stored = {n: x.view(np.uint16) if _is_bfloat16(x) else x for n, x in self.entries.items()}
+        stored: dict[str, Any] = {
+            n: x.view(np.uint16) if _is_bfloat16(x) else x for n, x in self.entries.items()
+        }
         new = self.path.with_suffix(".part.npz")
         np.savez(new, **stored)
         new.replace(self.path)
@@ -176,4 +178,4 @@ def _to_array(value: Any) -> Array | None:
 
 
 def _is_bfloat16(array: Array) -> bool:
-    return array.dtype.name == "bfloat16"
+    return bool(array.dtype.name == "bfloat16")
