@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -11,15 +13,18 @@ from typing import Any
 import click
 from rich.console import Console
 
+from npattn import __version__
 from npattn.cli.cluster import open_cluster
+from npattn.cli.config import read_config
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
-from npattn.cli.target import change_conventions, open_target, report_import_errors
+from npattn.cli.target import change_conventions, find_place, open_target, report_import_errors
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
 from npattn.testing.check import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
+from npattn.testing.report.formats import Place, annotations, markdown, sarif
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import Journal
@@ -54,7 +59,22 @@ ALONE = (
 """Settings that do not go with a cluster."""
 
 
-@click.command("check", cls=GroupedCommand)
+CONFIGURED = "npattn.targets"
+"""Key under which the context of a command has the targets of pyproject.toml."""
+
+
+class _CheckCommand(GroupedCommand):
+    """Command whose defaults a project may set."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--no-config" not in args:
+            defaults = read_config(self, Path.cwd())
+            ctx.meta[CONFIGURED] = defaults.pop("target", [])
+            ctx.default_map = defaults
+        return super().parse_args(ctx, args)
+
+
+@click.command("check", cls=_CheckCommand)
 @click.argument("target", required=False)
 @add_flags()
 def check_command(target: str | None, **flags: Any) -> None:
@@ -69,11 +89,34 @@ def check_command(target: str | None, **flags: Any) -> None:
 
     TARGET is module:function, path/file.py:function, or a name from npattn list. It runs in a
     worker, a process of its own, whose end costs one rule; --in-process and --sweep call it here.
-    What ends in … may be given several times.
+    What ends in … may be given several times. Defaults stand in [tool.npattn] of pyproject.toml.
     Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested; 130: interrupted,
     with a report of what is known.
     """  # noqa: D301  click keeps the lines of a paragraph that begins with a backspace
     given = {n: x for n, x in flags.items() if x is not None and x is not False}
+    given.pop("no_config", None)  # read already
+    configured = click.get_current_context().meta.get(CONFIGURED, [])
+    targets = configured if target is None and "resume" not in given else [target]
+    if len(targets) > 1:
+        sys.exit(max((_exit_code_of(one, dict(given)) for one in targets), key=CODES.index))
+    _begin(*(targets or [None]), given)
+
+
+CODES = (0, 2, 1, INTERRUPTED)
+"""Exit codes, the gravest last."""
+
+
+def _exit_code_of(target: str, given: dict[str, Any]) -> int:
+    """Check one target of several, and return its exit code."""
+    try:
+        _begin(target, given)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _begin(target: str | None, given: dict[str, Any]) -> None:
+    """Check one target, with a journal if one is asked for; exit with the verdict."""
     if "seed" not in given and "untrusted" in given:
         given["seed"] = secrets.randbits(64)
     journal = None
@@ -129,7 +172,7 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         if not hasattr(err, "report"):  # nothing was asked yet
             sys.exit(INTERRUPTED)
         report = err.report
-    _finish(report, given, journal)
+    _finish(report, target, given, journal)
 
 
 def _check_module(target: str | None, given: dict[str, Any]) -> None:
@@ -148,14 +191,16 @@ def _check_module(target: str | None, given: dict[str, Any]) -> None:
         arguments.pop(name, None)
     with ProgressBar() as bar, interruptible():
         report = check_module(module, spec=target, progress=bar.advance, **arguments)
-    _finish(report, given)
+    _finish(report, target, given)
 
 
-def _finish(report: Report, given: dict[str, Any], journal: Journal | None = None) -> None:
+def _finish(
+    report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
+) -> None:
     """Write the files, print the report and exit."""
     unwritten = _write_files(report, given)
     console = Console()
-    report.print_to(console, verbose="verbose" in given)
+    _print(report, find_place(target), given, console)
     if journal is not None and report.interrupted:
         console.print(f"npattn check --resume {journal.path} goes on", soft_wrap=True)
     for line in unwritten:
@@ -164,6 +209,25 @@ def _finish(report: Report, given: dict[str, Any], journal: Journal | None = Non
         sys.exit(_exit_code(report) or 2 * bool(unwritten))
     console.print("nothing could be tested")
     sys.exit(2)
+
+
+def _print(report: Report, place: Place | None, given: dict[str, Any], console: Console) -> None:
+    """Print the report in the form that was asked for."""
+    form = given.get("format", "text")
+    if form == "sarif":
+        text = json.dumps(sarif(report, place, __version__), indent=1, ensure_ascii=False)
+        click.echo(text)
+        return
+    if form == "markdown":
+        click.echo(markdown(report))
+        return
+    report.print_to(console, verbose="verbose" in given)
+    if form == "github":
+        if text := annotations(report, place):
+            click.echo(text)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown(report) + "\n")
 
 
 def _check_reference(target: str | None, given: dict[str, Any]) -> None:
@@ -190,7 +254,7 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
         judged = open_target(target, given)
         for name in ("backward", "framework", "device"):
             asked.pop(name, None)
-    _finish(check(judged, **asked), given)
+    _finish(check(judged, **asked), target, given)
 
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:

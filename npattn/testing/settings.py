@@ -143,8 +143,9 @@ class Settings:
     dtypes: Sequence[str] = option(("float32",), JUDGED, "--dtype DTYPE", "sequence of str",
         f"Dtype of q, k and v: {', '.join(DTYPES)}.",
         default="float32", multiple=True, asked=True)
-    framework: str = option("auto", JUDGED, "--framework", "",
-        "Arrays that the function takes; auto: found by its module, annotations or a tiny call.",
+    framework: str = option("auto", JUDGED, "--framework NAME", "",
+        "Its arrays: numpy, torch, jax; auto finds out.",
+        "It asks the function's module, its annotations and a tiny call.",
         choices=("auto", "numpy", "torch", "jax"))
     backward: Callable[..., Any] | None = option(None, JUDGED, "--backward FUNCTION", "callable",
         "Gradients of a NumPy function.",
@@ -206,11 +207,11 @@ class Settings:
         "Seed of all random choices.",
         parse=parse_seed, report=int, asked=True)
     examples: int = option(200, AMOUNT, "--examples N", "int",
-        "Number of problems: most agreement rules try all of them, other rules a tenth.",
+        "Problems that agreement rules try; other rules a tenth.",
         "A rule tries at least 20.",
         least=1, report=int, asked=True)
     budget: float | None = option(None, AMOUNT, "--budget TIME", "float",
-        "Test for this time (60s, 10m, 2h), a few examples of each rule first.",
+        "Time (60s, 10m, 2h), a few examples of each rule first.",
         "In Python a number of seconds. After `examples` problems the check goes on with the next "
         "seeds while there is time. The report does not pass if a required rule could not be "
         "tested at all.",
@@ -238,7 +239,7 @@ class Settings:
         "Otherwise the report does not pass.",
         parse=parse_names)
     expect: Mapping[str, str] | None = option(None, PASSES, "--expect FILE", "mapping",
-        'Expected failures with reasons, as TOML: "rule[dtype]" = "reason".',
+        'File of expected failures: "rule[dtype]" = "reason".',
         'In Python ``{"hidden-nan-v[float32]": "multiplies by 0"}``.',
         path="old", parse=read_expected)
     strict: bool = option(False, PASSES, "--strict", "",
@@ -346,8 +347,13 @@ class CommandSettings(Settings):
         "`must` for every gradient and every option in the signature.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
         "Run on Dask: local:N, or a scheduler's address.")
+    no_config: bool = option(False, WHERE, "--no-config", "",
+        "Ignore [tool.npattn] of pyproject.toml.")
     verbose: bool = option(False, WRITTEN, "--verbose", "",
         "Print the whole table and every failure.")
+    format: str | None = option(None, WRITTEN, "--format FORM", "",
+        "What is printed: text, github (with annotations and a summary), markdown or sarif.",
+        choices=("text", "github", "markdown", "sarif"), default="text")
     json: Path | None = option(None, WRITTEN, "--json FILE", "",
         "Write the report to this file as JSON.",
         path="new", parse=path_to_write)
