@@ -58,7 +58,7 @@ OTHER_WORDS = {
     "float8_e4m3fn": "fp8 float8 e4m3 float8_e4m3 fp8_e4m3",
     "float8_e5m2": "e5m2 fp8_e5m2",
 }
-"""Other words for the dtypes, for errors."""
+"""Other words for the dtypes."""
 SHORT_DTYPES = {
     word: name for name, words in OTHER_WORDS.items() for word in [name, *words.split()]
 }
@@ -285,6 +285,8 @@ class Settings:
         beside = [name for name in ("inputs", "options") if getattr(self, name) is not None]
         if self.reference is None and beside:
             raise OptionError(f"got {beside[0]} without reference: pass the right function too")
+        names = [SHORT_DTYPES.get(str(x).removeprefix("torch."), x) for x in self.dtypes]
+        object.__setattr__(self, "dtypes", tuple(names))
         _check_dtypes(self.dtypes)
         if isinstance(self.sweep, bool) or not isinstance(self.sweep, int) or self.sweep < 0:
             raise OptionError(f"sweep is {self.sweep!r}, must be an integer ≥ 0: how many problems")
@@ -440,9 +442,7 @@ def describe_flag(one: SettingOption, value: Any) -> str:
 def _check_dtypes(dtypes: Sequence[str]) -> None:
     for dtype in dtypes:
         if dtype not in DTYPES:
-            hint = SHORT_DTYPES.get(str(dtype).removeprefix("torch."))
-            hint = f"; did you mean {hint}?" if hint else ""
-            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}{hint}")
+            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
     if not dtypes:
         raise OptionError("dtypes is empty, must have 1 or more")
 

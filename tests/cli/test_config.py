@@ -188,3 +188,16 @@ def test_the_steps_of_the_action(folder):
     assert done.returncode == 1, done.stderr
     assert "::error file=kernels.py,line=10" in done.stdout
     assert (folder / "summary.md").exists()
+
+
+def test_a_file_of_one_function_is_enough(folder):
+    (folder / "one.py").write_text(
+        "from kernels import good\n\n\ndef f(q, k, v):\n    return good(q, k, v)\n"
+    )
+    result = check("one.py", *FEW)
+    assert result.exit_code == 0, result.output
+    assert "npattn check one.py:f" in result.output
+    result = check("kernels.py", *FEW)
+    assert result.exit_code == 2
+    assert "2 public functions of three or more arguments" in result.output
+    assert "kernels.py:good or kernels.py:bad" in result.output.replace("\n", " ")
