@@ -17,7 +17,7 @@ from npattn.cli.target import change_conventions, open_target, report_import_err
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
-from npattn.testing.check import OF_IMPLEMENTATION, OF_REFERENCE, check
+from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.progress import ProgressBar
