@@ -490,13 +490,6 @@ def test_list_names_the_missing_extra_of_a_target(monkeypatch):
     assert "pip install 'npattn[torch]'" in told(run("list"))
 
 
-@pytest.mark.parametrize("name", ["zoo", "matrix", "bench", "train"])
-def test_commands_that_moved_say_where_to(name):
-    moved = {"train": "python docs/examples/train", "bench": "python -m benchmarks.speed"}
-    place = moved.get(name, f"python -m benchmarks.{name}")
-    assert f"npattn {name} is {place} in a clone" in told(run(name, "--help", code=2))
-
-
 def test_help_names_the_commands_and_the_exit_codes():
     assert {"check", "list", "explain"} <= set(run("--help").split())
     assert "Exit code 0: passed; 1: failed; 2:" in told(run("check", "--help"))

@@ -21,7 +21,7 @@ from npattn.cli.target import change_conventions, find_place, open_target, repor
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
-from npattn.testing.check import OF_IMPLEMENTATION, OF_REFERENCE, check
+from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.formats import Place, annotations, markdown, sarif

@@ -21,7 +21,7 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.profiles import find_profile
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.compare import Comparison, compare, exact, short
+from npattn.testing.comparison import Comparison, compare, exact, short
 from npattn.testing.diagnosis.evidence import sizes_of
 from npattn.testing.diagnosis.locate import AXES
 from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn
