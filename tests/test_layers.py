@@ -38,7 +38,7 @@ LAYERS = (
 
 # The same inside testing/, by folder or module.
 TESTING_LAYERS = (
-    {"levels", "excerpt", "parsing"},
+    {"levels", "excerpt", "parsing", "power"},
     {"cases", "bounds", "adapters"},
     {"comparison", "targets"},
     {"gradients", "spot", "trial", "worker"},
