@@ -6,9 +6,9 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -18,6 +18,7 @@ from npattn.cli.cluster import open_cluster
 from npattn.cli.config import read_config
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
 from npattn.cli.target import change_conventions, find_place, open_target, report_import_errors
+from npattn.cli.watch import Watcher, watch
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
@@ -27,10 +28,20 @@ from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.formats import Place, annotations, markdown, sarif
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
+from npattn.testing.runner.failed_first import (
+    FailedProblem,
+    ask_again,
+    find_file,
+    list_failed,
+    read_failed,
+    write_failed,
+)
 from npattn.testing.runner.journal import Journal
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
-from npattn.testing.targets import load
+from npattn.testing.targets import load, spec_of
 from npattn.testing.units.blocks import check_in_units
+from npattn.testing.worker.connection import Connection
+from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.supervisor import Limits
 
 SETTINGS = options(CommandSettings)
@@ -150,16 +161,15 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         _check_reference(target, given)
     if "inputs" in given or "options" in given:
         raise OptionError("got --inputs or --options without --reference: pass both")
-    untrusted = given.get("untrusted", False)
     if given.keys() & set(OF_MODULE):
         _check_module(target, given)
+    if given.get("watch"):
+        _watch(target, given)
     implementation = open_target(target, given)
-    conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
-    arguments = {name: given.get(name, default) for name, default in ARGUMENTS.items()}
-    arguments |= {"conventions": conventions, "sizes": given.get("sizes", {}), "journal": journal}
-    arguments["strict"] |= untrusted
-    if untrusted and not arguments["must"]:
-        arguments["must"] = _everything(implementation)
+    arguments = _read_arguments(implementation, given) | {"journal": journal}
+    file = find_file(f"{target} {given.get('backward')}") if "ff" in given else None
+    if file is not None and _fails_again(implementation, read_failed(file), given):
+        sys.exit(1)
     judge: Callable[..., Report] = check
     if "cluster" in given:
         limits = Limits(given.get("timeout"), given.get("memory"))
@@ -172,7 +182,76 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         if not hasattr(err, "report"):  # nothing was asked yet
             sys.exit(INTERRUPTED)
         report = err.report
+    if file is not None:
+        write_failed(file, list_failed(o for o in report.outcomes if report.counts(o)))
     _finish(report, target, given, journal)
+
+
+def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a judge of attention; the implementation gets its conventions."""
+    conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
+    implementation.conventions = conventions
+    arguments = {name: given.get(name, default) for name, default in ARGUMENTS.items()}
+    arguments |= {"conventions": conventions, "sizes": given.get("sizes", {})}
+    untrusted = given.get("untrusted", False)
+    arguments["strict"] |= untrusted
+    if untrusted and not arguments["must"]:
+        arguments["must"] = _everything(implementation)
+    return arguments
+
+
+def _fails_again(
+    implementation: Implementation, failed: Sequence[FailedProblem], given: dict[str, Any]
+) -> bool:
+    """Ask first what failed last, and say what came of it; True if the check ends here."""
+    still = []
+    for one, message in ask_again(implementation, failed, given.get("rounding")):
+        first = message.partition("\n")[0]
+        click.echo(f"still failing: {one.id}: {first}" if message else f"fixed: {one.id}")
+        still += [one.id] if message else []
+    if not still or not given.get("fail_fast"):
+        return False
+    click.echo(f"FAILED: {', '.join(still)} (-x: nothing else was asked)")
+    return True
+
+
+WITHOUT_WATCH = (
+    *("in_process", "sweep", "cluster", "journal", "resume", "untrusted", "worker", "module"),
+    *("reference", "ff"),
+)
+"""Settings that do not go with --watch."""
+
+
+def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
+    """Check whenever a file of the target is saved; what failed last is asked first."""
+    if beside := given_flags(*WITHOUT_WATCH):
+        raise OptionError(f"got {', '.join(beside)} beside --watch: leave out one of them")
+    if target is None or ":" not in spec_of(target):
+        raise OptionError("--watch needs a TARGET in a file: module:name or path/file.py:name")
+    failed: list[FailedProblem] = []
+    spare: list[Connection] = []
+
+    def check_once(watcher: Watcher) -> int:
+        implementation = open_target(target, given, spare.pop() if spare else None)
+        assert isinstance(implementation, Remote)
+        worker = implementation.worker
+        try:
+            watcher.follow(worker.description["files"])
+            spare.append(worker.start_spare())
+            arguments = _read_arguments(implementation, given)
+            if _fails_again(implementation, failed, given):
+                return 1
+            report = check(implementation, progress=watcher.interrupt, **arguments)
+        finally:
+            worker.close()
+        failed[:] = list_failed(o for o in report.outcomes if report.counts(o))
+        return _conclude(report, target, given)
+
+    try:
+        watch(target, check_once)
+    finally:
+        for process in spare:
+            process.end()
 
 
 def _check_module(target: str | None, given: dict[str, Any]) -> None:
@@ -198,6 +277,13 @@ def _finish(
     report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
 ) -> None:
     """Write the files, print the report and exit."""
+    sys.exit(_conclude(report, target, given, journal))
+
+
+def _conclude(
+    report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
+) -> int:
+    """Write the files, print the report, and return the exit code."""
     unwritten = _write_files(report, given)
     console = Console()
     _print(report, find_place(target), given, console)
@@ -206,7 +292,7 @@ def _finish(
     for line in unwritten:
         click.echo(f"Error: {line}", err=True)
     code = INTERRUPTED if report.interrupted else report.conclusion.exit_code
-    sys.exit(code or 2 * bool(unwritten))
+    return code or 2 * bool(unwritten)
 
 
 def _print(report: Report, place: Place | None, given: dict[str, Any], console: Console) -> None:

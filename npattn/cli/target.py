@@ -23,6 +23,7 @@ from npattn.testing.report.formats import Place
 from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.environments import choose_python
 from npattn.testing.worker.connect import connect
+from npattn.testing.worker.connection import Connection
 from npattn.testing.worker.supervisor import Limits
 
 DEFAULT_TARGET = "numpy.flash"
@@ -30,7 +31,9 @@ OF_WORKER = ("worker", "timeout", "memory", "untrusted", "envs")
 """Settings that need a worker."""
 
 
-def open_target(target: str | None, given: Mapping[str, Any]) -> Implementation:
+def open_target(
+    target: str | None, given: Mapping[str, Any], spare: Connection | None = None
+) -> Implementation:
     """Return the implementation, called in a worker or, if the settings ask for it, here.
 
     Parameters
@@ -38,6 +41,8 @@ def open_target(target: str | None, given: Mapping[str, Any]) -> Implementation:
     target : str or None
     given : mapping
         Settings of the command, as far as they are given.
+    spare : Connection, optional
+        A worker's process that waits for this target.
     """
     own = {n: given[n] for n in OF_IMPLEMENTATION if given.get(n) is not None}
     command, envs, device = given.get("worker"), given.get("envs"), given.get("device")
@@ -52,6 +57,7 @@ def open_target(target: str | None, given: Mapping[str, Any]) -> Implementation:
             untrusted=bool(given.get("untrusted")),
             python=None if envs is None else _python_in(envs, target),
             alone=given.get("processes", 1) == 1,
+            spare=spare,
             **own,
         )
     if beside := given_flags(*OF_WORKER):

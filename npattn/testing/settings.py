@@ -155,7 +155,7 @@ class Settings:
         'dout and the gradients have the same axes; "BTHD" is for rank 4.',
         choices=("BHTD", "BTHD"), default="BHTD, or those of `like`")
     like: str | Profile | None = option(None, JUDGED, "--like PROFILE", "str or Profile",
-        "Known system that the function replaces; npattn list profiles names them.",
+        "Known system that it replaces (npattn list profiles).",
         "Signature, layout, conventions and refusals come from its profile. Rules that the "
         "system does not promise are not required.")
     conventions: Conventions | None = option(None, JUDGED, "--convention NAME=VALUE", "Conventions",
@@ -235,11 +235,11 @@ class Settings:
         "Failures in other levels are only shown. docs/reading.md explains the levels.",
         choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True)
     must: Iterable[str] = option((), PASSES, "--must NAMES", "iterable of str",
-        "Options, results and gradients that have to be tested, as mask,lse,dk.",
+        "Options, results, gradients to test, as mask,lse,dk.",
         "Otherwise the report does not pass.",
         parse=parse_names)
     accept: Iterable[str] = option((), PASSES, "--accept RESULT", "iterable of str",
-        'Result that may be "not judged", as dq, or dq[float16] in one dtype.',
+        'Result that may be "not judged", as dq or dq[float16].',
         "Without it, a result that could be twice as large unseen leaves a report without a "
         "verdict.",
         multiple=True)
@@ -252,7 +252,7 @@ class Settings:
     device: str | None = option(None, WHERE, "--device NAME", "str",
         "Device of the tensors, as cuda.")
     processes: int = option(1, WHERE, "-n --processes N|auto", "",
-        "Number of processes that share the rules; auto: one for each core.",
+        "Processes that share the rules; auto: one a core.",
         "Each has one thread, and the report is the same. They must be able to import `f`: a "
         "function of a module, or an Implementation with a `spec`.",
         parse=parse_processes)
@@ -347,7 +347,7 @@ class CommandSettings(Settings):
     in_process: bool = option(False, WHERE, "--in-process", "",
         "Call TARGET in this process, without a worker.")
     worker: str | None = option(None, WHERE, "--worker COMMAND", "",
-        "Program that speaks docs/protocol.md; TARGET is its name.")
+        "Program that speaks docs/protocol.md.")
     envs: str | None = option(None, WHERE, "--envs FOLDER", "",
         "Folder to install in what a known TARGET lacks.")
     memory: int | None = option(None, WHERE, "--memory SIZE", "",
@@ -358,6 +358,10 @@ class CommandSettings(Settings):
         "`must` for every gradient and every option in the signature.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
         "Run on Dask: local:N, or a scheduler's address.")
+    watch: bool = option(False, AMOUNT, "--watch", "",
+        "Check again after each save, failed problems first.")
+    ff: bool = option(False, AMOUNT, "--ff", "",
+        "Ask first what failed in the last run with this flag.")
     no_config: bool = option(False, WHERE, "--no-config", "",
         "Ignore [tool.npattn] of pyproject.toml.")
     verbose: bool = option(False, WRITTEN, "--verbose", "",
