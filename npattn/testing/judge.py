@@ -26,7 +26,7 @@ from npattn.testing.cases.strategies import Pools
 from npattn.testing.levels import check_levels
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
-from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
+from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
@@ -104,7 +104,7 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
 
 OF_REFERENCE = (
     *("reference", "inputs", "options", "sizes", "dtypes", "backward", "framework", "device"),
-    *("examples", "seed", "shrink", "progress"),
+    *("examples", "seed", "shrink", "accept", "progress"),
 )
 """Settings of a check by a reference."""
 
@@ -119,9 +119,9 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
     ]  # fmt: skip
     if beside:
         raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
-    kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-1]}
+    kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-2]}
     with np.errstate(**ERRORS):
-        return check_reference(f, **kwargs)
+        return replace(check_reference(f, **kwargs), accept=tuple(settings.accept))
 
 
 # --- what is asked, and of whom -------------------------------------------------------------------
@@ -437,7 +437,7 @@ def _find_way_out(plan: _Plan, answers: _Answers) -> None:
         if trial.space.structure and (share := _share_taken(judge.asked_of, trial)) < LEAST_SHARE:
             few[trial.space.dtype] = share
     answers.few = tuple(
-        f"{dtype} (takes {share:.0%} of the problems)" for dtype, share in few.items()
+        f"in {dtype} it takes {share:.0%} of the problems" for dtype, share in few.items()
     )
     if any(trial.space.structure for trial in trials) and not few:
         return
@@ -481,7 +481,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         expected = asked_of(expected, [*RULES, *SWEEPS], outcomes)
     untrusted = implementation.untrusted
     seen = untrusted is not None and untrusted.judged.times
-    report = Report(
+    return Report(
         implementation.name,
         tuple(outcomes),
         describe_untested(implementation, rounds, answers.left if interrupted else ""),
@@ -505,10 +505,10 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         asked=covered,
         way_out=answers.way_out,
         limits=_limits(plan, by_dtype),
+        few=answers.few,
         skipped={d: describe_skipped(done, covered[d]) for d, done in by_dtype.items()},
+        accept=tuple(settings.accept),
     )
-    late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
-    return replace(report, missing=(*report.missing, *late, *answers.few))
 
 
 def _limits(plan: _Plan, rounds: Mapping[str, Round]) -> tuple[str, str]:
