@@ -291,7 +291,7 @@ class Trial:
 
     def has_refused(self, err: ImplementationError, recipe: Recipe) -> bool:
         """Return True if it raised because of what is refused in a problem made of a recipe."""
-        if err.refuses and self._is_excluded(err, recipe):
+        if isinstance(err.__cause__, Exception) and self._is_excluded(err, recipe):
             return True
         if err.problem is None or not err.may_refuse_structure or not self.space.refused:
             return False
@@ -300,14 +300,15 @@ class Trial:
         return self.space.refuses(structure | classes)
 
     def _is_excluded(self, err: ImplementationError, recipe: Recipe) -> bool:
-        """Return True if a deliberate refusal is one of those that are known."""
-        if err.place and err.place in self.space.refused_at:
+        """Return True if sizes that nobody asks for raise, or if a known condition refuses them."""
+        if err.refuses and err.place and err.place in self.space.refused_at:
             return True
-        if err.problem is None:
+        if err.problem is None or not (self.space.sizes or self.space.excluded):
             return False
-        resized = resize(recipe, err.problem)
-        causal = replace(resized, causal=bool(err.problem.causal))
-        return self.space.excludes(causal) or not self.space.has_sizes(resized)
+        resized = replace(resize(recipe, err.problem), causal=bool(err.problem.causal))
+        if not self.space.has_sizes(resized):
+            return True
+        return bool(err.refuses) and self.space.excludes(resized)
 
     # --- results beside the oracle ---
 

@@ -143,3 +143,16 @@ def test_few_problems_that_are_taken_are_no_verdict():
     assert "it takes problems with --sizes T=16" in str(report)
     report = check(f, only=["agreement-o"], sizes={"T": (16,), "S": (16,)}, **QUICK)
     assert report.passed, report
+
+
+def test_sizes_that_nobody_asks_for_may_raise_anything():
+    """A rule that adds keys leaves `sizes`, and an array that does not fit there is no error."""
+
+    def f(q, k, v):
+        k.reshape(*k.shape[:-2], -1, 8, k.shape[-1])  # S is a multiple of 8
+        return npattn.attention(q, k, v).astype(q.dtype)
+
+    sizes = {"S": "8x", "T": (3,), "D": (8,)}
+    report = check(f, only=["late-keys", "padded-keys", "agreement-o"], sizes=sizes, **QUICK)
+    assert report.passed, report
+    assert str(report).splitlines()[-1].startswith("passed for S % 8 = 0, T = 3, D = 8: ")
