@@ -1242,7 +1242,7 @@ def format_exception_line(err: BaseException) -> str:
     place = getattr(err, "place", "") or place_of(err)
     shown = place and not isinstance(err, NotImplementedError)
     line, text = getattr(err, "refuses", "") or refusing_line(err), format_line(err)
-    if line and text == type(err).__name__:  # an assert without a message says what it asks
+    if line.startswith("assert") and text == type(err).__name__:  # it says what it asks
         text = f"{text}: {line}"
     return f"{text} ({place})" if shown else text
 

@@ -7,10 +7,14 @@ import pytest
 
 import npattn
 from npattn.testing import check
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.conditions import letters_of
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.trial import Trial
 
 QUICK = {"framework": "numpy", "shrink": False, "diagnosis": False, "examples": 20}
 
@@ -147,12 +151,18 @@ def test_few_problems_that_are_taken_are_no_verdict():
 
 def test_sizes_that_nobody_asks_for_may_raise_anything():
     """A rule that adds keys leaves `sizes`, and an array that does not fit there is no error."""
+    implementation = Implementation(restricted, framework="numpy")
+    space = Space(sizes={"S": (8,)}, excluded=("causal and T > 3",))
+    trial = Trial(implementation, npattn.Conventions(), Rounding.eager(), space)
 
-    def f(q, k, v):
-        k.reshape(*k.shape[:-2], -1, 8, k.shape[-1])  # S is a multiple of 8
-        return npattn.attention(q, k, v).astype(q.dtype)
+    def skips(recipe, cause):
+        err = ImplementationError("raised")
+        err.__cause__, err.problem = cause, recipe.problem()
+        return trial.has_refused(err, recipe)
 
-    sizes = {"S": "8x", "T": (3,), "D": (8,)}
-    report = check(f, only=["late-keys", "padded-keys", "agreement-o"], sizes=sizes, **QUICK)
-    assert report.passed, report
-    assert str(report).splitlines()[-1].startswith("passed for S % 8 = 0, T = 3, D = 8: ")
+    foreign, deliberate = ValueError("does not fit"), NotImplementedError("not this one")
+    assert skips(Recipe(S=9), foreign)
+    assert not skips(Recipe(S=8), foreign)
+    assert not skips(Recipe(S=8), deliberate)
+    assert skips(Recipe(S=8, T=4, causal=True), deliberate)
+    assert not skips(Recipe(S=8, T=4, causal=True), foreign)
