@@ -71,7 +71,7 @@ class Asking:
         other._skips = skips
         return other
 
-    def told(self) -> list[tuple[dict[str, Value], Answer]]:
+    def list_answers(self) -> list[tuple[dict[str, Value], Answer]]:
         """Return all problems whose answer is known, with it."""
         return [*self._answers.values()]
 
@@ -80,13 +80,13 @@ class Asking:
             return None
         key = _key(problem)
         if key not in self._answers:
-            if self.count >= self._questions or self._elapsed > self._seconds:
+            if self.count >= self._questions or self._seconds_spent > self._seconds:
                 raise Spent
             self._answers[key] = (dict(problem), self._fails(dict(problem)))
         return self._answers[key][1]
 
     @property
-    def _elapsed(self) -> float:
+    def _seconds_spent(self) -> float:
         return time.perf_counter() - self._start
 
 

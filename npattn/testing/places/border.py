@@ -63,9 +63,9 @@ class Line:
         up = self.kind == "above"
         return (min(failed), max(passed)) if up else (max(failed), min(passed))
 
-    def taken(self) -> list[int]:
+    def find_taken(self) -> list[int]:
         """Return numbers that are hardly refused, as far as the answers tell."""
-        likely = _taken(self, self.belief.grammar.domain)
+        likely = _estimate_taken(self, self.belief.grammar.domain)
         return [n for n, p in zip(self.belief.grammar.domain, likely, strict=True) if p > 0.95]
 
     def pair(self) -> Pair:
@@ -115,7 +115,7 @@ def follow(
             _learn(line, n, ask(other))
     while len(line.told) < most:
         likely = line.belief.probabilities()
-        telling = np.minimum(likely, 1 - likely) * _taken(line, numbers)
+        telling = np.minimum(likely, 1 - likely) * _estimate_taken(line, numbers)
         telling[[line.belief.index[n] for n in line.told]] = 0
         enough = 1e-3 if line.has_border else doubt
         if line.condition is None or telling.max() < enough:
@@ -134,7 +134,7 @@ def _sharpen(ask: Asking, line: Line) -> None:
         low, high = sorted(sides)
         between = [n for n in line.domain if low < n < high and n not in line.told]
         if None in line.told.values():  # the neighbours among what is taken
-            taken = {*line.taken()}
+            taken = {*line.find_taken()}
             between = [n for n in between if n in taken]
         if not between:
             return
@@ -148,7 +148,7 @@ def _learn(line: Line, n: int, answer: Answer) -> None:
         line.belief.learn(n, answer)
 
 
-def _taken(line: Line, numbers: Sequence[int]) -> NDArray[np.float64]:
+def _estimate_taken(line: Line, numbers: Sequence[int]) -> NDArray[np.float64]:
     """Return how likely each number is to be taken: a refusal tells nothing of the border."""
     if None not in line.told.values():
         return np.ones(len(numbers))
@@ -273,7 +273,7 @@ def _fit(line: Line, y: str, borders: Mapping[int, tuple[int, int]]) -> Atom | N
         low, high = max(a for a, _ in ends), min(b for _, b in ends)
         if low < high:
             c = _roundest(low if up else low + 1, high - 1 if up else high)
-            test = _joined(joined, c, sign)
+            test = _compare_joined(joined, c, sign)
             if fits(test):
                 both = (" + " if word == "+" else word).join(n for n in line.problem if n in (x, y))
                 text = f"{both} {'>' if up else '<'} {c}"
@@ -288,7 +288,7 @@ def _of_two(test: Test, x: str, y: str) -> Callable[[Sample], bool]:
     return lambda p: bool(test(p[x], p[y]))
 
 
-def _joined(joined: Callable[[int, int], int], c: int, sign: int) -> Test:
+def _compare_joined(joined: Callable[[int, int], int], c: int, sign: int) -> Test:
     return lambda a, b: sign * joined(a, b) > sign * c
 
 

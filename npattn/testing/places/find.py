@@ -203,12 +203,12 @@ class _Search:
         for line in lines.values():
             if None in line.told.values():  # the attack asks what is taken
                 answered = [n for n, answer in line.told.items() if answer is not None]
-                self.few[line.name] = [*dict.fromkeys([*line.taken(), *answered])]
-        return self._needed(atoms, others)
+                self.few[line.name] = [*dict.fromkeys([*line.find_taken(), *answered])]
+        return self._drop_redundant(atoms, others)
 
-    def _needed(self, atoms: list[Atom], others: Sequence[Clause]) -> Clause:
+    def _drop_redundant(self, atoms: list[Atom], others: Sequence[Clause]) -> Clause:
         """Drop atoms without which all answers are told as well."""
-        told = self.ask.told()
+        told = self.ask.list_answers()
         answers = [(p, a) for p, a in told if a is not None and not holds(others, p)]
         for atom in [*atoms]:
             rest = [other for other in atoms if other is not atom]
@@ -292,7 +292,7 @@ class _Search:
 
     def disagreement(self, clauses: Sequence[Clause]) -> tuple[dict[str, Value], bool] | None:
         """Return a problem and whether it fails, for which the clauses say otherwise."""
-        for problem, answer in self.ask.told():
+        for problem, answer in self.ask.list_answers():
             if answer is not None and holds(clauses, problem) != answer:
                 return problem, answer
         for problem in self.samples(clauses):
