@@ -163,12 +163,22 @@ class Record:
     def unjudged(self) -> tuple[str, ...]:
         """Results that are not judged, and not left out by `accept`, with their dtype if several.
 
-        Those of rules that are not required do not count.
+        Those of rules that are not required do not count, and a result that another required rule
+        has judged is judged: a rule with problems of its own may have steep ones alone.
         """
-        names = {}
+        names: dict[str, None] = {}
+        passed = [o for o in self.outcomes if o.status == "passed" and self.requires(o)]
+        judged = {
+            (o.dtype, n)
+            for o in passed
+            for n, power in o.powers.items()
+            if power.nonzero and n not in find_unjudged(o.powers)
+        }
         for outcome in self.outcomes:
             if outcome.status == "not judged" and self.requires(outcome):
                 for name in find_unjudged(outcome.powers):
+                    if (outcome.dtype, name) in judged:
+                        continue
                     both = f"{name}[{outcome.dtype}]"
                     if name not in self.accept and both not in self.accept:
                         names[name if len(self.dtypes) == 1 else both] = None

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from npattn.conventions import Conventions
+from npattn.testing.power import Power
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Status
 from npattn.testing.report.verdicts import Verdict, rest_verdict, rule_verdict
@@ -142,3 +143,13 @@ def test_dtypes_are_told_apart():
     found = verdicts(record, ("float32", "float16"))
     assert found["agreement-o", "float32"].status == "passed"
     assert found["agreement-o", "float16"].status == "failed"
+
+
+def test_a_result_that_one_rule_judges_is_judged():
+    """A rule with steep problems alone leaves no result open that agreement has judged."""
+    weak = Power(factors=(50.0,), elements=8, nonzero=8, doubled=1)
+    zero = Power(elements=8, nonzero=0)
+    steep = outcome("model-sizes", "not judged", powers={"dq": weak})
+    for power, unjudged in ((replace(weak, factors=(0.1,), doubled=8), ()), (zero, ("dq",))):
+        beside = outcome("agreement-dq", "passed", powers={"dq": power})
+        assert report(steep, beside).unjudged == unjudged
