@@ -201,7 +201,7 @@ def verdict(record: Record) -> str:
     words += [f"not tested, and asked for: {', '.join(record.missing)}"] if record.missing else []
     taken, refused = record.limits if record.tested else ("", "")
     limits = (f" for {taken}" if taken else "") + (f"; {refused} refused" if refused else "")
-    return f"{'passed' if record.passed else 'FAILED'}{limits}: {', '.join(words)}"
+    return f"{f'passed{limits}' if record.passed else 'FAILED'}: {', '.join(words)}"
 
 
 def rule_names(record: Record, outcomes: Iterable[Outcome]) -> str:
