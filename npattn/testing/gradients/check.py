@@ -248,7 +248,7 @@ def _explain(case: Case, claims: VjpClaims, leaf: Leaf, row: int) -> str:
         if one.name != leaf.name and one.shape == leaf.shape and one.dtype.kind != "c"
     }
     rounding = spread + ROUNDINGS * claims.units[leaf.part].reshape(leaf.shape) * abs(got)
-    return explain_values(f"d{leaf.name}", got, want, error + rounding, others)
+    return explain_values(f"d{leaf.name}", got, want, error, others, rounding)
 
 
 def _compare(case: Case, vjp: VjpClaims, jvp: JvpClaims) -> Judgement:

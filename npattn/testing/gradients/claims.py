@@ -68,15 +68,20 @@ class VjpClaims:
 
         def ask(x: Array, wide: bool) -> Array:
             # Rounded cotangents show roundings that saturated arguments do not.
-            move = 0 if x is case.x else case.own_eps
+            here = x is case.x
+            move, rough = 0 if here else case.own_eps, None
+            if not (here or wide):
+                rough = int(case.rng.integers(2**31))
             signs = case.rng.uniform(-1, 1, case.cotangents.shape)
+            points = np.broadcast_to(x, (len(signs), x.shape[-1]))
+            moved = case.cotangents * (1 + move * signs)
             return np.stack(
-                [vector(function.vjp(w, x, wide)) for w in case.cotangents * (1 + move * signs)]
+                [vector(function.vjp(w, x, wide, rough)) for w, x in zip(moved, points, strict=True)]
             )
 
         raw = ask(case.x, False)
         gradient = np.where(np.isfinite(raw), raw, 0)
-        spread = case.spread(ask)
+        spread = case.spread(ask, gradient)
         units = np.zeros(raw.shape[1])
         for leaf in function.inputs:
             units[leaf.part] = max(leaf.eps, case.own_eps)

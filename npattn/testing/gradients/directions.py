@@ -25,7 +25,8 @@ def scale_of(x: Array) -> float:
     return float(kept.max() * np.sqrt(((kept / kept.max()) ** 2).mean()))
 
 
-def _random_signs(rng: np.random.Generator, size: int) -> Array:
+def random_signs(rng: np.random.Generator, size: int) -> Array:
+    """Return numbers of random sign, between a half and 1."""
     result: Array = rng.uniform(0.5, 1, size) * rng.choice([-1.0, 1.0], size)
     return result
 
@@ -33,7 +34,7 @@ def _random_signs(rng: np.random.Generator, size: int) -> Array:
 def tied_direction(x: Array, rng: np.random.Generator) -> Array:
     """Return a direction that moves numbers of one absolute value by the same part of it."""
     values, place = np.unique(abs(x), return_inverse=True)
-    moved: Array = np.nan_to_num(x) * _random_signs(rng, len(values))[place]
+    moved: Array = np.nan_to_num(x) * random_signs(rng, len(values))[place]
     return moved
 
 
@@ -52,7 +53,7 @@ def directions(
             moved = tied_direction(own, rng)
         else:
             moved = np.concatenate(
-                [scale_of(x[p]) * _random_signs(rng, p.stop - p.start) for p in parts]
+                [scale_of(x[p]) * random_signs(rng, p.stop - p.start) for p in parts]
             )
         u[np.r_[tuple(parts)]] = moved
         if np.any(u):

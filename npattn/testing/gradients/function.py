@@ -170,6 +170,12 @@ class Function:
         with self.framework.allowing(np.float64 if double else np.float32):
             yield
 
+    @property
+    def units(self) -> Array:
+        """Distance of 1 to the next number, in the dtype of each element of x, (n,)."""
+        sizes = [y.part.stop - y.part.start for y in self.inputs]
+        return np.repeat([y.eps for y in self.inputs], sizes)
+
     # --- points ------------------------------------------------------------------------------
 
     def _give(self, vector: Array, layout: Sequence[Leaf], wide: bool) -> Iterator[Any]:
@@ -201,11 +207,16 @@ class Function:
 
     # --- claims ------------------------------------------------------------------------------
 
-    def vjp(self, w: Array, x: Array, wide: bool = False) -> Gradient:
-        """Return the gradients of ⟨w, f(x)⟩ that are claimed, one for each of `inputs`."""
+    def vjp(self, w: Array, x: Array, wide: bool = False, rough: int | None = None) -> Gradient:
+        """Return the gradients of ⟨w, f(x)⟩ that are claimed, one for each of `inputs`.
+
+        With a number as `rough`, everything that torch saves for backward is changed by a rounding,
+        at random with that seed.
+        """
         with self._calling(wide):
             if self.hand_vjp is None:
-                return self._differentiate(w, x, wide)
+                with self._rounding(rough):
+                    return self._differentiate(w, x, wide)
             # A result without a derivative has a cotangent of zeros.
             dout = _fill(self.tree, self.is_result, self._give(w, self.results, wide), _zeros)
             grads = self.hand_vjp(dout, *self._arguments(self._give(x, self.inputs, wide)))
@@ -219,6 +230,24 @@ class Function:
             )
         claimed = match(self.args, tuple(grads), "args", "vjp")
         return [_array(g) for g, kept in zip(claimed, self.is_input, strict=True) if kept]
+
+    @contextmanager
+    def _rounding(self, seed: int | None) -> Iterator[None]:
+        """Change what torch saves for backward by a rounding: slopes come from rounded results."""
+        if seed is None or self.framework.name != "torch":
+            yield
+            return
+        torch = sys.modules["torch"]
+
+        def change(x: Any) -> Any:
+            if not x.is_floating_point():
+                return x
+            # Equal numbers stay equal: the backward of a maximum finds it again by that.
+            signs = torch.sin(1e10 * x.double().nan_to_num() + seed)
+            return (x * (1 + torch.finfo(x.dtype).eps * signs)).to(x.dtype)
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, change):
+            yield
 
     def _named_call(self) -> tuple[list[str], Callable[[dict[str, Any]], dict[str, Any]]]:
         """Return names of the inputs, and f as a function of a dict that returns one."""
@@ -367,9 +396,9 @@ class SecondOrder(Function):
         arrays = [g for g in self.first.vjp(x[n:], x[:n], wide) if g is not None]
         return flatten(arrays), max(_eps(g.dtype) for g in arrays)
 
-    def vjp(self, w: Array, x: Array, wide: bool = False) -> Gradient:
+    def vjp(self, w: Array, x: Array, wide: bool = False, rough: int | None = None) -> Gradient:
         first, n = self.first, len(self.first.x)
-        with first._calling(wide), translate_errors():
+        with first._calling(wide), first._rounding(rough), translate_errors():
             names, call = first._named_call()
             inputs = dict(zip(names, first._give(x[:n], first.inputs, wide), strict=True))
             second = dict(zip(names, first._give(w, first.inputs, wide), strict=True))

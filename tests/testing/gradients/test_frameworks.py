@@ -54,7 +54,7 @@ def test_autograd_function_is_given_as_a_class(torch, cube, dtype):
     assert not report.passed
     assert report.judgements[0].name == "dx"
     if dtype == "float64":
-        assert report.failures[0].explanation == "dx is 3.00001/3 of what it should be"
+        assert report.failures[0].explanation == "dx is 1.00000333 times what it should be"
 
 
 def test_numpy_arguments_of_an_autograd_function(cube):
