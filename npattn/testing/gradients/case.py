@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.testing.gradients.directions import random_signs, scale_of, tied_direction
+from npattn.testing.gradients.directions import LEAST, random_signs, scale_of, tied_direction
 from npattn.testing.gradients.function import Function, Leaf
 from npattn.testing.gradients.slopes import Line, norm
 
@@ -93,14 +93,14 @@ class Case:
         rows = []
         for part in (live, live, ~live & self.finite):
             sizes = np.abs(self.value[part])
-            unit = np.median(sizes[sizes > 0]) if sizes.any() else 1.0
+            unit = np.median(sizes[sizes >= LEAST]) if (sizes >= LEAST).any() else 1.0
             rows += [part * self.rng.standard_normal(m) / unit] if part.any() else []
         for leaf in self.function.results:
             one = np.zeros(m)
             one[leaf.part] = np.sum(rows, axis=0)[leaf.part] if rows else 0
             rows += [one] if len(self.function.results) > 1 and one.any() else []
         if 1 < m <= COTANGENTS:
-            sizes = np.where(self.value == 0, 1, np.abs(self.value))
+            sizes = np.where(np.abs(self.value) < LEAST, 1, np.abs(self.value))
             rows += list(np.eye(m)[self.finite] / sizes)
         w = np.stack(rows) if rows else np.zeros((1, m))
         for leaf in self.function.results:  # the numbers that the function is given
@@ -138,7 +138,7 @@ class Case:
 
     @cached_property
     def grain(self) -> Array:
-        """Deviation of each ⟨w, f⟩ by rounding, measured where all arguments move a little, (k,)."""
+        """Deviation of each ⟨w, f⟩ by rounding, measured where all arguments move, (k,)."""
         u, none = tied_direction(self.x, self.rng), np.zeros(len(self.cotangents))
         line = Line(self.evaluate, self.x, u, self.value, self.cotangents, self.eps, none)
         for i in range(FINE, max(line.count, FINE + 1)):
@@ -207,7 +207,7 @@ class Case:
             groups, factor = waiting.pop(0)
             own = np.zeros(len(moves))
             own[groups] = factor * moves[groups]
-            near = self._evaluate(self.x + signs * own[ties], False)
+            near = self._evaluate(self.x + signs * (kept + own)[ties], False)
             if near is not None and abs(self.cotangents[row] @ (near[0] - self._own)) <= allowed:
                 kept += own
             elif len(groups) > 1:

@@ -106,7 +106,7 @@ def name_factor(factor: float, precision: float, shape: tuple[int, ...]) -> str:
     named |= {str(x): float(x) for x in fractions if x}
     found = [text for text, value in named.items() if abs(factor - value) <= near]
     if len(found) == 1:
-        return f"{found[0]} times"
+        return f"{found[0]} of" if "/" in found[0] else f"{found[0]} times"
     digits = floor(log10(abs(factor))) - ceil(log10(near)) + 1
     about = "about " if digits < 3 else ""
     return f"{about}{float(f'{factor:.{min(max(digits, 1), 9)}g}'):.9g} times"

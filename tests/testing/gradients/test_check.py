@@ -73,15 +73,15 @@ def test_right_gradients_pass_with_a_sharp_resolution():
     report = check_gradients(layer, (X, G, W), vjp=layer_vjp, jvp=layer_jvp)
     assert report.passed
     assert [one.name for one in report.judgements] == [*("dx", "dg", "dw") * 2, "⟨w, J u⟩"]
-    assert all(one.resolution < 1e-9 for one in report.judgements)
+    assert all(one.power.factor < 1e-7 and one.power.best < 1e-8 for one in report.judgements)
     assert report.notes == ()
 
 
 @pytest.mark.parametrize(
     ("vjp", "explanation"),
     [
-        (changed(x=lambda a: a * 3.00001 / 3), "dx is 3.00001/3 of what it should be"),
-        (changed(g=lambda a: a / 7**0.5), "dg is 1/√7 times what it should be"),
+        (changed(x=lambda a: a * 3.00001 / 3), "dx is 1.000003 times what it should be"),
+        (changed(g=lambda a: a / 7**0.5), "dg is 1/√7 of what it should be"),
         (changed(w=lambda a: 0 * a), "dw is 0 everywhere"),
         (changed(x=lambda a: a + X.mean(-1, keepdims=True)), "dx lacks a term"),
         (
@@ -200,7 +200,7 @@ def test_longdouble_is_judged_like_float64():
     x = X.astype(np.longdouble)
     report = check_gradients(np.sin, (x,), vjp=lambda d, x: d * np.cos(x))
     assert report.passed
-    assert 1e-15 < report.judgements[0].resolution < 1e-9
+    assert 1e-15 < report.judgements[0].power.factor < 1e-6
 
 
 def test_tangent_of_a_constant_is_none():
@@ -238,9 +238,9 @@ def test_kink_is_reported_and_no_mistake():
     assert "absolute has a kink at these arguments, in x" in report.notes[0]
 
 
-@pytest.mark.parametrize(("slope", "status"), [(-1, "passed"), (5, "undecided"), (np.nan, "wrong")])
+@pytest.mark.parametrize(("slope", "status"), [(-1, "passed"), (5, "wrong"), (np.nan, "wrong")])
 def test_slope_at_a_kink(slope, status):
-    """Any between the one-sided ones passes, and no finite one is called wrong."""
+    """Any between the one-sided ones passes."""
     x = np.zeros(3)
     report = check_gradients(np.abs, (x,), vjp=lambda d, x: slope * d)
     assert [one.status for one in report.judgements] == [status]
@@ -285,7 +285,8 @@ def test_random_results_are_reported():
     assert report.failures == ()
     assert not report.passed
     assert "is not deterministic" in report.notes[0]
-    assert "not judged" in str(report)
+    assert report.reason == "undecided: dx"
+    assert "accept=('dx',)" in str(report)
 
 
 def test_global_generators_are_kept():
@@ -316,7 +317,7 @@ def test_resolution_is_that_of_a_direction_with_a_slope():
     report = check_gradients(
         lambda x: np.sin(x) * mask, (X[0],), vjp=lambda d, x: d * np.cos(x) * mask
     )
-    assert 1e-15 < report.judgements[0].resolution < 1e-9
+    assert 1e-15 < report.judgements[0].power.factor < 1e-6
     constant = check_gradients(lambda x: 0 * x + 1, (X[0],), vjp=lambda d, x: 0 * d)
     assert constant.passed
     assert str(constant).endswith("passed")

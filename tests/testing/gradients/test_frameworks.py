@@ -54,7 +54,7 @@ def test_autograd_function_is_given_as_a_class(torch, cube, dtype):
     assert not report.passed
     assert report.judgements[0].name == "dx"
     if dtype == "float64":
-        assert report.failures[0].explanation == "dx is 1.00000333 times what it should be"
+        assert report.failures[0].explanation == "dx is 1.0000033 times what it should be"
 
 
 def test_numpy_arguments_of_an_autograd_function(cube):
@@ -88,7 +88,7 @@ def test_module_with_float32_parameters(torch):
     module = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Dropout(0.5), torch.nn.Tanh())
     report = check_gradients(module, (torch.tensor(X, dtype=torch.float32),))
     assert report.passed
-    assert 1e-7 < report.judgements[0].resolution < 0.05
+    assert 1e-7 < report.judgements[0].power.factor < 0.2
     assert check_gradients(module[0], (torch.tensor(X).float(),)).judgements[0].name == "dinput"
 
 
