@@ -158,7 +158,7 @@ class Function:
         self.results, self.value = lay_out(outputs), flatten(array for _, array in outputs)
 
     def _compile(self) -> Callable[[list[Any]], Any]:
-        """Return f as a function of its inputs, compiled if they are arrays of JAX and it can be."""
+        """Return f as a function of a list of its inputs; of JAX, compiled if it can be."""
 
         def run(parts: list[Any]) -> Any:
             return self.f(*self._arguments(parts))
