@@ -295,10 +295,13 @@ def judge_kink(
         more = abs(w) @ np.maximum(own.max(0) - sides.max(0), sides.min(0) - own.min(0)).clip(0)
         if (more > np.maximum(allowed, apart / 8)).any():
             return _pass_over(case), None
-    row = int(np.argmax(gap - allowed))
+    # A cotangent of one result, if there is such, whose slopes are those of f.
+    row = int(np.where(beyond, (w != 0).sum(1), len(w[0]) + 1).argmin())
+    unit = w[row, w[row] != 0]
+    unit = unit[0] if len(unit) == 1 else 1.0
     [i] = np.flatnonzero(line.u)
     numbers = (claim[row], w[row] @ left, w[row] @ right)
-    told = (int(i), *(float(x / line.u[i]) for x in numbers))
+    told = (int(i), *(float(x / line.u[i] / unit) + 0.0 for x in numbers))
     return Verdict(beyond, allowed, abs(claim), order=1.0), told
 
 

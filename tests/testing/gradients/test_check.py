@@ -445,3 +445,103 @@ def test_complex_arrays(factor):
     z = RNG.standard_normal((2, 3)) + 1j * RNG.standard_normal((2, 3))
     report = check_gradients(lambda z: z * z, (z,), vjp=lambda d, z: (factor * d * z.conj(),))
     assert report.passed == (factor == 2)
+
+
+# --- what cannot be known -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_composition_is_no_alarm(seed):
+    """Saturated units, vanishing weights, cancelling numbers: `benchmarks.power.gradient_fuzz`."""
+    pytest.importorskip("torch")
+    from benchmarks.power.gradient_fuzz import judge
+
+    name, report = judge(seed)
+    assert not report.failures, (name, str(report))
+
+
+@pytest.mark.parametrize(
+    ("f", "x"), [(np.log, np.full(3, -1.0)), (np.exp, np.full(3, 1000.0))], ids=["nan", "inf"]
+)
+def test_results_that_are_not_finite_leave_no_verdict(f, x):
+    with np.errstate(all="ignore"):
+        report = check_gradients(f, (x,), vjp=lambda d, x: 7 * d)
+    assert (report.verdict, report.reason) == ("no verdict", "not judged: dx")
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1, True), (1.001, False)])
+def test_nan_among_the_arguments_is_left_out(factor, passed):
+    report = check_gradients(
+        np.sin, (np.array([1.0, np.nan]),), vjp=lambda d, x: factor * d * np.cos(x)
+    )
+    assert report.passed is passed
+    assert not any("has a slope" in one.explanation for one in report.judgements)
+
+
+def test_undecided_gradient_is_accepted_by_name():
+    def f(x, y):
+        return np.floor(3 * x), y
+
+    def judge(*accept):
+        return check_gradients(f, (X, X), vjp=lambda d, x, y: (3 * d[0], d[1]), accept=accept)
+
+    assert judge().reason == "undecided: dx"
+    assert judge("dx").passed
+
+
+def test_subnormal_arguments_and_results():
+    x = np.array([5e-324, 1e-310])
+    assert check_gradients(lambda x: 3 * x, (x,), vjp=lambda d, x: 3 * d).passed
+    assert not check_gradients(lambda x: 3 * x, (x,), vjp=lambda d, x: 2 * d).passed
+
+
+def test_self_test_finds_a_judge_that_finds_nothing(monkeypatch):
+    from npattn.testing.gradients import judge
+
+    own = judge.persists
+    monkeypatch.setattr(judge, "persists", lambda size, error: own(size, error) & False)
+    report = check_gradients(np.sin, (X[0],), vjp=lambda d, x: d * np.cos(x))
+    assert report.reason == "undecided: dx"
+    assert "a defect of npattn" in str(report)
+
+
+# --- kinks, ties and what a backward changes ------------------------------------------------------
+
+
+def test_claim_beyond_the_slopes_beside_a_kink_is_wrong():
+    report = check_gradients(
+        lambda x: np.maximum(x, 0),
+        (np.array([0.0, 0.0, 2.0]),),
+        vjp=lambda d, x: np.where(x == 0, 7, 1) * d,
+    )
+    assert "is 7 at [0], where" in report.failures[0].explanation
+    assert report.failures[0].explanation.endswith("slopes are 0 and 1")
+
+
+def test_sum_at_ties_is_named():
+    x = np.array([[1.0, 1.0, 0.0], [2.0, 0.0, 2.0]])
+    report = check_gradients(
+        lambda x: x.max(-1), (x,), vjp=lambda d, x: d[:, None] * (x == x.max(-1, keepdims=True))
+    )
+    assert "at ties: the sum at equal numbers, [0, 0], [0, 1], is 2 times its slope" in str(report)
+
+
+def test_vjp_that_changes_its_cotangent_is_wrong():
+    report = check_gradients(np.sin, (X,), vjp=lambda d, x: np.multiply(d, np.cos(x), out=d))
+    assert explanations(report) == ["the vjp changes cotangent result, which it is given"]
+
+
+def test_gradient_of_integers_is_remarked():
+    index = np.array([1, 2, 0])
+    report = check_gradients(
+        lambda x, i: x[i], (X[0, 0], index), vjp=lambda d, x, i: (np.bincount(i, d, 7), np.zeros(3))
+    )
+    assert report.passed
+    assert "the vjp returns a gradient for i, which has none" in report.notes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_factor_is_told_to_the_precision_of_the_data(dtype):
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(dtype)
+    report = check_gradients(lambda x: x * x, (x,), vjp=lambda d, x: 4 * x * d)
+    assert explanations(report) == ["dx is 2 times what it should be"]
