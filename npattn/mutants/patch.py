@@ -93,9 +93,10 @@ def replace_everywhere(old: Any, new: Any) -> None:
         if isinstance(module, ModuleType) and module.__name__.split(".")[0] != "npattn":
             _replace_in(module, old, new)
             for holder in list(vars(module).values()):
-                if isinstance(holder, (SimpleNamespace, type)):
+                kind = type(holder)  # not isinstance, which asks lazy objects for their class
+                if kind is SimpleNamespace or issubclass(kind, type):
                     _replace_in(holder, old, new)
-                elif type(holder) is dict and len(holder) <= REGISTRY:
+                elif kind is dict and len(holder) <= REGISTRY:
                     holder.update({n: new for n, x in holder.items() if x is old})
 
 

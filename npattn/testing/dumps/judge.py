@@ -241,10 +241,11 @@ class _Meaning(NamedTuple):
 
     def compare(self, dump: Dump, names: Sequence[str] | Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the comparisons of these results."""
+        cotangents: dict[str, Any] = {**dump.cotangents}
         return compare(
             {name: dump.results[name] for name in names},
             self.problem,
-            **dump.cotangents,
+            **cotangents,
             conventions=self.conventions,
             rounding=self.rounding,
         )

@@ -143,7 +143,7 @@ class Case:
         line = Line(self.evaluate, self.x, u, self.value, self.cotangents, self.eps, none)
         for i in range(FINE, max(line.count, FINE + 1)):
             line.slope(i)
-        return np.maximum.reduce([*line.noise.values()])
+        return np.asarray(np.maximum.reduce([*line.noise.values()]))
 
     def line(self, u: Array, moved: Array) -> Line:
         """Return the line x + t u; `moved` is the norm of the terms of a slope."""

@@ -74,7 +74,7 @@ class VjpClaims:
             if not (here or wide):
                 rough = int(case.rng.integers(2**31))
             signs = case.rng.uniform(-1, 1, case.cotangents.shape)
-            points = np.broadcast_to(x, (len(signs), x.shape[-1]))
+            points = np.broadcast_to(x, (len(case.cotangents), x.shape[-1]))
             moved = case.cotangents * (1 + move * signs)
             return np.stack(
                 [

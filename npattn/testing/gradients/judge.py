@@ -300,9 +300,9 @@ def judge_kink(
     unit = w[row, w[row] != 0]
     unit = unit[0] if len(unit) == 1 else 1.0
     [i] = np.flatnonzero(line.u)
-    numbers = (claim[row], w[row] @ left, w[row] @ right)
-    told = (int(i), *(float(x / line.u[i] / unit) + 0.0 for x in numbers))
-    return Verdict(beyond, allowed, abs(claim), order=1.0), told
+    numbers = np.array([claim[row], w[row] @ left, w[row] @ right]) / line.u[i] / unit
+    told, low, high = (float(x) + 0.0 for x in numbers)
+    return Verdict(beyond, allowed, abs(claim), order=1.0), (int(i), told, low, high)
 
 
 @np.errstate(all="ignore")
