@@ -146,12 +146,13 @@ class _ForwardBounds:
         problem, u, k = self.problem, self.u, self.k.swapaxes(-1, -2)
         assert problem.scale is not None
         factor, size = abs(problem.scale), abs(self.q) @ abs(k)
-        a = (problem.D + 2) * (u * factor * size + (factor + 1) * TINY)
+        # D products and sums, the product with the scale, and its own rounding to 1/√D.
+        a = (problem.D + 3) * (u * factor * size + (factor + 1) * TINY)
         size = np.maximum(size, factor * size)
         if self.pairs is None:
             s = problem.scale * (self.q @ k)
         else:
-            s = dot(as_pair(self.q), as_pair(k)).times(problem.scale).nearest
+            s = dot(as_pair(self.q), as_pair(k)).times(extended.scale_of(problem)).nearest
         self.slope, self.slope_error = np.ones(()), np.zeros(())
         if problem.softcap is not None:
             c, x = problem.softcap, s / problem.softcap
@@ -253,7 +254,7 @@ class _ForwardBounds:
         def product(e: Array, x: Array, y: Array, *, bad: Any, touched: Array, n: int) -> Array:
             """Bound the error of x @ y, sums of n terms, from the error e of x."""
             y = abs(y)
-            error = (e + (n + 3) * u * x) @ y + n * TINY * touched
+            error = (e + (n + 4) * u * x) @ y + n * TINY * touched
             return np.where(bad | ~(x @ y <= LARGE / max(scale, 1)), np.inf, error)
 
         e_q = product(e_dx, dx, self.k, bad=rows, touched=seen, n=S)

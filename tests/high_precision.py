@@ -31,7 +31,8 @@ def reference(arrays, options, cotangents):
     problem = npattn.Problem(*arrays, **options)
     q, k, v = map(mp, arrays)
     do, dl, dw = map(mp, cotangents)
-    scale = mpmath.mpf(problem.scale)
+    exact = problem.has_default_scale and problem.D
+    scale = 1 / mpmath.sqrt(problem.D) if exact else mpmath.mpf(problem.scale)
     B, H, T, D = q.shape
     K, S, E = v.shape[1:]
     visible = np.broadcast_to(True if problem.visible is None else problem.visible, (B, H, T, S))

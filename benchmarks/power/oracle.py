@@ -11,7 +11,6 @@ the arrow with precision="extended". The last column is the largest error / cert
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from rich.table import Table
 
 import npattn
 from npattn.certify import certify
+from npattn.problem.options import default_scale
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -115,7 +115,7 @@ to_mpf, exp = np.frompyfunc(mpmath.mpf, 1, 1), np.frompyfunc(mpmath.exp, 1, 1)
 def exactly(case: Case, keys: Array, columns: Array) -> dict[str, Array]:
     """o, lse and gradients of one head; dk and dv at these keys, all but lse in these columns."""
     q, k, v, do = (to_mpf(x[:, columns].astype(object)) for x in case[:4])
-    scale = mpmath.mpf(1 / math.sqrt(case.q.shape[-1]))  # the number that npattn multiplies by
+    scale = mpmath.mpf(default_scale(case.q.shape[-1])[0])  # the number that npattn multiplies by
     s = scale * product(case.q, case.k.T)
     m = max([*s.max(-1), case.sink or 0])
     e, e_sink = exp(s - m), 0 if case.sink is None else mpmath.exp(case.sink - m)

@@ -14,6 +14,8 @@ from npattn.cli.target import change_conventions, report_import_errors
 from npattn.mutants.score import score
 from npattn.testing.settings import DTYPES
 
+INTERRUPTED = 130
+
 
 @click.command("mutants", cls=GroupedCommand, context_settings={"ignore_unknown_options": False})
 @click.argument("command", nargs=-1, required=True)
@@ -65,4 +67,6 @@ def mutants_command(
         json_file.write_text(json.dumps(result.as_dict(), indent=1) + "\n", "utf-8")
     click.echo(str(result))
     found, applicable = result.count(result.runs)
+    if result.left is not None:
+        sys.exit(INTERRUPTED)
     sys.exit(0 if found == applicable else 1)

@@ -22,6 +22,7 @@ from npattn.engines.double_double import Pair, as_pair, dot, exp, expm1, log, se
 from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
+from npattn.problem.options import default_scale
 
 
 class ExtendedResiduals(NamedTuple):
@@ -57,8 +58,7 @@ def forward(problem: Problem) -> tuple[Array, Array, ExtendedResiduals]:
         raise OptionError(f"precision is 'extended' beside {obstacle}")
     plain_o, plain_lse, plain = dense.forward(problem)
     q, k, v = (as_pair(_finite(x)) for x in (plain.q, plain.k, plain.v))
-    assert problem.scale is not None
-    s = dot(q, _transpose(k)).times(problem.scale)
+    s = dot(q, _transpose(k)).times(scale_of(problem))
     slope = None
     if problem.softcap is not None:
         s, slope = _cap(s, problem.softcap)
@@ -119,9 +119,8 @@ def backward(
         g, g_sink = g.plus(passed), g_sink.plus(passed)
     ds = select(live, p.times(g), 0.0)
     dx = ds if slope is None else ds.times(slope)
-    assert problem.scale is not None
-    dq = dot(dx, k).times(problem.scale)
-    dk = dot(_transpose(dx), q).times(problem.scale)
+    dq = dot(dx, k).times(scale_of(problem))
+    dk = dot(_transpose(dx), q).times(scale_of(problem))
 
     bias = sinks = None
     if isinstance(problem.bias, np.ndarray):
@@ -155,6 +154,15 @@ def max_score(_: Problem, residuals: ExtendedResiduals) -> Array:
 
 
 # --- the parts ------------------------------------------------------------------------------------
+
+
+def scale_of(problem: Problem) -> Pair:
+    """Return the scale: 1/√D to 106 bits where none was given, else the number that was."""
+    assert problem.scale is not None
+    if not problem.has_default_scale:
+        return as_pair(problem.scale)
+    high, low = default_scale(problem.D)
+    return Pair(np.asarray(high), np.asarray(low))
 
 
 def less_mean(x: Pair, p: Pair, p_sink: Pair | None) -> tuple[Pair, Pair]:

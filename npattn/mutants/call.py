@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,8 @@ class Call:
         }
         values = self.attention.forward(q, k, v, **flags, **self._others)
         results = self._fill_empty_rows(dict(zip(RESULTS, values, strict=False)), v)
-        return results | {"o": self._move_heads(results["o"])}
+        results |= {"o": self._move_heads(results["o"]), "lse": self._write_lse(results["lse"])}
+        return {n: x.transpose(self._axes(x)) if n == "weights" else x for n, x in results.items()}
 
     def backward(
         self, qkv: tuple[Array, ...], results: Mapping[str, Array], cotangents: Mapping[str, Array]
@@ -51,12 +53,17 @@ class Call:
         """Return the gradients by the name of the input."""
         q, k, v = map(self._move_heads, qkv)
         dout = self._move_heads(cotangents["o"])
+        dlse, dweights = cotangents.get("lse"), cotangents.get("weights")
+        if dlse is not None and self.terms.conventions.lse_base == "2":
+            dlse = dlse / dlse.dtype.type(math.log(2))
+        if dweights is not None:
+            dweights = dweights.transpose(np.argsort(self._axes(dweights)))
         grads = self.attention.backward(
             *(dout, q, k, v),
             out=self._move_heads(results["o"]),
-            lse=results["lse"],
-            dlse=cotangents.get("lse"),
-            dweights=cotangents.get("weights"),
+            lse=self._read_lse(results["lse"]),
+            dlse=dlse,
+            dweights=dweights,
             **self._others,
         )
         return {n: self._move_heads(x) if n in ("q", "k", "v") else x for n, x in grads.items()}
@@ -76,19 +83,46 @@ class Call:
     def _move_heads(self, x: Array) -> Array:
         return x.swapaxes(-2, -3) if self.heads_last else x
 
+    def _axes(self, x: Array) -> tuple[int, ...]:
+        return self.terms.axes if x.ndim == len(self.terms.axes) else tuple(range(x.ndim))
+
+    def _write_lse(self, lse: Array) -> Array:
+        """Return lse in its base, with what an empty row has."""
+        own = self.terms.conventions
+        lse = lse / lse.dtype.type(math.log(2)) if own.lse_base == "2" else lse
+        return np.where(lse == -np.inf, lse.dtype.type(own.lse_empty), lse)
+
+    def _read_lse(self, lse: Array) -> Array:
+        own = self.terms.conventions
+        lse = np.where(lse == lse.dtype.type(own.lse_empty), lse.dtype.type(-np.inf), lse)
+        return lse * lse.dtype.type(math.log(2)) if own.lse_base == "2" else lse
+
     def _fill_empty_rows(self, results: dict[str, Array], v: Array) -> dict[str, Array]:
         """Give rows without a visible key what the conventions say of them."""
         empty = results["lse"] == -np.inf
-        if self.terms.empty_row == "zero" or not empty.any():
+        if not empty.any():
+            return results
+        bias, by_bias = self.options.get("bias"), self.terms.conventions.empty_row_bias
+        if bias is None or by_bias is None:
+            return self._fill(results, v, empty, self.terms.empty_row)
+        rows = np.broadcast_to(np.isneginf(bias).all(-1), empty.shape)
+        results = self._fill(results, v, empty & rows, by_bias)
+        return self._fill(results, v, empty & ~rows, self.terms.empty_row)
+
+    def _fill(
+        self, results: dict[str, Array], v: Array, empty: Array, how: str
+    ) -> dict[str, Array]:
+        """Give some rows NaN or the mean of the values; "zero" leaves them."""
+        if how == "zero" or not empty.any():
             return results
         o = results["o"]
         mean: Any = np.nan
-        if self.terms.empty_row == "mean":
+        if how == "mean":
             shared = v if v.ndim == 2 else np.repeat(v, o.shape[-3] // v.shape[-3], axis=-3)
             mean = shared.mean(-2, keepdims=True, dtype=np.float64).astype(o.dtype)
         filled = {"o": np.where(empty[..., None], mean, o).astype(o.dtype)}
         if "weights" in results:
-            share = np.nan if self.terms.empty_row == "nan" else 1 / v.shape[-2]
+            share = np.nan if how == "nan" else 1 / v.shape[-2]
             p = results["weights"]
             filled["weights"] = np.where(empty[..., None], share, p).astype(p.dtype)
         return results | filled

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from npattn.mistakes import MISTAKES
@@ -24,6 +24,8 @@ from npattn.testing.adapters.load import load_callable
 
 VARIABLE = "NPATTN_MUTANT"
 RIGHT = "attention that is right"
+REGISTRY = 999
+"""Entries of a dict up to which it may be one of functions by name."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,27 @@ def installed_modules() -> list[str]:
 
 
 def replace_everywhere(old: Any, new: Any) -> None:
-    """Replace an object in every module that is loaded and has it under some name."""
+    """Replace an object in every module that is loaded and has it under some name.
+
+    Also in what holds it by name there: a namespace, a class, a dict of functions.
+    """
     for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            for name in [n for n, x in vars(module).items() if x is old]:
-                setattr(module, name, new)
+        if isinstance(module, ModuleType) and module.__name__.split(".")[0] != "npattn":
+            _replace_in(module, old, new)
+            for holder in list(vars(module).values()):
+                kind = type(holder)  # not isinstance, which asks lazy objects for their class
+                if kind is SimpleNamespace or issubclass(kind, type):
+                    _replace_in(holder, old, new)
+                elif kind is dict and len(holder) <= REGISTRY:
+                    holder.update({n: new for n, x in holder.items() if x is old})
+
+
+def _replace_in(holder: Any, old: Any, new: Any) -> None:
+    for name, value in list(vars(holder).items()):
+        if value is old:
+            setattr(holder, name, new)
+        elif isinstance(value, staticmethod) and value.__func__ is old:
+            setattr(holder, name, staticmethod(new))
 
 
 def pytest_configure(config: Any) -> None:

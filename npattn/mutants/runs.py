@@ -34,6 +34,7 @@ mistake may take more tiles, and as many processes as there are share the proces
 STARTING = 5.0
 """Seconds that a process may take to start on a busy machine."""
 POLL = 0.01
+NO_COVERAGE = "--no-cov"
 NOT_COLLECTED = 64
 """Exit code of a fork whose pytest ran no test: an error in a module of tests, or no tests."""
 
@@ -92,11 +93,22 @@ def choose_runner(command: Sequence[str]) -> Callable[[], int] | None:
     return None
 
 
+def covers(command: Sequence[str]) -> bool:
+    """Return True if a command, or the configuration of pytest here, asks for coverage."""
+    if not find_spec("pytest_cov"):
+        return False
+    files = [Path(n) for n in ("pytest.ini", "pyproject.toml", "setup.cfg", "tox.ini")]
+    text = "".join(file.read_text("utf-8", "replace") for file in files if file.is_file())
+    return any(x.startswith("--cov") for x in command) or "--cov" in text
+
+
 def _run_pytest(arguments: Sequence[str]) -> int:
     import pytest
 
     # The first failure is enough, and processes of xdist would have the function itself.
     more = ["-x", "-p", "no:cacheprovider", *(["-n0"] if find_spec("xdist") else [])]
+    # Modules are loaded before coverage begins: a threshold would fail.
+    more += [NO_COVERAGE] if find_spec("pytest_cov") else []
     code = int(pytest.main([*arguments, *more]))
     return code if code in (0, 1) else NOT_COLLECTED
 

@@ -18,7 +18,16 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.mistakes import MISTAKES, Mistake
 from npattn.mutants.patch import RIGHT, Patch
-from npattn.mutants.runs import SLOWER, STARTING, STATUSES, Run, choose_runner, run_all
+from npattn.mutants.runs import (
+    NO_COVERAGE,
+    SLOWER,
+    STARTING,
+    STATUSES,
+    Run,
+    choose_runner,
+    covers,
+    run_all,
+)
 from npattn.mutants.witness import Subject, Witness, inspect_function
 from npattn.testing.adapters.load import load_callable
 from npattn.testing.report.reproducer import write_conventions
@@ -57,6 +66,9 @@ class Score:
         Number of mistakes, those that do not apply included.
     seconds : float
         Time of a green run.
+    left : int or None
+        Number of mistakes that were not run when Ctrl-C ended it, and no survivor was confirmed;
+        None if it was not ended.
     """
 
     spec: str
@@ -66,6 +78,7 @@ class Score:
     witnesses: Mapping[str, Witness] = field(repr=False)
     tried: int
     seconds: float
+    left: int | None = None
 
     @property
     def survivors(self) -> list[str]:
@@ -123,10 +136,16 @@ class Score:
         found, applicable = self.count(self.runs)
         statuses = Counter(run.status for run in self.runs.values())
         how = ", ".join(f"{statuses[x]} {x}" for x in STATUSES[1:] if statuses[x])
+        others = self.tried - applicable - (self.left or 0)
         lines = [
             f"{self.spec} under {' '.join(self.command)}",
             f"found {found} of {applicable} mistakes{how and f' ({how})'}",
-            f"{self.tried - applicable} others do not apply to its signature and conventions, "
+        ]
+        if self.left is not None:
+            more = "; some of those that survived may be ones that no test can find"
+            lines += [f"interrupted, with {self.left} mistakes left{more}"]
+        lines += [
+            f"{others} others do not apply to its signature and conventions, "
             f"{write_conventions(self.conventions)}; a green run takes {self.seconds:.1f} s",
             "",
         ]
@@ -214,12 +233,15 @@ def score(
         def run(patches: Iterable[Patch], limit: float | None, n: int) -> Iterable[Any]:
             return run_all(patches, command, folder=folder, processes=n, timeout=limit)
 
+        if choose_runner(command) is not None and covers(command):
+            progress(f"coverage is left out, with its threshold: {NO_COVERAGE} is added")
         ((_, green),) = run([Patch(spec, None, None, f"{folder}/own")], timeout, 1)
         _check_green(green, f"{spec} itself", command, progress)
         for module in green.record["modules"]:  # once, for all forks
             import_module(module)
         own: dict[str, Any] = {"layout": layout, "rename": rename, "dtype": dtype}
         own |= {"beside": tuple(green.record["beside"]), "change": conventions}
+        own |= {"sizes": green.record["sizes"]}
         with ProcessPoolExecutor(1, get_context("fork")) as executor:
             subject = executor.submit(_inspect, spec, own).result()
         terms = subject.terms
@@ -234,9 +256,13 @@ def score(
         patches = [Patch(spec, terms, m.name, f"{folder}/{m.name}") for m in mistakes]
         runs = {}
         longest = SLOWER * seconds + STARTING if timeout is None else timeout
-        for patch, one in run(patches, longest, processes):
-            runs[patch.mistake] = one
-            progress(f"{len(runs)}/{len(patches)} {patch.mistake}: {one.status}")
+        told = spec, tuple(command), terms.conventions
+        try:
+            for patch, one in run(patches, longest, processes):
+                runs[patch.mistake] = one
+                progress(f"{len(runs)}/{len(patches)} {patch.mistake}: {one.status}")
+        except KeyboardInterrupt:
+            return Score(*told, runs, {}, len(chosen), seconds, len(patches) - len(runs))
     survivors = [m.name for m in mistakes if runs[m.name].status == "survived"]
     progress(f"looking for tests of {len(survivors)} survivors")
     found: dict[str, Witness | None] = {}
@@ -246,7 +272,6 @@ def score(
             found |= part
     witnesses = {n: x for n, x in found.items() if x is not None}
     kept = {m.name: runs[m.name] for m in mistakes if m.name not in found or m.name in witnesses}
-    told = (spec, tuple(command), terms.conventions)
     return Score(*told, kept, witnesses, len(chosen), seconds)
 
 
@@ -280,9 +305,16 @@ def _check_green(
     if run.status != "survived":
         progress(run.output)
         words = f"with {what}, {' '.join(command)} {run.status}{cure and f': {cure}'}"
-        raise OptionError(words)
+        raise OptionError(f"{words}; {_find_reason(run.output)}" if run.output else words)
     if not run.calls:
         raise OptionError(f"{' '.join(command)} never calls it, in the place where --patch puts it")
+
+
+def _find_reason(output: str) -> str:
+    """Return the line of the output of tests that says why they failed: the last that does."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [x for x in lines if x.startswith(("E  ", "FAILED", "ERROR", "FAIL ", "Error"))]
+    return (telling or lines or [""])[-1]
 
 
 def _inspect(spec: str, own: Mapping[str, Any]) -> Subject:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,11 +92,14 @@ class Spy:
         Results that it returned beside o in the first call: those with the axes of lse or weights.
     dtypes : list of str
         Of q, in the order of their first calls.
+    sizes : dict
+        Shapes of q, k and the weights in the first call that returned these.
     """
 
     calls: int = 0
     beside: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def watch(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with its calls recorded."""
@@ -109,7 +112,12 @@ class Spy:
                 o, *rest = result
                 self.beside = tuple(names[x.ndim - o.ndim] for x in rest if x is not None)
             self.calls += 1
-            q = args[0] if args else next(iter(kwargs.values()))
+            q, k, *_ = (*args, *kwargs.values())
+            if isinstance(result, (tuple, list)) and not self.sizes:
+                o, *rest = result
+                weights = [x for x in rest if x is not None and x.ndim == o.ndim]
+                shaped = dict(zip(("q", "k", "weights"), (q, k, *weights), strict=False))
+                self.sizes = {n: tuple(x.shape) for n, x in shaped.items()} if weights else {}
             dtype = str(to_numpy(q).dtype)
             self.dtypes += (dtype,) * (dtype not in self.dtypes)
             return result

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,21 @@ from npattn.problem.arrays import Array, to_numpy
 from npattn.problem.options import FEATURES
 from npattn.testing.adapters.signature import Signature
 
-TRANSLATED = ("causal", "mask_true", "window", "empty_row", "hidden_fill", "hidden_add")
+TRANSLATED = (
+    *("causal", "mask_true", "window", "empty_row", "empty_row_bias", "hidden_fill", "hidden_add"),
+    *("lse_base", "lse_empty"),
+)
 """Conventions under which `stand_in` can put a mistake."""
+UNTRANSLATED = {
+    "softcap": {"softcap"},
+    "bias": {"bias"},
+    "weights": {"dropout_mask", "dropout_rate"},
+    "dropout_at_rate_0": {"dropout_mask", "dropout_rate"},
+    "kv_head": set[str](),
+}
+"""Other conventions → the options without which they mean nothing: no witness has these."""
+AXES = (0, 1, 2, 3)
+"""Order of the axes of (B, H, T, S)."""
 ARRAYS = ("mask", "bias", "sinks", "dropout_mask", "gate")
 
 
@@ -31,12 +45,15 @@ class Terms:
         Of q, k, v and o.
     beside : tuple of str
         Results, "lse" or "weights", that it returns beside o without being asked.
+    axes : tuple of int
+        Axes of (B, H, T, S) in the order in which its weights have them.
     """
 
     signature: Signature
     conventions: Conventions = field(default_factory=Conventions)
     layout: str = "BHTD"
     beside: tuple[str, ...] = ()
+    axes: tuple[int, ...] = AXES
 
     def __post_init__(self) -> None:
         if unknown := [x for x in self.signature.meanings.values() if x not in READERS]:
@@ -84,6 +101,30 @@ class Terms:
         if left is not None and self.conventions.window == "inclusive":
             found["window"] = (left - 1, right)
         return found
+
+
+def translate(conventions: Conventions) -> tuple[Conventions, frozenset[str]]:
+    """Return conventions that mistakes can have, and the options that mean something else then."""
+    default, left = Conventions(), set[str]()
+    for name, options in UNTRANSLATED.items():
+        if getattr(conventions, name) != getattr(default, name):
+            conventions = replace(conventions, **{name: getattr(default, name)})
+            left |= options
+    return conventions, frozenset(left)
+
+
+def find_axes(sizes: Mapping[str, Sequence[int]], layout: str) -> tuple[int, ...]:
+    """Return the axes of (B, H, T, S) in the order of weights, by the shapes of one call.
+
+    Of orders that fit alike, that of (B, H, T, S) comes first, and then one with T before S.
+    """
+    if "weights" not in sizes or any(len(x) != 4 for x in sizes.values()):
+        return AXES
+    at = {"BHTD": (1, 2), "BTHD": (2, 1)}[layout]
+    (batch, heads, rows), keys = (sizes["q"][i] for i in (0, *at)), sizes["k"][at[1]]
+    own = (batch, heads, rows, keys)
+    fits = [p for p in permutations(AXES) if tuple(own[i] for i in p) == tuple(sizes["weights"])]
+    return min(fits, key=lambda p: (p != AXES, p.index(2) > p.index(3), p), default=AXES)
 
 
 def _to_bool(mask: Any) -> Array:

@@ -17,7 +17,7 @@ from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
 from npattn.mistakes import Mistake
 from npattn.mutants.stand_in import stand_in
-from npattn.mutants.terms import Terms
+from npattn.mutants.terms import AXES, Terms, find_axes, translate
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
@@ -28,7 +28,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.comparison import compare
-from npattn.testing.diagnosis.fingerprint import fingerprint_first, in_layouts
+from npattn.testing.diagnosis.fingerprint import fingerprint_first
 from npattn.testing.report.reproducer import write_conventions
 from npattn.testing.rules import PROPERTIES, Property
 from npattn.testing.trial import Trial, Violation, WrongAnyway
@@ -91,7 +91,9 @@ class Subject:
     def implement(self, mistake: Mistake | None) -> Implementation:
         """Return a mistake in the place of the function; None for attention that is right."""
         own = {"rename": self.rename, "layout": self.terms.layout, "framework": self.framework}
-        return implement(stand_in(self.f, self.terms, mistake), self.terms.beside, **own)
+        return implement(
+            stand_in(self.f, self.terms, mistake), self.terms.beside, self.terms.axes, **own
+        )
 
     @cached_property
     def problems(self) -> list[tuple[Recipe, Problem, Cotangents, Results]]:
@@ -207,14 +209,28 @@ class Subject:
         return "\n".join([*head, textwrap.indent("\n".join(lines), "    ")])
 
 
-def implement(f: Callable[..., Any], beside: Sequence[str], **own: Any) -> Implementation:
-    """Return a function as an implementation that returns o alone where nothing else is asked."""
+def implement(
+    f: Callable[..., Any], beside: Sequence[str], axes: tuple[int, ...] = AXES, **own: Any
+) -> Implementation:
+    """Return a function as an implementation: o alone where no more is asked, weights in order."""
+    if not beside and axes == AXES:
+        return Implementation(f, **own)
+    back = tuple(int(i) for i in np.argsort(axes))
 
     @functools.wraps(f)
-    def first(*args: Any, **kwargs: Any) -> Any:
-        return f(*args, **kwargs)[0]
+    def ordered(*args: Any, **kwargs: Any) -> Any:
+        value = f(*args, **kwargs)
+        if beside or not isinstance(value, (tuple, list)):
+            return value[0] if beside else value
+        o, *rest = value
+        moves = [x is not None and x.ndim == len(back) for x in rest]
+        found = [
+            (x.permute(back) if hasattr(x, "permute") else x.transpose(back)) if move else x
+            for x, move in zip(rest, moves, strict=True)
+        ]
+        return (o, *found)
 
-    return Implementation(first if beside else f, **own)
+    return Implementation(ordered, **own)
 
 
 def inspect_function(
@@ -226,6 +242,7 @@ def inspect_function(
     layout: str | None = None,
     rename: Mapping[str, str] | None = None,
     dtype: str = "float32",
+    sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> Subject:
     """Find out the terms of a function, and what it accepts.
 
@@ -243,21 +260,29 @@ def inspect_function(
     rename : mapping, optional
         As of `Implementation`.
     dtype : str
+    sizes : mapping, optional
+        Shapes of q, k and weights in a call: see `find_axes`.
     """
     made = implement(f, beside, layout=layout, rename=rename)
+    beside = tuple(n for n in beside if f"return_{n}" not in made.signature.returns)
     if made.framework.name not in ("numpy", "torch"):
         raise OptionError(f"mistakes take arrays of NumPy or torch, not of {made.framework.name}")
-    candidates = in_layouts(made) if layout is None else [made]
+    candidates = []
+    for one in ("BHTD", "BTHD") if layout is None else (layout,):
+        own = {"layout": one, "rename": rename, "framework": made.framework.name}
+        candidates.append(implement(f, beside, find_axes(sizes or {}, one), **own))
     found = fingerprint_first(candidates, dtype=dtype)
     conventions = found.conventions if change is None else change(found.conventions)
-    tiled, conventions = conventions.kv_head == "tile", replace(conventions, kv_head="repeat")
-    made = implement(f, beside, layout=found.layout, rename=rename)
-    features = made.features - {"score_mod"}
+    tiled = conventions.kv_head == "tile"
+    conventions, left = translate(conventions)
+    axes = find_axes(sizes or {}, found.layout)
+    terms = Terms(made.signature, conventions, found.layout, beside, axes)
+    made = implement(f, beside, axes, **own | {"layout": found.layout})
+    features = made.features - {"score_mod"} - left
     space = Space(features=features, dtype=dtype)
     model = Rounding.undeclared(dtype)
     with made.framework.one_thread():
         capabilities = probe(Trial(made, conventions, model, space))
-    terms = Terms(made.signature, conventions, made.layout, beside)
     space = capabilities.trial.space
     space = replace(space, features=space.features & features)
     if tiled:  # which no mistake does: without shared heads it is the same

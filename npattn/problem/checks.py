@@ -56,9 +56,12 @@ def read_floating(name: str, value: Any) -> Array:
     """Return `value` as a floating array. Raises DtypeError if it is not floating."""
     array = read_array(name, value)
     if not is_floating(array.dtype):
+        cure = "convert it, for example to float64"
+        if array.dtype == np.uint16:
+            cure = f"pass {name}.view('bfloat16') if these are the bits of such numbers"
         raise DtypeError(
             f"{name} is {array.dtype}, must be floating (float64, float32, float16, bfloat16, "
-            "float8, complex): convert it, for example to float64"
+            f"float8, complex): {cure}"
         )
     return array
 

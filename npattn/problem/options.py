@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Context, Decimal
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +21,15 @@ Window = tuple[int | None, int | None]
 ScoreMod = Callable[[_Array, _Array, _Array, _Array, _Array], _Array]
 ALIGNMENTS = ("bottom_right", "top_left")
 ENGINES = ("auto", "dense", "tiled")
+
+
+@lru_cache(None)
+def default_scale(D: int) -> tuple[float, float]:
+    """Return 1/√D as the nearest float64 and the float64 nearest to the rest; 1 where D is 0."""
+    context = Context(prec=60)
+    exact = context.divide(Decimal(1), context.sqrt(Decimal(max(D, 1))))
+    nearest = float(exact)
+    return nearest, float(context.subtract(exact, Decimal(nearest)))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ a word means.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +32,7 @@ from npattn.problem.arrays import (
     sum_to,
 )
 from npattn.problem.foreign import reject_unknown_options
-from npattn.problem.options import OPTIONS, Alignment, ScoreMod, Window
+from npattn.problem.options import OPTIONS, Alignment, ScoreMod, Window, default_scale
 
 NUMBERS = tuple(name for name, option in OPTIONS.items() if option.kind == "number")
 
@@ -157,7 +156,7 @@ class Problem:
         for name in NUMBERS:
             put(name, checks.check_number(name, getattr(self, name)))
         if self.scale is None:
-            put("scale", 1 / math.sqrt(self.D) if self.D else 1.0)
+            put("scale", default_scale(self.D)[0])
         checks.check_dropout(self.dropout_rate, self.dropout_mask)
         checks.check_score_mod(self.score_mod)
         checks.check_engine(self.engine)
@@ -255,6 +254,11 @@ class Problem:
     def to_output_dtype(self, x: Array) -> Array:
         """Convert x to the dtype of the results [15]."""
         return x if self.storage is None else cast(x, self.storage)
+
+    @property
+    def has_default_scale(self) -> bool:
+        """True if the scale is 1/√D because none was given."""
+        return self.__dict__["_given"][1] is None
 
     def replace(self, **changes: Any) -> Problem:
         """Return the problem with other arrays or options, checked again."""

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.conventions import Conventions
-from npattn.errors import InternalError, OptionError, ShapeError
+from npattn.errors import DtypeError, InternalError, OptionError, ShapeError
 from npattn.oracle.api import backward, evaluate
 from npattn.problem import Problem
-from npattn.problem.arrays import Array, to_numpy
+from npattn.problem.arrays import Array, cast, to_numpy
+from npattn.problem.checks import is_floating
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess_of, half_ulp, largest, real
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.power import Power
+
+NARROW = ("bfloat16", "float16")
+LEAST_SIZE = 8
+"""Elements from which numbers of a narrower dtype are no chance."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Comparison:
         What is wrong, if it is no element.
     excerpt : Excerpt or None
         Elements around the worst one, if it is out of tolerance.
+    hint : str
+        What may be wrong with the comparison, if it failed.
     power : Power or None
         Errors that this comparison would have seen; None of a result of a wrong shape.
     """
@@ -58,6 +65,7 @@ class Comparison:
     size: int
     note: str = ""
     excerpt: Excerpt | None = field(default=None, repr=False, compare=False)
+    hint: str = ""
     power: Power | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -75,7 +83,7 @@ class Comparison:
             return f"{where}: got {self.got:.9g}, want NaN or inf{count}"
         return (
             f"{where}: got {self.got:.9g}, want {self.want:.9g}, allowed ±{self.allowed:.3g} "
-            f"({self._error}{count})"
+            f"({self._error}{count})" + (self.hint and f"; {self.hint}")
         )
 
     @property
@@ -187,6 +195,7 @@ def compare(
     dweights: Array | None = None,
     conventions: Conventions | None = None,
     rounding: Rounding | str | None = None,
+    dtype: str | None = None,
 ) -> tuple[Comparison, ...]:
     """Compare the results of an implementation, from a crash dump say, with the oracle.
 
@@ -205,6 +214,9 @@ def compare(
     rounding : Rounding or str, optional
         What the implementation rounds, or "upcast", "fused", "eager", "fp8", "int8". Default:
         ``Rounding.undeclared`` for the dtype of q.
+    dtype : {"bfloat16", "float16"}, optional
+        What uint16 arrays hold, bit by bit, and wider arrays number by number: those of a file that
+        has no such dtype. q, k and v must hold such numbers alone.
 
     Returns
     -------
@@ -215,14 +227,19 @@ def compare(
     ------
     OptionError
         If `problem` is no `npattn.Problem` of arrays, `got` is a tuple that is not (o, lse), a name
-        in it is not a result of this problem, gradients come without `dout`, or `rounding` is an
-        unknown name.
+        in it is not a result of this problem, gradients come without `dout`, `rounding` is an
+        unknown name, or q, k and v hold other numbers than those of `dtype`.
     ShapeError
         If an array in `got`, or a cotangent, has the wrong shape.
     DtypeError
-        If a cotangent is not floating.
+        If a cotangent or a result is not floating.
     """
     problem = _check_problem(problem)
+    if dtype is not None:
+        problem = _narrow_problem(problem, dtype)
+        dout, dlse, dweights = (
+            None if x is None else _narrow(x, dtype) for x in (dout, dlse, dweights)
+        )
     if isinstance(got, tuple):
         if len(got) != 2:
             raise OptionError(f"got is a tuple of {len(got)}: pass (o, lse), or a mapping by name")
@@ -233,9 +250,53 @@ def compare(
     exact, tolerances = _evaluate(problem, conventions, rounding, more, cotangents)
     comparisons = []
     for name, value in results.items():
-        array = _check_result(name, value, exact)
-        comparisons.append(compare_arrays(name, array, exact[name], tolerances[name]))
+        array = _check_result(name, _narrow(value, dtype), exact)
+        one = compare_arrays(name, array, exact[name], tolerances[name])
+        comparisons.append(one if one.passed else replace(one, hint=_propose(problem, array)))
     return tuple(comparisons)
+
+
+def _narrow_problem(problem: Problem, dtype: str) -> Problem:
+    """Return the problem in a dtype that its arrays hold the numbers of."""
+    if dtype not in NARROW:
+        raise OptionError(f"dtype is {dtype!r}, must be {' or '.join(map(repr, NARROW))}, or None")
+    arrays = {name: _narrow(getattr(problem, name), dtype) for name in ("q", "k", "v")}
+    for name, array in arrays.items():
+        if array.dtype != np.dtype(dtype):
+            raise OptionError(
+                f"{name} is {array.dtype} and holds numbers that are not {dtype}: results cut to "
+                f"{dtype} are a mistake there. Leave out dtype={dtype!r}, or pass the arrays as "
+                "the implementation had them"
+            )
+    return problem.replace(**arrays)
+
+
+def _narrow(value: Any, dtype: str | None) -> Array:
+    """Return an array in a narrower dtype if it holds its bits, or its numbers alone."""
+    array = to_numpy(value)
+    if dtype is None:
+        return array
+    own = np.dtype(dtype)
+    if array.dtype == np.uint16:
+        return array.view(own)
+    return cast(array, own) if array.dtype.kind == "f" and _holds(array, own) else array
+
+
+def _holds(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Return True if every number is one of a narrower dtype."""
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(cast(array, dtype).astype(array.dtype), array, equal_nan=True))
+
+
+def _propose(problem: Problem, result: Array) -> str:
+    """Propose a dtype that q, k, v and a result out of tolerance hold the numbers of."""
+    arrays = [problem.q, problem.k, problem.v, result]
+    if any(x.dtype not in (np.float32, np.float64) for x in arrays) or result.size < LEAST_SIZE:
+        return ""
+    for dtype in NARROW:
+        if all(_holds(x, np.dtype(dtype)) for x in arrays):
+            return f"q, k, v and it hold {dtype} numbers alone: was that its dtype? dtype={dtype!r}"
+    return ""
 
 
 class Exact(NamedTuple):
@@ -362,6 +423,9 @@ def _check_result(name: str, value: ArrayLike, exact: dict[str, Array]) -> Array
             f"{name} is not a result of this problem: pass one of {', '.join(exact)}{more}"
         )
     array = to_numpy(value)
+    if array.dtype.kind not in "fc" and not is_floating(array.dtype):
+        cure = ": pass dtype='bfloat16' if these are its bits" if array.dtype == np.uint16 else ""
+        raise DtypeError(f"{name} is {array.dtype}, must be floating{cure}")
     if array.shape != exact[name].shape:
         raise ShapeError(f"{name} has shape {array.shape}, must have {exact[name].shape}")
     return array

@@ -159,6 +159,7 @@ class Rule:
 
     def __call__(self) -> None:
         """Pass, or end the test: skipped, expected to fail, or failed."""
+        self.judged.called.add(self.id)
         verdict = self.verdict
         first = verdict.text.partition("\n")[0]
         if verdict.status == "skipped":
@@ -190,6 +191,7 @@ class Judged:
         config: pytest.Config,
     ) -> None:
         self.test, self.f, self.settings, self.config = test, f, settings, config
+        self.called: set[str] = set()  # ids of the rules that the test at work has called
         names = name_rules(settings.only, settings.sweep)
         self.rules = [Rule(name, dtype, self) for dtype in settings.dtypes for name in names]
         self.rules.append(Rule(WHOLE, "", self))
@@ -259,9 +261,20 @@ class Judged:
 
 
 def improve(report: pytest.TestReport, item: pytest.Function) -> None:
-    """Show a verdict where the user wrote the test, without a frame of npattn, with its script."""
-    rule = item.funcargs.get("rule")
-    if not isinstance(rule, Rule) or "verdicts" not in vars(rule.judged):
+    """Show a verdict where the user wrote the test, without a frame of npattn, with its script.
+
+    A test that passes, and has not called its rule, fails: it has tested nothing.
+    """
+    rule = getattr(item, "funcargs", {}).get("rule")
+    if not isinstance(rule, Rule):
+        return
+    if report.when == "setup":
+        rule.judged.called.discard(rule.id)
+    if report.when == "call" and report.passed and rule.id not in rule.judged.called:
+        report.outcome = "failed"
+        report.longrepr = f"{item.name} never called its rule: call rule(), or skip the test"
+        return
+    if "verdicts" not in vars(rule.judged):
         return  # the test has ended before it called the rule
     path, line, _ = (item.getparent(pytest.Class) or item).reportinfo()
     place = str(path), (line or 0) + 1

@@ -297,7 +297,7 @@ def check_one_head(q, k, v, do, softcap=None, scale=None, precisions=("extended"
     """Check dk of one head: within its certificate, and extended to an ulp."""
     with mpmath.workdps(150):
         s = [[mpmath.fsum(map(mpmath.fmul, map(mpmath.mpf, a), b)) for b in k] for a in q]
-        factor = mpmath.mpf(1 / len(q[0]) ** 0.5 if scale is None else scale)
+        factor = 1 / mpmath.sqrt(len(q[0])) if scale is None else mpmath.mpf(scale)
         raw = [[factor * x for x in row] for row in s]
         cap = None if softcap is None else mpmath.mpf(softcap)
         score = raw if cap is None else [[cap * mpmath.tanh(x / cap) for x in row] for row in raw]

@@ -2,12 +2,13 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from npattn.errors import OptionError
 from npattn.mutants.patch import Patch, replace_everywhere
-from npattn.mutants.runs import choose_runner, run_all
+from npattn.mutants.runs import choose_runner, covers, run_all
 
 TESTS = {
     "survived": "def test(): f(1, 2, 3)",
@@ -69,7 +70,34 @@ def test_unknown_commands_are_refused():
 def test_every_name_of_a_function_is_replaced(monkeypatch):
     this = sys.modules[__name__]
     monkeypatch.setattr(this, "one", run, raising=False)
-    other = object()
+    own, other = run, object()
     replace_everywhere(this.one, other)
     assert run is this.one is other
-    replace_everywhere(other, this.__dict__["run"])
+    replace_everywhere(other, own)
+
+
+def test_what_a_namespace_a_class_and_a_dict_hold_is_replaced(folder):
+    import own_f
+
+    old = own_f.f
+    own_f.space, own_f.table = SimpleNamespace(f=old), {"f": old}
+    own_f.Kind = type("Kind", (), {"f": staticmethod(old)})
+    replace_everywhere(old, len)
+    assert [own_f.f, own_f.space.f, own_f.table["f"], own_f.Kind.f] == [len] * 4
+
+
+def test_coverage_is_seen_in_the_command_and_the_configuration(folder):
+    pytest.importorskip("pytest_cov")
+    assert covers(["pytest", "--cov=mine"])
+    assert not covers(["pytest"])
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --cov-fail-under=80\n")
+    assert covers(["pytest"])
+
+
+@pytest.mark.thorough
+def test_a_threshold_of_coverage_fails_no_run(folder):
+    pytest.importorskip("pytest_cov")
+    (folder / "test_own.py").write_text(f"from own_f import f\n{TESTS['survived']}\n")
+    command = ["pytest", "-q", "--cov=own_f", "--cov-fail-under=100", "test_own.py"]
+    one = run(folder, command, 61)
+    assert one.status == "survived", one.output

@@ -9,7 +9,7 @@ import npattn
 from npattn.errors import OptionError
 from npattn.mistakes import MISTAKES
 from npattn.mutants.stand_in import Spy, stand_in
-from npattn.mutants.terms import Terms
+from npattn.mutants.terms import Terms, find_axes, translate
 from npattn.testing.adapters.implementation import Implementation
 
 
@@ -119,4 +119,59 @@ def test_a_spy_counts():
     watched = spy.watch(lambda q, k, v: (q, np.zeros(q.shape[:-1]), np.zeros((2, 3, 5, 7))))
     watched(*arrays())
     watched(*(x.astype(np.float16) for x in arrays()))
-    assert spy == Spy(2, ("lse", "weights"), ("float32", "float16"))
+    sizes = {"q": (2, 3, 5, 11), "k": (2, 3, 7, 11), "weights": (2, 3, 5, 7)}
+    assert spy == Spy(2, ("lse", "weights"), ("float32", "float16"), sizes)
+
+
+def test_conventions_that_mistakes_cannot_have_are_left_out():
+    found, left = translate(npattn.Conventions(softcap="after_bias", kv_head="tile", lse_base="2"))
+    assert found == npattn.Conventions(lse_base="2")
+    assert left == {"softcap"}
+
+
+def test_lse_in_base_2_with_an_empty_row():
+    def own(q, k, v, mask=None, return_lse=False):
+        raise AssertionError("the stand-in calls nothing")
+
+    (q, k, v), mask = arrays(), np.arange(5)[:, None] > np.zeros(7)
+    f = stand_in(own, terms(own, lse_base="2", lse_empty=0.0), None)
+    _, lse = f(q, k, v, mask, return_lse=True)
+    exact = npattn.forward(q, k, v, mask).lse / np.log(2)
+    np.testing.assert_allclose(lse, np.where(mask[:, 0], exact, 0), rtol=1e-6)
+
+
+def test_a_row_emptied_by_a_bias_has_its_own_result():
+    def own(q, k, v, mask=None, bias=None):
+        raise AssertionError("the stand-in calls nothing")
+
+    q, k, v = arrays()
+    f = stand_in(own, terms(own, hidden_fill=-1e9, empty_row_bias="nan"), None)
+    row = np.arange(5)[:, None] == np.zeros(7)
+    bias = np.where(row, -np.inf, 0).astype(np.float32)
+    assert np.isnan(f(q, k, v, None, bias)[:, :, 0]).all()
+    assert np.allclose(f(q, k, v, ~row)[:, :, 0], v.mean(-2), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "layout", "axes"),
+    [
+        ((2, 5, 7, 3), "BTHD", (0, 2, 3, 1)),
+        ((2, 3, 5, 7), "BTHD", (0, 1, 2, 3)),
+        ((5, 2, 3, 7), "BTHD", (2, 0, 1, 3)),
+        ((2, 5, 7, 3), "BHTD", (0, 1, 2, 3)),  # fits none
+    ],
+)
+def test_order_of_the_axes_of_weights(weights, layout, axes):
+    sizes = {"q": (2, 5, 3, 11), "k": (2, 7, 3, 11), "weights": weights}
+    assert find_axes(sizes, layout) == axes
+
+
+def test_weights_come_in_the_order_of_the_function():
+    def own(q, k, v, return_weights=False):
+        raise AssertionError("the stand-in calls nothing")
+
+    q, k, v = arrays()
+    own_terms = Terms(terms(own).signature, axes=(0, 2, 3, 1))
+    o, p = stand_in(own, own_terms, None)(q, k, v, return_weights=True)
+    assert p.shape == (2, 5, 7, 3)
+    np.testing.assert_allclose(np.einsum("btsh,bhse->bhte", p, v), o, atol=1e-6)

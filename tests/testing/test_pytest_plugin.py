@@ -149,6 +149,23 @@ def test_rule(rule):
     assert len([x for x in lines if re.search(r"test_it.py:(9|11): .*assert", x)]) == 2
 
 
+def test_a_test_that_never_calls_its_rule_fails(run):
+    """One that skips, is expected to fail or calls the rule ends as it says."""
+    code = """
+import pytest
+from kernels import *
+@npattn.testing.parametrize(right, only="empty-row", examples=3)
+def test_rule(rule):
+    if rule.name == "structure":
+        pytest.skip("not here")
+    if rule.name == "report":
+        rule()
+"""
+    result = run(code)
+    result.assert_outcomes(passed=1, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(["*never called its rule: call rule(), or skip the test*"])
+
+
 def test_a_long_script_is_cut_in_the_terminal_and_whole_in_its_file(run, pytester):
     code = decorate("twice, only='model-sizes', examples=20, shrink=False, diagnosis=False")
     result = run(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 from npattn.problem import Problem
 from npattn.problem.meanings import DESCALES, LATENT, LISTS, STORED
-from npattn.problem.options import OPTIONS
+from npattn.problem.options import OPTIONS, default_scale
 from npattn.testing.adapters.base import inexpressible
 from npattn.testing.adapters.frameworks import Framework
 from npattn.testing.adapters.signature import Signature
@@ -111,7 +110,7 @@ def _leaves_out(call: _Call, signature: Signature, theirs: str, value: Any) -> b
 def _default(call: _Call, meaning: str) -> Any:
     """Return the value that leaves the result unchanged, for a parameter without a default."""
     if meaning == "scale":
-        return 1 / math.sqrt(call.sizes.D) if call.sizes.D else 1.0
+        return default_scale(call.sizes.D)[0]
     if meaning in OPTIONS:
         return OPTIONS[meaning].default
     return NEUTRAL.get(meaning, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import reduce
@@ -15,7 +14,7 @@ from npattn.errors import OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.problem.meanings import LATENT
-from npattn.problem.options import OPTIONS
+from npattn.problem.options import OPTIONS, default_scale
 from npattn.testing.adapters.arguments import Sizes, form_arguments
 from npattn.testing.adapters.base import (
     ResultError,
@@ -232,7 +231,7 @@ class Passing:
         """Return the options that are not arrays and not at their default."""
         values = {o.name: getattr(problem, o.name) for o in OPTIONS.values() if o.kind != "array"}
         values["causal"] = bool(problem.causal)  # which alignment it means, the conventions say
-        if problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0):
+        if problem.scale == default_scale(problem.D)[0]:
             del values["scale"]
         given = {name: x for name, x in values.items() if x != OPTIONS[name].default}
         with note_problem(problem):

@@ -15,7 +15,7 @@ import numpy as np
 
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
-from npattn.problem.options import Window
+from npattn.problem.options import Window, default_scale
 from npattn.testing.cases.options import BIASES, GATES, MASKS
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
 
@@ -55,7 +55,7 @@ def classes_of_problem(problem: Problem) -> frozenset[str]:
         value = getattr(problem, field)
         on = value is not None and value is not False
         found |= {field, *_of_number(field, value)} if on else {f"no {field}"}
-    default = problem.scale == (1 / math.sqrt(problem.D) if problem.D else 1.0)
+    default = problem.scale == default_scale(problem.D)[0]
     found |= {"no scale"} if default else {"scale", *_of_number("scale", problem.scale)}
     found.add("dropout" if problem.dropout_mask is not None else "no dropout")
     arrays = {"mask": problem.mask_array, "bias": problem.bias_array, "gate": problem.gate}

@@ -19,6 +19,7 @@ from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
+from npattn.problem.options import default_scale
 from npattn.profiles import find_profile
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.comparison import Comparison, compare, exact, short
@@ -259,10 +260,11 @@ class _Meaning(NamedTuple):
 
     def compare(self, dump: Dump, names: Sequence[str] | Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the comparisons of these results."""
+        cotangents: dict[str, Any] = {**dump.cotangents}
         return compare(
             {name: dump.results[name] for name in names},
             self.problem,
-            **dump.cotangents,
+            **cotangents,
             conventions=self.conventions,
             rounding=self.rounding,
         )
@@ -375,7 +377,7 @@ def _other_meanings(meaning: _Meaning) -> Iterator[tuple[str, _Meaning]]:
 
 
 def _option_changes(p: Problem) -> Iterator[tuple[str, Any]]:
-    scales = {1.0, 1 / math.sqrt(max(p.D, 1)), 1 / max(p.D, 1), 1 / math.sqrt(max(p.H * p.D, 1))}
+    scales = {1.0, default_scale(p.D)[0], 1 / max(p.D, 1), default_scale(p.H * p.D)[0]}
     yield from (("scale", x) for x in sorted(scales) if x != p.scale)
     alignments = ("bottom_right", "top_left") if p.T != p.S else (True,)
     own = (p.alignment if p.T != p.S else True) if p.causal else False

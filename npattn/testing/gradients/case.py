@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.testing.gradients.directions import tied_direction
+from npattn.testing.gradients.directions import LEAST, random_signs, scale_of, tied_direction
 from npattn.testing.gradients.function import Function, Leaf
 from npattn.testing.gradients.slopes import Line, norm
 
 Result = TypeVar("Result")
-PERTURBATIONS = 3
+PERTURBATIONS = 4
 """Points near the arguments at which the rounding of a claim is measured."""
+SMALL = 64
+"""Roundings of an argument by which it moves unasked; beyond, the results must stay as they are."""
+FINE = 7
+"""Index of the first step at which differences of high order show rounding alone."""
+TRIES = 64
+"""Moves of arguments that are tried for a cotangent."""
 COTANGENTS = 8
 """Results up to which each has a cotangent of its own."""
 
@@ -41,7 +47,7 @@ class Case:
         self.noise = self._repeat(own)
         self.finite = np.isfinite(own)
         own = np.where(self.finite, own, 0)
-        self.value, self.eps = own, self.own_eps
+        self.value, self._own, self.eps = own, own, self.own_eps
         self.cotangents = self._sample_cotangents()
         self.wide, self.gap = False, np.zeros(len(self.cotangents))
         if max(self.own_eps, *(leaf.eps for leaf in function.inputs)) > 2.0**-50:
@@ -87,14 +93,14 @@ class Case:
         rows = []
         for part in (live, live, ~live & self.finite):
             sizes = np.abs(self.value[part])
-            unit = np.median(sizes[sizes > 0]) if sizes.any() else 1.0
+            unit = np.median(sizes[sizes >= LEAST]) if (sizes >= LEAST).any() else 1.0
             rows += [part * self.rng.standard_normal(m) / unit] if part.any() else []
         for leaf in self.function.results:
             one = np.zeros(m)
             one[leaf.part] = np.sum(rows, axis=0)[leaf.part] if rows else 0
             rows += [one] if len(self.function.results) > 1 and one.any() else []
         if 1 < m <= COTANGENTS:
-            sizes = np.where(self.value == 0, 1, np.abs(self.value))
+            sizes = np.where(np.abs(self.value) < LEAST, 1, np.abs(self.value))
             rows += list(np.eye(m)[self.finite] / sizes)
         w = np.stack(rows) if rows else np.zeros((1, m))
         for leaf in self.function.results:  # the numbers that the function is given
@@ -130,23 +136,96 @@ class Case:
             self.raised = f"{type(err).__name__}: {err}"
             return None
 
+    @cached_property
+    def grain(self) -> Array:
+        """Deviation of each ⟨w, f⟩ by rounding, measured where all arguments move, (k,)."""
+        u, none = tied_direction(self.x, self.rng), np.zeros(len(self.cotangents))
+        line = Line(self.evaluate, self.x, u, self.value, self.cotangents, self.eps, none)
+        for i in range(FINE, max(line.count, FINE + 1)):
+            line.slope(i)
+        return np.asarray(np.maximum.reduce([*line.noise.values()]))
+
     def line(self, u: Array, moved: Array) -> Line:
         """Return the line x + t u; `moved` is the norm of the terms of a slope."""
-        return Line(self.evaluate, self.x, u, self.value, self.cotangents, self.eps, moved)
+        fixed = self.value, self.cotangents, self.eps, moved, self.grain
+        return Line(self.evaluate, self.x, u, *fixed)
 
     def nearby(self, part: float) -> Array:
         """Return the arguments, each changed by a part or at least a rounding; ties stay ties."""
-        inputs = self.function.inputs
-        units = [np.full(y.part.stop - y.part.start, max(part, y.eps)) for y in inputs]
-        return np.asarray(self.x + np.concatenate(units) * tied_direction(self.x, self.rng))
+        units = np.maximum(self.function.units, part)
+        return np.asarray(self.x + units * tied_direction(self.x, self.rng))
 
-    def spread(self, ask: Callable[[Array, bool], Array]) -> Array:
+    def indistinct(self, gradient: Array, signs: Array) -> Array:
+        """Return arguments (k, n) at which ⟨w, f⟩ is what it is here, but for its rounding.
+
+        A saturated unit computes its slope from its result, as 1 − y², so that what it claims may
+        be the slope at any argument with that result. Elements with a large slope move by their
+        own rounding, those with a small one by as much as moves ⟨w, f⟩ by a rounding.
+
+        Parameters
+        ----------
+        gradient : (k, n) float64 array
+            Claims at the arguments.
+        signs : (k, n) float64 array
+            Parts by which they move, up or down.
+        """
+        x, own = np.nan_to_num(self.x, posinf=0, neginf=0), self.function.units
+        rounding = self.own_eps * norm(self.cotangents * self.value)
+        with np.errstate(all="ignore"):
+            reach = rounding[:, None] / abs(gradient)
+        least, most = own * abs(x), np.maximum(abs(x), scale_of(x))
+        reach = np.clip(np.nan_to_num(reach, nan=np.inf), least, most)
+        found = np.tile(self.x, (len(gradient), 1))
+        sizes, ties = np.unique(abs(x), return_inverse=True)  # ties stay ties
+        for row, allowed in enumerate(2 * rounding):
+            part = np.full(len(sizes), np.inf)
+            np.minimum.at(part, ties, reach[row])
+            moves = signs[row, : len(sizes)] * part
+            far = part > SMALL * self.own_eps * sizes
+            near = np.where(far, 0, moves)
+            moves = near + self._settle(row, np.where(far, moves, 0), ties, allowed)
+            found[row] += np.where(x < 0, -1, 1) * moves[ties]
+        return found
+
+    def _settle(self, row: int, moves: Array, ties: Array, allowed: float) -> Array:
+        """Return moves of groups of elements that change ⟨w, f⟩ by no more than is allowed, or 0.
+
+        Parameters
+        ----------
+        row : int
+            Of the cotangents.
+        moves : (g,) float64 array
+            Proposed.
+        ties : (n,) integer array
+            Group of each element.
+        """
+        kept, signs = np.zeros(len(moves)), np.where(self.x < 0, -1, 1)
+        waiting = [(np.flatnonzero(moves), 1.0)]
+        for _ in range(TRIES):
+            if not waiting or not waiting[0][0].size:
+                break
+            groups, factor = waiting.pop(0)
+            own = np.zeros(len(moves))
+            own[groups] = factor * moves[groups]
+            near = self._evaluate(self.x + signs * (kept + own)[ties], False)
+            if near is not None and abs(self.cotangents[row] @ (near[0] - self._own)) <= allowed:
+                kept += own
+            elif len(groups) > 1:
+                waiting += [(half, factor) for half in np.array_split(groups, 2)]
+            elif factor > self.own_eps:
+                waiting.append((groups, factor / 16))
+        return kept
+
+    def spread(self, ask: Callable[[Array, bool], Array], gradient: Array | None = None) -> Array:
         """Return the rounding of a claim, by how it varies near the arguments.
 
         Parameters
         ----------
         ask : callable
-            Returns the claim at a vector, in the dtypes of the arguments or, if True, in float64.
+            Returns the claim at a vector, or one at each of k vectors, in the dtypes of the
+            arguments or, if True, in float64.
+        gradient : (k, n) float64 array, optional
+            Claims that are gradients, of which each row has vectors of its own.
 
         Returns
         -------
@@ -162,8 +241,16 @@ class Case:
 
         moves = [0.0, max(1 / 512, 16 * self.own_eps)] if compares else [0.0]
         here, spread = own(self.x), []
-        for move in moves * PERTURBATIONS:
-            near = self._attempt(own, self.nearby(move))
+        signs = np.zeros((len(self.cotangents), len(self.x)))
+        for number in range(len(moves) * PERTURBATIONS):
+            move = moves[number % len(moves)]
+            if move or gradient is None:
+                x = self.nearby(move)
+            else:  # once up and once down, of which only one leads out of saturation
+                fresh = random_signs(self.rng, signs.size).reshape(signs.shape)
+                signs = -signs if number % (2 * len(moves)) else fresh
+                x = self.indistinct(gradient, signs)
+            near = self._attempt(own, x)
             with np.errstate(invalid="ignore"):
                 moved = np.zeros_like(here) if near is None else near - here
             spread.append(np.where(np.isfinite(moved), moved, 0))

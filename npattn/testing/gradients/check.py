@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +12,24 @@ from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.problem.checks import check_integer
 from npattn.testing.comparison import short
+from npattn.testing.gradients.buffers import find_changes
 from npattn.testing.gradients.case import Case
 from npattn.testing.gradients.claims import ROUNDINGS, Claims, JvpClaims, VjpClaims
+from npattn.testing.gradients.directions import element
 from npattn.testing.gradients.explain import explain_shape, explain_values
 from npattn.testing.gradients.function import Function, Leaf, SecondOrder, keep_random_state
 from npattn.testing.gradients.judge import (
     KINKS,
-    RESOLVED,
     Findings,
+    ask_line,
     is_steep,
+    judge_line,
     judge_part,
     numeric_gradient,
 )
 from npattn.testing.gradients.report import GradientReport, Judgement
+from npattn.testing.gradients.slopes import FIRST
+from npattn.testing.power import Power
 
 EXPLAINED = 512
 """Elements of a wrong gradient up to which all are differentiated, to name the mistake."""
@@ -39,6 +44,7 @@ def check_gradients(
     framework: str = "auto",
     second_order: bool = False,
     seed: int = 0,
+    accept: Sequence[str] = (),
 ) -> GradientReport:
     """Judge the derivatives of any function by differences of its values.
 
@@ -68,11 +74,14 @@ def check_gradients(
         Judge also the gradients of the gradients, by torch or JAX.
     seed : int, default 0
         Seed of the directions and cotangents.
+    accept : sequence of str
+        Gradients ("dx") that need no verdict: they may be undecided or not judged.
 
     Returns
     -------
     GradientReport
-        ``report.passed``, ``report.failures``; ``str(report)`` has a line for each argument.
+        ``report.passed``, ``report.failures``; ``str(report)`` has a line for each argument. A
+        gradient that is undecided or not judged leaves ``report.verdict`` "no verdict".
 
     Raises
     ------
@@ -105,11 +114,10 @@ def check_gradients(
         with function.framework.one_thread():  # small problems are slow on many
             judgements, notes = _judge_function(function, seed)
             if second_order:
-                twice = SecondOrder(function, np.random.default_rng(seed))
-                more, also = _judge_function(twice, seed)
+                more, also = _judge_second_order(function, seed)
                 judgements += more
                 notes += [note for note in also if note not in notes]
-    return GradientReport(function.name, tuple(judgements), tuple(notes), seed)
+    return GradientReport(function.name, tuple(judgements), tuple(notes), seed, tuple(accept))
 
 
 def _judge_function(function: Function, seed: int) -> tuple[list[Judgement], list[str]]:
@@ -122,15 +130,30 @@ def _judge_function(function: Function, seed: int) -> tuple[list[Judgement], lis
     for source, claims in (("vjp", vjp), ("jvp", jvp)):
         if claims is not None:
             judgements += _judge_claims(case, claims, source, kinks)
+    if vjp is not None and not isinstance(function, SecondOrder):
+        notes += [f"the vjp returns a gradient for {n}, which has none" for n in function.surplus]
+        # Of a random function, nothing is the same twice.
+        if not case.noise and (text := find_changes(function, case.cotangents[0])):
+            names = ", ".join(f"d{leaf.name}" for leaf in function.inputs)
+            judgements.append(Judgement(names, function.order, "wrong", explanation=text))
     if vjp is not None and jvp is not None:
         judgements.append(_compare(case, vjp, jvp))
     if kinks:
         names = ", ".join(dict.fromkeys(kinks))
         notes.append(
-            f"{function.name} has a kink at these arguments, in {names}: single elements were not "
-            "judged there"
+            f"{function.name} has a kink at these arguments, in {names}: there any slope between "
+            "those on both sides may be claimed"
         )
     return judgements, notes
+
+
+def _judge_second_order(function: Function, seed: int) -> tuple[list[Judgement], list[str]]:
+    """Judge the gradients of the gradients; not where a backward has none by its own word."""
+    try:
+        return _judge_function(SecondOrder(function, np.random.default_rng(seed)), seed)
+    except NotImplementedError as err:
+        names = ", ".join(f"d{leaf.name}" for leaf in function.inputs)
+        return [Judgement(names, SecondOrder.order, "not judged", message=f"{err}")], []
 
 
 def _describe(case: Case) -> Iterator[str]:
@@ -141,8 +164,14 @@ def _describe(case: Case) -> Iterator[str]:
             f"{short(case.noise)} of the largest result; errors below that cannot be seen. Take "
             "random numbers as an argument, or from the global generator of NumPy or torch"
         )
+    for leaf in function.inputs:
+        if lost := int((~np.isfinite(case.x[leaf.part])).sum()):
+            name = leaf.name
+            yield f"d{name} is not judged at {lost} elements, where {name} is not finite"
     if not case.finite.all():
         yield f"{(~case.finite).sum()} results are not finite, and are not judged"
+    if function.untraced:
+        yield f"jax.jit cannot trace {function.name} ({function.untraced}): its calls are slow"
     if function.constants:
         yield f"without a derivative: {', '.join(function.constants)}"
 
@@ -150,7 +179,7 @@ def _describe(case: Case) -> Iterator[str]:
 def _judge_claims(case: Case, claims: Claims, source: str, kinks: list[str]) -> Iterator[Judgement]:
     """Judge the claims for each argument alone, and for all of them together."""
     label = case.function.order if source == "vjp" else source
-    excluded = np.zeros(len(case.x), bool)
+    excluded = ~np.isfinite(case.x)  # nothing can be compared there
     judged: list[Leaf] = []
     wrong = False
     for leaf in case.function.inputs:
@@ -183,40 +212,91 @@ def _explain_form(case: Case, claims: VjpClaims, leaf: Leaf, excluded: Array) ->
         excluded[leaf.part] = True
         return explain_shape(name, claims.shapes[leaf.name], leaf.shape)
     raw = claims.raw[:, leaf.part].sum(0)
-    bad = np.flatnonzero(~np.isfinite(raw))
+    bad = np.flatnonzero(~np.isfinite(raw) & ~excluded[leaf.part])
     excluded[leaf.part.start + bad] = True
     for i in bad[:KINKS]:
         if not is_steep(case, leaf, leaf.part.start + int(i)):
-            place = np.unravel_index(
-                int(i) * np.prod(leaf.shape, dtype=int) // len(raw), leaf.shape
-            )
-            index = [int(n) for n in place]
+            index = _find_index(leaf, int(i))
             count = f"{len(bad)} of {len(raw)} elements"
             return f"{name} is {raw[i]} at {count}, but {f} has a slope at {index}"
     return ""
 
 
 def _conclude(case: Case, claims: Claims, leaf: Leaf, findings: Findings, label: str) -> Judgement:
-    name = f"d{leaf.name}"
+    name, f, power = f"d{leaf.name}", case.function.name, findings.power
     if findings.wrong:
         explanation = ""
         if isinstance(claims, VjpClaims) and leaf.name in claims.missing:
             explanation = (
-                f"no {name} was returned, but {case.function.name} depends on {leaf.name}; if its "
+                f"no {name} was returned, but {f} depends on {leaf.name}; if its "
                 "gradient is not wanted, leave it out of args: functools.partial binds it"
             )
+        elif findings.outside is not None:
+            explanation = _explain_kink(case, leaf, findings.outside)
         elif isinstance(claims, VjpClaims):
-            explanation = _explain(case, claims, leaf, findings.wrong[0][1])
+            row = findings.wrong[0][1]
+            explanation = _explain_ties(case, claims, leaf, row) or _explain(
+                case, claims, leaf, row
+            )
         message = _compare_slopes(case, claims, findings)
-        return Judgement(name, label, "wrong", findings.resolution, explanation, message)
-    if findings.resolution < RESOLVED:
-        return Judgement(name, label, "passed", findings.resolution)
+        return Judgement(name, label, "wrong", power, explanation, message)
+    lost = not case.finite.all() and not power.nonzero
+    if lost or not findings.seen:
+        where = f"the results of {f} are" if findings.seen else f"{leaf.name} is"
+        message = f"there is nothing to compare with: {where} not finite"
+        return Judgement(name, label, "not judged", power, message=message)
+    if unseen := findings.find_unseen():
+        message = f"a defect of npattn, please report it: {', '.join(unseen)} is not found here"
+        return Judgement(name, label, "undecided", power, message=message)
+    if power.judged:
+        return Judgement(name, label, "passed", power)
     reason = f"; near it: {case.raised}" if case.raised else ""
     return Judgement(
-        name, label, "undecided", findings.resolution,
-        message=f"no difference is precise enough: {case.function.name} is not smooth, too noisy "
+        name, label, "undecided", power,
+        message=f"no difference is precise enough: {f} is not smooth, too noisy "
         f"or not defined near {leaf.name}{reason}",
     )  # fmt: skip
+
+
+def _explain_kink(case: Case, leaf: Leaf, outside: tuple[int, float, float, float]) -> str:
+    i, claim, left, right = outside
+    index = _find_index(leaf, i - leaf.part.start)
+    return (
+        f"d{leaf.name} is {short(claim)} at {index}, where {case.function.name} has a kink: beside "
+        f"it, slopes are {short(left)} and {short(right)}"
+    )
+
+
+def _explain_ties(case: Case, claims: VjpClaims, leaf: Leaf, row: int) -> str:
+    """Explain claims that are right for each of some equal numbers, but not for their sum."""
+    x = case.x[leaf.part]
+    values, counts = np.unique(x, return_counts=True)
+    for value in values[counts > 1][:KINKS] if leaf.dtype.kind != "c" else ():
+        places = np.flatnonzero(x == value)
+        u = np.zeros_like(case.x)
+        u[leaf.part] = (x == value) * (abs(value) or 1.0)
+        judged = ask_line(case, claims, u)
+        verdict = judge_line(*judged)
+        if verdict.kink or not verdict.wrong[row]:
+            continue
+        one = element(case.x, leaf.part, leaf.part.start + int(places[0]))
+        if not judge_line(*ask_line(case, claims, one)).kink:
+            continue
+        claim, slope = judged[1][row], judged[0].slope(FIRST).value[row]
+        shown = ", ".join(str(_find_index(leaf, int(i))) for i in places[:3])
+        shown += ", …" if len(places) > 3 else ""
+        factor = f"{short(claim / slope)} times its slope" if slope else "not 0"
+        return (
+            f"d{leaf.name} at ties: the sum at equal numbers, {shown}, is {factor}; share one "
+            "slope among them, or give it to one"
+        )
+    return ""
+
+
+def _find_index(leaf: Leaf, place: int) -> list[int]:
+    """Return the index in an array of a place in its part of the vector."""
+    parts = 2 if leaf.dtype.kind == "c" else 1
+    return [int(n) for n in np.unravel_index(place // parts, leaf.shape)]
 
 
 def _compare_slopes(case: Case, claims: Claims, findings: Findings) -> str:
@@ -248,7 +328,7 @@ def _explain(case: Case, claims: VjpClaims, leaf: Leaf, row: int) -> str:
         if one.name != leaf.name and one.shape == leaf.shape and one.dtype.kind != "c"
     }
     rounding = spread + ROUNDINGS * claims.units[leaf.part].reshape(leaf.shape) * abs(got)
-    return explain_values(f"d{leaf.name}", got, want, error + rounding, others)
+    return explain_values(f"d{leaf.name}", got, want, error, others, rounding)
 
 
 def _compare(case: Case, vjp: VjpClaims, jvp: JvpClaims) -> Judgement:
@@ -262,8 +342,7 @@ def _compare(case: Case, vjp: VjpClaims, jvp: JvpClaims) -> Judgement:
     allowed = rounding + other
     with np.errstate(all="ignore"):
         i = int(np.argmax(np.where(a == b, 0, abs(a - b) / allowed)))
-        resolution = float(np.max(allowed / np.where(sizes > 0, sizes, np.inf)))
     if a[i] == b[i] or abs(a[i] - b[i]) <= allowed[i]:
-        return Judgement("⟨w, J u⟩", "vjp and jvp", "passed", resolution)
+        return Judgement("⟨w, J u⟩", "vjp and jvp", "passed", Power.of(sizes, allowed))
     message = f"jvp gives {b[i]:.12g}, vjp {a[i]:.12g}; roundings allow {short(allowed[i])}"
     return Judgement("⟨w, J u⟩", "vjp and jvp", "wrong", message=message)

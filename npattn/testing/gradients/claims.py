@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npattn.problem.arrays import Array
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.gradients.case import Case
 from npattn.testing.gradients.function import Gradient, flatten
 from npattn.testing.gradients.slopes import DEVIATIONS, norm
@@ -27,8 +27,8 @@ class VjpClaims:
         By how much it varies near the arguments: see `Case.spread`.
     raw : (k, n) float64 array
         The gradient with what is not finite.
-    units : (n,) float64 array
-        Distance of 1 to the next number, in the dtype of each element.
+    units, least : (n,) float64 arrays
+        Distance of 1 to the next number, and the least number, in the dtype of each element.
     gap, coarse : (k,) float64 arrays
         Of the case.
     shapes : dict
@@ -41,6 +41,7 @@ class VjpClaims:
     spread: Array
     raw: Array
     units: Array
+    least: Array
     gap: Array
     coarse: Array
     shapes: dict[str, tuple[int, ...]]
@@ -68,26 +69,37 @@ class VjpClaims:
 
         def ask(x: Array, wide: bool) -> Array:
             # Rounded cotangents show roundings that saturated arguments do not.
-            move = 0 if x is case.x else case.own_eps
+            here = x is case.x
+            move, rough = 0 if here else case.own_eps, None
+            if not (here or wide):
+                rough = int(case.rng.integers(2**31))
             signs = case.rng.uniform(-1, 1, case.cotangents.shape)
+            points = np.broadcast_to(x, (len(case.cotangents), x.shape[-1]))
+            moved = case.cotangents * (1 + move * signs)
             return np.stack(
-                [vector(function.vjp(w, x, wide)) for w in case.cotangents * (1 + move * signs)]
+                [
+                    vector(function.vjp(w, x, wide, rough))
+                    for w, x in zip(moved, points, strict=True)
+                ]
             )
 
         raw = ask(case.x, False)
         gradient = np.where(np.isfinite(raw), raw, 0)
-        spread = case.spread(ask)
-        units = np.zeros(raw.shape[1])
+        spread = case.spread(ask, gradient)
+        units = np.maximum(function.units, case.own_eps)
+        least = np.zeros(raw.shape[1])
         for leaf in function.inputs:
-            units[leaf.part] = max(leaf.eps, case.own_eps)
-        return cls(gradient, spread, raw, units, case.gap, case.coarse, shapes, frozenset(missing))
+            least[leaf.part] = float(finfo(leaf.dtype).smallest_subnormal)
+        return cls(
+            gradient, spread, raw, units, least, case.gap, case.coarse, shapes, frozenset(missing)
+        )
 
     def slopes(self, u: Array) -> tuple[Array, Array, Array]:
         """Return ⟨g, u⟩, the rounding it may have, and √Σ (g u)²."""
         terms = self.gradient * u
         size = norm(terms)
         spread = np.fmax(norm(abs(self.spread).max(0) * u), abs(self.spread @ u).max(0))
-        own = ROUNDINGS * (abs(terms) @ self.units + self.coarse)
+        own = ROUNDINGS * (abs(terms) @ self.units + abs(u) @ self.least + self.coarse)
         return terms.sum(1), DEVIATIONS * (spread + self.gap * size) + own, size
 
 

@@ -16,16 +16,20 @@ from npattn.problem.arrays import Array
 ELEMENTS = 32
 """Elements of an array up to which each is a direction; a quarter as many of a larger array."""
 
+LEAST = 2.0**-1000
+"""Numbers below move like 0: parts of them are rounded to subnormal numbers."""
+
 
 def scale_of(x: Array) -> float:
     """Return the root mean square of the finite elements that are not 0; 1 if there are none."""
-    kept = np.abs(x[np.isfinite(x) & (x != 0)])
+    kept = np.abs(x[np.isfinite(x) & (abs(x) >= LEAST)])
     if not kept.size:
         return 1.0
     return float(kept.max() * np.sqrt(((kept / kept.max()) ** 2).mean()))
 
 
-def _random_signs(rng: np.random.Generator, size: int) -> Array:
+def random_signs(rng: np.random.Generator, size: int) -> Array:
+    """Return numbers of random sign, between a half and 1."""
     result: Array = rng.uniform(0.5, 1, size) * rng.choice([-1.0, 1.0], size)
     return result
 
@@ -33,7 +37,8 @@ def _random_signs(rng: np.random.Generator, size: int) -> Array:
 def tied_direction(x: Array, rng: np.random.Generator) -> Array:
     """Return a direction that moves numbers of one absolute value by the same part of it."""
     values, place = np.unique(abs(x), return_inverse=True)
-    moved: Array = np.nan_to_num(x) * _random_signs(rng, len(values))[place]
+    moved: Array = np.nan_to_num(x) * random_signs(rng, len(values))[place]
+    moved[abs(x) < LEAST] = 0
     return moved
 
 
@@ -52,7 +57,7 @@ def directions(
             moved = tied_direction(own, rng)
         else:
             moved = np.concatenate(
-                [scale_of(x[p]) * _random_signs(rng, p.stop - p.start) for p in parts]
+                [scale_of(x[p]) * random_signs(rng, p.stop - p.start) for p in parts]
             )
         u[np.r_[tuple(parts)]] = moved
         if np.any(u):
@@ -69,5 +74,5 @@ def directions(
 def element(x: Array, part: slice, i: int) -> Array:
     """Return the direction of one element, by its own size."""
     u = np.zeros_like(x)
-    u[i] = abs(x[i]) if x[i] != 0 and np.isfinite(x[i]) else scale_of(x[part])
+    u[i] = abs(x[i]) if abs(x[i]) >= LEAST and np.isfinite(x[i]) else scale_of(x[part])
     return u

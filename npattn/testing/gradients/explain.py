@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from itertools import combinations
-from math import prod, sqrt
+from math import ceil, floor, isqrt, log10, prod, sqrt
 
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.testing.comparison import short
 
 MOST = 12
 """Largest denominator of a factor that is named."""
-DIGITS = 5
-"""Decimals of the numerator."""
 
 
 def explain_shape(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> str:
@@ -30,7 +28,12 @@ def explain_shape(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> str
 
 
 def explain_values(
-    name: str, got: Array, want: Array, error: Array, others: Mapping[str, Array]
+    name: str,
+    got: Array,
+    want: Array,
+    error: Array,
+    others: Mapping[str, Array],
+    rounding: Array | float = 0.0,
 ) -> str:
     """Explain a gradient by the right one, or return "".
 
@@ -41,21 +44,26 @@ def explain_values(
         The claimed gradient, differences, and the errors of these.
     others : mapping
         Name → right gradients of other arguments of that shape.
+    rounding : float64 array
+        Of the claimed gradient.
     """
-    tolerance = error + 1e-9 * np.abs(want).max(initial=0)
+    error = error + 1e-9 * np.abs(want).max(initial=0)
+    tolerance = error + rounding
 
     def agree(a: Array, b: Array, factor: float = 1.0) -> bool:
-        return bool((abs(a - b) <= abs(factor) * tolerance).all())
+        return bool((abs(a - b) <= max(abs(factor), 1) * error + rounding).all())
 
     differ = abs(got - want) > tolerance
+    if not differ.any():  # it is wrong by less than the errors here
+        return ""
     if agree(got, np.zeros_like(got)):
         return f"{name} is 0 everywhere"
     if agree(want, np.zeros_like(want)):
         return f"{name} is not 0, but the results do not depend on it"
     sizes = (want**2).sum()
     factor = float((got * want).sum() / sizes)
-    if agree(got, factor * want, max(abs(factor), 1)):
-        precision = float(np.sqrt((tolerance**2).sum() / sizes)) * max(abs(factor), 1)
+    if agree(got, factor * want, factor):
+        precision = float(np.sqrt(((abs(factor) * error + rounding) ** 2).sum() / sizes))
         if abs(factor - 1) <= 8 * precision:
             return ""
         return f"{name} is {name_factor(factor, precision, want.shape)} what it should be"
@@ -84,20 +92,24 @@ def explain_values(
 
 
 def name_factor(factor: float, precision: float, shape: tuple[int, ...]) -> str:
-    """Name a factor by sizes of the array and small numbers, to the precision it is known to."""
-    near = max(8 * precision, 1e-12) * max(abs(factor), 1)
+    """Name a factor by sizes of the array and small numbers, to the precision it is known to.
+
+    It has a name only if no other factor that has one is as near.
+    """
+    near = max(8 * precision, 1e-12 * max(abs(factor), 1))
     sizes = sorted({n for n in (*shape, prod(shape)) if n > 1})
-    named = {f"{n}": float(n) for n in sizes} | {f"1/{n}": 1 / n for n in sizes}
-    named |= {f"√{n}": sqrt(n) for n in sizes} | {f"1/√{n}": 1 / sqrt(n) for n in sizes}
-    for text, value in named.items():
-        if abs(factor - value) <= near:
-            return f"{text} times"
-    for decimals in (0, DIGITS) if near < 10.0**-DIGITS else (0,):
-        for q in range(1, MOST + 1):
-            p = round(factor * q, decimals)
-            if p and abs(factor - p / q) <= near:
-                return f"{p:g} times" if q == 1 else f"{p:.9g}/{q} of"
-    return f"{factor:.9g} times" if near < 1e-6 else f"{short(factor)} times"
+    roots = [n for n in sizes if isqrt(n) ** 2 != n]
+    named = {f"√{n}": sqrt(n) for n in roots} | {f"1/√{n}": 1 / sqrt(n) for n in roots}
+    named |= {f"1/{n}": 1 / n for n in sizes}
+    near_by = [(round(factor * q) + n, q) for q in range(1, MOST + 1) for n in (-1, 0, 1)]
+    fractions = {Fraction(*pair) for pair in near_by}
+    named |= {str(x): float(x) for x in fractions if x}
+    found = [text for text, value in named.items() if abs(factor - value) <= near]
+    if len(found) == 1:
+        return f"{found[0]} of" if "/" in found[0] else f"{found[0]} times"
+    digits = floor(log10(abs(factor))) - ceil(log10(near)) + 1
+    about = "about " if digits < 3 else ""
+    return f"{about}{float(f'{factor:.{min(max(digits, 1), 9)}g}'):.9g} times"
 
 
 def _name_axes(axes: list[int]) -> str:

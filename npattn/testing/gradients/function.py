@@ -102,6 +102,10 @@ class Function:
         The arguments, and the results there.
     constants : list of str
         Arguments without a derivative: integers, booleans, anything that is no array.
+    untraced : str
+        The exception that keeps a function of JAX from being compiled, "" if there is none.
+    surplus : list of str
+        Those for which the last vjp returned a gradient.
     """
 
     order = "vjp"
@@ -133,14 +137,17 @@ class Function:
         read = [(name, self._read(x)) for name, x in named]
         self.is_input = [array is not None for _, array in read]
         self.constants = [name for name, array in read if array is None]
+        self.surplus: list[str] = []
         arrays = [(name, array) for name, array in read if array is not None]
         if not arrays:
             raise DtypeError(
                 f"args of {self.name} hold no floating array: nothing could be differentiated"
             )
         self.inputs, self.x = lay_out(arrays), flatten(array for _, array in arrays)
-        with self._calling():
-            self.tree = self.f(*self._arguments(self._give(self.x, self.inputs, False)))
+        self.untraced = ""
+        self.run = self._compile()
+        with self.calling():
+            self.tree = self.run(list(self.give(self.x, self.inputs)))
         self.draws = not _are_equal(self.state, _random_state())
         read = [(name, self._read(y)) for name, y in leaves(self.tree, "result")]
         self.is_result = [array is not None for _, array in read]
@@ -149,6 +156,23 @@ class Function:
             kind = type(self.tree).__name__
             raise DtypeError(f"{self.name} returned {kind}, which holds no floating array")
         self.results, self.value = lay_out(outputs), flatten(array for _, array in outputs)
+
+    def _compile(self) -> Callable[[list[Any]], Any]:
+        """Return f as a function of a list of its inputs; of JAX, compiled if it can be."""
+
+        def run(parts: list[Any]) -> Any:
+            return self.f(*self._arguments(parts))
+
+        if self.framework.name != "jax":
+            return run
+        compiled: Callable[[list[Any]], Any] = sys.modules["jax"].jit(run)
+        try:
+            with self.calling():
+                compiled(list(self.give(self.x, self.inputs)))
+        except Exception as err:  # noqa: BLE001  a branch on values; f's own comes again
+            self.untraced = type(err).__name__
+            return run
+        return compiled
 
     def _read(self, value: Any) -> Array | None:
         """Return a leaf as a NumPy array, or None if it has no derivative."""
@@ -162,7 +186,7 @@ class Function:
         return array if is_floating(array.dtype) else None
 
     @contextmanager
-    def _calling(self, wide: bool = False, draws: bool = True) -> Iterator[None]:
+    def calling(self, wide: bool = False, draws: bool = True) -> Iterator[None]:
         """Give a call that draws global random numbers the same each time, as for dropout."""
         if draws:
             _restore(self.state)
@@ -170,9 +194,15 @@ class Function:
         with self.framework.allowing(np.float64 if double else np.float32):
             yield
 
+    @property
+    def units(self) -> Array:
+        """Distance of 1 to the next number, in the dtype of each element of x, (n,)."""
+        sizes = [y.part.stop - y.part.start for y in self.inputs]
+        return np.repeat([y.eps for y in self.inputs], sizes)
+
     # --- points ------------------------------------------------------------------------------
 
-    def _give(self, vector: Array, layout: Sequence[Leaf], wide: bool) -> Iterator[Any]:
+    def give(self, vector: Array, layout: Sequence[Leaf], wide: bool = False) -> Iterator[Any]:
         """Yield the arrays of a flat vector as arrays of the framework."""
         for leaf in layout:
             array = vector[leaf.part]
@@ -185,6 +215,14 @@ class Function:
     def _arguments(self, parts: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(_fill(self.args, self.is_input, parts, _keep))
 
+    def give_arguments(self) -> tuple[Any, ...]:
+        """Return the arguments, as `f` takes them."""
+        return self._arguments(self.give(self.x, self.inputs))
+
+    def give_cotangent(self, w: Array, wide: bool = False) -> Any:
+        """Return a cotangent in the structure of the results; 0 where there is no derivative."""
+        return _fill(self.tree, self.is_result, self.give(w, self.results, wide), _zeros)
+
     def values(self, x: Array, wide: bool = False) -> tuple[Array, float]:
         """Return the results at x, and the distance of 1 to the next number in their dtype.
 
@@ -194,21 +232,25 @@ class Function:
         wide : bool
             Call with float64 (complex128) arrays, whatever the dtypes of the arguments.
         """
-        with self._calling(wide, self.draws):
-            tree = self.f(*self._arguments(self._give(x, self.inputs, wide)))
+        with self.calling(wide, self.draws):
+            tree = self.run(list(self.give(x, self.inputs, wide)))
         arrays = [array for _, y in leaves(tree, "") if (array := self._read(y)) is not None]
         return flatten(arrays), max(_eps(y.dtype) for y in arrays)
 
     # --- claims ------------------------------------------------------------------------------
 
-    def vjp(self, w: Array, x: Array, wide: bool = False) -> Gradient:
-        """Return the gradients of ⟨w, f(x)⟩ that are claimed, one for each of `inputs`."""
-        with self._calling(wide):
+    def vjp(self, w: Array, x: Array, wide: bool = False, rough: int | None = None) -> Gradient:
+        """Return the gradients of ⟨w, f(x)⟩ that are claimed, one for each of `inputs`.
+
+        With a number as `rough`, everything that torch saves for backward is changed by a rounding,
+        at random with that seed.
+        """
+        with self.calling(wide):
             if self.hand_vjp is None:
-                return self._differentiate(w, x, wide)
-            # A result without a derivative has a cotangent of zeros.
-            dout = _fill(self.tree, self.is_result, self._give(w, self.results, wide), _zeros)
-            grads = self.hand_vjp(dout, *self._arguments(self._give(x, self.inputs, wide)))
+                with self._rounding(rough):
+                    return self._differentiate(w, x, wide)
+            dout = self.give_cotangent(w, wide)
+            grads = self.hand_vjp(dout, *self._arguments(self.give(x, self.inputs, wide)))
         if len(self.args) == 1 and not (isinstance(grads, list | tuple) and len(grads) == 1):
             grads = (grads,)
         if not isinstance(grads, list | tuple) or len(grads) != len(self.args):
@@ -217,16 +259,37 @@ class Function:
                 f"vjp returned {count} gradients, but {self.name} has {len(self.args)} arguments: "
                 "return one for each, None where there is none"
             )
-        claimed = match(self.args, tuple(grads), "args", "vjp")
-        return [_array(g) for g, kept in zip(claimed, self.is_input, strict=True) if kept]
+        claimed = list(match(self.args, tuple(grads), "args", "vjp"))
+        pairs = list(zip(claimed, self.is_input, strict=True))
+        others = [g for g, kept in pairs if not kept]
+        self.surplus = [n for n, g in zip(self.constants, others, strict=True) if g is not None]
+        return [_array(g) for g, kept in pairs if kept]
 
-    def _named_call(self) -> tuple[list[str], Callable[[dict[str, Any]], dict[str, Any]]]:
+    @contextmanager
+    def _rounding(self, seed: int | None) -> Iterator[None]:
+        """Change what torch saves for backward by a rounding: slopes come from rounded results."""
+        if seed is None or self.framework.name != "torch":
+            yield
+            return
+        torch = sys.modules["torch"]
+
+        def change(x: Any) -> Any:
+            if not x.is_floating_point():
+                return x
+            # Equal numbers stay equal: the backward of a maximum finds it again by that.
+            signs = torch.sin(1e10 * x.double().nan_to_num() + seed)
+            return (x * (1 + torch.finfo(x.dtype).eps * signs)).to(x.dtype)
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, change):
+            yield
+
+    def name_call(self) -> tuple[list[str], Callable[[dict[str, Any]], dict[str, Any]]]:
         """Return names of the inputs, and f as a function of a dict that returns one."""
         names = [f"x{i}" for i in range(len(self.inputs))]
         outputs = [y.name for y in self.results]
 
         def call(own: dict[str, Any]) -> dict[str, Any]:
-            found = [y for _, y in leaves(self.f(*self._arguments(own.values())), "")]
+            found = [y for _, y in leaves(self.run(list(own.values())), "")]
             kept = [y for y, flag in zip(found, self.is_result, strict=True) if flag]
             return dict(zip(outputs, kept, strict=True))
 
@@ -234,14 +297,14 @@ class Function:
 
     def _differentiate(self, w: Array, x: Array, wide: bool) -> Gradient:
         """Return the gradients of the framework's autodiff."""
-        names, call = self._named_call()
-        inputs = dict(zip(names, self._give(x, self.inputs, wide), strict=True))
+        names, call = self.name_call()
+        inputs = dict(zip(names, self.give(x, self.inputs, wide), strict=True))
         outputs = [y.name for y in self.results]
 
         # JAX conjugates neither the cotangent nor the gradient.
         conjugates = self.framework.name == "jax"
         w = _conjugate(w, self.results) if conjugates else w
-        given = dict(zip(outputs, self._give(w, self.results, wide), strict=True))
+        given = dict(zip(outputs, self.give(w, self.results, wide), strict=True))
         _, grads = self.framework.gradients(lambda **own: call(own), inputs, given, names)
         arrays = [self.framework.take(grads[name]) for name in names]
         return [g.conj() if conjugates and g.dtype.kind == "c" else g for g in arrays]
@@ -249,10 +312,10 @@ class Function:
     def jvp(self, u: Array, x: Array, wide: bool = False) -> Array:
         """Return the derivative of the results along u that is claimed, as a flat vector."""
         assert self.hand_jvp is not None
-        with self._calling(wide):
-            given = self._give(u, self.inputs, wide)
+        with self.calling(wide):
+            given = self.give(u, self.inputs, wide)
             tangents = _fill(self.args, self.is_input, given, lambda _: None)
-            args = self._arguments(self._give(x, self.inputs, wide))
+            args = self._arguments(self.give(x, self.inputs, wide))
             claimed = self.hand_jvp(tangents[0] if len(args) == 1 else tangents, *args)
         found = match(self.tree, claimed, "result", "jvp")
         arrays = [_array(d) for d, kept in zip(found, self.is_result, strict=True) if kept]
@@ -353,7 +416,8 @@ class SecondOrder(Function):
 
     def __init__(self, first: Function, rng: np.random.Generator) -> None:
         self.first, self.name, self.framework = first, first.name, first.framework
-        self.hand_jvp, self.differentiates, self.constants = None, True, []
+        self.hand_jvp, self.differentiates, self.constants, self.surplus = None, True, [], []
+        self.untraced = ""
         n = len(first.x)
         dout = [
             Leaf(f"d{y.name}", y.shape, y.dtype, slice(y.part.start + n, y.part.stop + n))
@@ -367,14 +431,14 @@ class SecondOrder(Function):
         arrays = [g for g in self.first.vjp(x[n:], x[:n], wide) if g is not None]
         return flatten(arrays), max(_eps(g.dtype) for g in arrays)
 
-    def vjp(self, w: Array, x: Array, wide: bool = False) -> Gradient:
+    def vjp(self, w: Array, x: Array, wide: bool = False, rough: int | None = None) -> Gradient:
         first, n = self.first, len(self.first.x)
-        with first._calling(wide), translate_errors():
-            names, call = first._named_call()
-            inputs = dict(zip(names, first._give(x[:n], first.inputs, wide), strict=True))
-            second = dict(zip(names, first._give(w, first.inputs, wide), strict=True))
+        with first.calling(wide), first._rounding(rough), translate_errors():
+            names, call = first.name_call()
+            inputs = dict(zip(names, first.give(x[:n], first.inputs, wide), strict=True))
+            second = dict(zip(names, first.give(w, first.inputs, wide), strict=True))
             outputs = [y.name for y in first.results]
-            given = dict(zip(outputs, first._give(x[n:], first.results, wide), strict=True))
+            given = dict(zip(outputs, first.give(x[n:], first.results, wide), strict=True))
             twice = first.framework.own.gradients_twice(call, inputs, given, second)
             keys = [*names, *(f"cotangent {name}" for name in outputs)]
             return [first.framework.take(twice[key]) for key in keys]

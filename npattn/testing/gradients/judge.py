@@ -9,25 +9,32 @@ import numpy as np
 from npattn.problem.arrays import Array
 from npattn.testing.gradients.case import Case
 from npattn.testing.gradients.claims import Claims
-from npattn.testing.gradients.directions import directions, element
+from npattn.testing.gradients.directions import directions, element, random_signs, scale_of
 from npattn.testing.gradients.function import Leaf
 from npattn.testing.gradients.slopes import (
+    AMPLIFIED,
+    DEVIATIONS,
     FIRST,
     ONE_SIDED,
     ORDERS,
     PRECISION,
+    STEPS,
     Line,
+    Slope,
     norm,
     persists,
     remainder_order,
 )
+from npattn.testing.power import Power
 
 KINKS = 8
 """Places of kinks at most that are looked for in an argument."""
 ENOUGH = 2
 """Wrong slopes after which an argument is not asked further."""
-RESOLVED = 0.5
-"""Part of a gradient: an error of that size must have been visible, else nothing was judged."""
+DISPLACED = 24
+"""Points beside a kink at which it is asked for a choice among several arguments."""
+APART = 2.0**-8
+"""Their distance, as a part of the arguments."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,10 @@ class Verdict:
     Attributes
     ----------
     wrong : (k,) bool array
-    resolution : (k,) float64 array
-        The error that would have been seen, as a part of the claim; inf if none.
+    allowed : (k,) float64 array
+        The error that would not have been seen; inf if none would.
+    size : (k,) float64 array
+        Size of the claim, of which that is a part; 0 where the results are constant.
     kink : bool
         One-sided slopes differ at every small step.
     order : float
@@ -46,9 +55,17 @@ class Verdict:
     """
 
     wrong: Array
-    resolution: Array
+    allowed: Array
+    size: Array
     kink: bool = False
     order: float = np.nan
+
+    @property
+    def parts(self) -> Array:
+        """Error that would not have been seen as a part of the claim, (k,); inf if it has none."""
+        with np.errstate(all="ignore"):
+            parts = np.where(self.size > 0, self.allowed / self.size, np.inf)
+        return np.nan_to_num(parts, nan=np.inf)
 
 
 @dataclass
@@ -59,22 +76,61 @@ class Findings:
     ----------
     wrong : list of (u, row, order)
         Directions in which the claim for a cotangent is wrong.
-    resolution : float
-        Smallest part of the gradient that would have been seen, in the best direction; 0 if every
-        direction that could be judged has a constant result, or a kink.
+    seen : list of (size, allowed)
+        For each direction the size of the claim, and the error that would not have been seen.
     kinks : int
         Directions with a kink.
+    outside : tuple of (element, claim, left, right), or None
+        A claim at a kink that is beyond the slopes on both sides.
+    best : (line, claim, rounding, size), or None
+        The direction in which the smallest part of a claim would have been seen.
     """
 
     wrong: list[tuple[Array, int, float]] = field(default_factory=list)
-    resolution: float = np.inf
+    seen: list[tuple[float, float]] = field(default_factory=list)
     kinks: int = 0
+    outside: tuple[int, float, float, float] | None = None
+    best: tuple[Line, Array, Array, Array] | None = None
+    _least: float = np.inf
 
-    def add(self, u: Array, verdict: Verdict) -> None:
+    def add(self, u: Array, verdict: Verdict, judged: tuple[Line, Array, Array, Array]) -> None:
+        """Add the verdict on a direction, and what was judged."""
         self.wrong += [(u, int(row), verdict.order) for row in np.flatnonzero(verdict.wrong)]
-        part = float(verdict.resolution.max())
-        if not verdict.wrong.any() and (part > 0 or self.resolution == np.inf):
-            self.resolution = min(self.resolution or np.inf, part)
+        line, parts = judged[0], verdict.parts
+        # What changes the results by less than their rounding is 0.
+        size = np.where(verdict.size > line.eps * norm(line.w * line.value), verdict.size, 0)
+        row = int(parts.argmin()) if size.any() else int(verdict.allowed.argmin())
+        if verdict.allowed[row] < np.inf or verdict.size[row] > 0:  # else a kink was passed over
+            self.seen.append((float(size[row]), float(verdict.allowed[row])))
+        if parts[row] < self._least:
+            self._least, self.best = float(parts[row]), judged
+
+    @property
+    def power(self) -> Power:
+        """Power of the claims along these directions."""
+        sizes, allowed = np.reshape(self.seen or np.zeros((0, 2)), (-1, 2)).T
+        return Power.of(sizes, allowed)
+
+    def find_unseen(self) -> list[str]:
+        """Return mistakes that are not found where these claims passed: none, unless broken."""
+        if self.best is None:
+            return []
+        line, claim, rounding, size = self.best
+        parts = _judge_steps(line, claim, rounding, size).parts
+        part = float(np.where(claim == 0, np.inf, parts).min())
+        if part >= 0.5:
+            return []
+        changes = {
+            f"the gradient times 1 + {2 * part:.2g}": 1 + 2 * part,
+            "twice the gradient": 2.0,
+            "the negative gradient": -1.0,
+            "0 for the gradient": 0.0,
+        }
+        judged = {
+            name: judge_line(line, factor * claim, abs(factor) * rounding, abs(factor) * size)
+            for name, factor in changes.items()
+        }
+        return [name for name, verdict in judged.items() if not verdict.wrong.any()]
 
 
 def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdict:
@@ -88,18 +144,26 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
     size : (k,) float64 array
         Size of the gradient, of which errors are a part.
     """
-    steps = range(line.count)
+    least = PRECISION * size + 1.25 * rounding  # what the first steps let through
     with np.errstate(all="ignore"):
-        for i in [i for i in steps if FIRST <= i < FIRST + 3]:
+        for i in [i for i in range(line.count) if FIRST <= i < FIRST + 3]:
             slope, error = line.slope(i), line.error(i, i)
             agrees = abs(claim - slope.value) <= error + rounding
             sharp = error <= np.maximum(PRECISION * size, rounding / 4)
             constant = (claim == 0) & (slope.odd == 0).all(0) & (slope.truncation == 0)
             if (agrees & (sharp | constant)).all():
-                part = (error + rounding) / np.where(size > 0, size, np.inf)
-                return Verdict(~agrees, np.where(constant, 0, part))
-        slopes = [line.slope(i) for i in steps]
-        error = np.stack([line.error(i, len(slopes) - 1) for i in steps])
+                own = np.maximum(_extrapolate(line, i, claim) + rounding, least)
+                told = np.where(constant, 0, abs(claim))
+                return Verdict(~agrees, np.where(constant, error, own), told)
+    return _judge_steps(line, claim, rounding, size)
+
+
+def _judge_steps(line: Line, claim: Array, rounding: Array, size: Array) -> Verdict:
+    """Judge the claimed slopes at every step: see `judge_line`."""
+    least = PRECISION * size + 1.25 * rounding
+    with np.errstate(all="ignore"):
+        slopes = [line.slope(i) for i in range(line.count)]
+        error = np.stack([line.error(i, len(slopes) - 1) for i in range(len(slopes))])
         wide = np.where(np.isfinite(claim), 0, np.inf)  # what is not finite is wrong by any amount
         values = np.stack([s.value for s in slopes])
         gap = np.where(np.isfinite(values), np.where(wide == 0, abs(claim - values), wide), 0)
@@ -110,12 +174,34 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
         bend = np.stack([np.nan_to_num(abs(s.right - s.left)) for s in slopes])
         kink = persists(bend, np.stack([s.side_error for s in slopes])).any()
         # Where the gradient is 0, errors are a share of the results.
-        whole = np.where(size > 0, size, norm(line.w * line.value))
+        whole = np.where(size > 0, abs(claim), norm(line.w * line.value))
         constant = (claim == 0) & (np.nan_to_num(values) == 0).all(0)
-        resolution = np.where(constant, 0, (error.min(0) + rounding) / whole)
+        bent = np.stack([_bend(s, s.value) for s in slopes])
+        # Of steps that the claim agrees with: larger ones may fold what bends at a smaller scale.
+        own = np.where(gap <= error + rounding, np.maximum(error, bent), np.inf)
+        allowed = np.maximum(_least_pair(own) + rounding, least)
         seen = (gap > error + rounding) & linear
         order = float(np.median(orders[seen])) if wrong.any() else np.nan
-    return Verdict(wrong, np.nan_to_num(resolution, nan=np.inf), bool(kink), order)
+    allowed = np.nan_to_num(allowed, nan=np.inf)
+    return Verdict(wrong, allowed, np.where(constant, 0, whole), bool(kink), order)
+
+
+def _bend(slope: Slope, value: Array) -> Array:
+    """Return the gap that makes the Taylor remainder of a wrong slope linear at a step."""
+    near, _, far = abs(slope.odd - np.array([[1.0], [2.0], [4.0]]) * slope.h * value)
+    return np.asarray(np.maximum(far, 4 * near) / slope.h)
+
+
+def _least_pair(gaps: Array) -> Array:
+    """Return the least gap (k,) that is seen at two steps that follow each other, of (steps, k)."""
+    return np.asarray(np.maximum(gaps[:-1], gaps[1:]).min(0))
+
+
+def _extrapolate(line: Line, i: int, claim: Array) -> Array:
+    """Return the least gap that smaller steps would show: noise grows, and the bend falls."""
+    slope, h = line.slope(i), STEPS[i : max(line.count, i + 2), None] / STEPS[i]
+    noise = DEVIATIONS * AMPLIFIED * line.noise[i] / slope.h
+    return _least_pair(np.maximum(noise / h, _bend(slope, claim) * h**2))
 
 
 def judge_part(case: Case, claims: Claims, parts: list[slice], excluded: Array) -> Findings:
@@ -125,27 +211,33 @@ def judge_part(case: Case, claims: Claims, parts: list[slice], excluded: Array) 
         u[excluded] = 0
         if not np.any(u):
             continue
-        verdict = _judge(case, claims, u)
+        line, *asked = judged = ask_line(case, claims, u)
+        verdict = judge_line(*judged)
         if verdict.kink and kind == "tied":
             findings.kinks += 1
-            verdict = _without_kinks(case, claims, u)
+            u = _leave_out_kinks(case, claims, u)
+            judged = ask_line(case, claims, u)
+            verdict = judge_line(*judged) if np.any(u) else _pass_over(case)
+            verdict = _pass_over(case) if verdict.kink else verdict
         elif verdict.kink:
             findings.kinks += 1
-            judged = kind == "element" and _is_one_sided(case, claims, u)
-            verdict = _pass_over(case, 0 if judged else np.inf)
-        findings.add(u, verdict)
+            verdict = _pass_over(case)
+            if kind == "element":
+                verdict, findings.outside = judge_kink(case, line, *asked[:2])
+        findings.add(u, verdict, judged)
         if len(findings.wrong) >= ENOUGH:
             break
     return findings
 
 
-def _judge(case: Case, claims: Claims, u: Array) -> Verdict:
+def ask_line(case: Case, claims: Claims, u: Array) -> tuple[Line, Array, Array, Array]:
+    """Return the line along u, and the slopes that are claimed: see `judge_line`."""
     claim, rounding, size = claims.slopes(u)
-    return judge_line(case.line(u, size), claim, rounding, size)
+    return case.line(u, size), claim, rounding, size
 
 
-def _without_kinks(case: Case, claims: Claims, u: Array) -> Verdict:
-    """Judge a tied direction without the numbers at which f has a kink."""
+def _leave_out_kinks(case: Case, claims: Claims, u: Array) -> Array:
+    """Return a tied direction without the numbers at which f has a kink; 0 if there are many."""
     u = u.copy()
     values = abs(case.x) * (u != 0)
     groups: list[Array] = [np.unique(values[values > 0])]
@@ -153,39 +245,74 @@ def _without_kinks(case: Case, claims: Claims, u: Array) -> Verdict:
     while groups and found <= KINKS:
         group = groups.pop()
         own = np.where(np.isin(values, group), u, 0)
-        if not _judge(case, claims, own).kink:
+        if not judge_line(*ask_line(case, claims, own)).kink:
             continue
         if len(group) > 1:
             groups += [group[: len(group) // 2], group[len(group) // 2 :]]
         else:
             u[values == group[0]], found = 0, found + 1
-    verdict = _judge(case, claims, u) if found <= KINKS and np.any(u) else None
-    return _pass_over(case) if verdict is None or verdict.kink else verdict
+    return u if found <= KINKS else np.zeros_like(u)
 
 
-def _pass_over(case: Case, resolution: float = np.inf) -> Verdict:
-    """Return the verdict on a direction with a kink: nothing is wrong."""
+def _pass_over(case: Case) -> Verdict:
+    """Return the verdict on a direction with a kink: nothing is wrong, and nothing was seen."""
     k = len(case.cotangents)
-    return Verdict(np.zeros(k, bool), np.full(k, resolution))
+    return Verdict(np.zeros(k, bool), np.full(k, np.inf), np.zeros(k))
 
 
-def _is_one_sided(case: Case, claims: Claims, u: Array) -> bool:
-    """Return True if a claim at a kink is as near to the one-sided slopes as they are apart.
+def judge_kink(
+    case: Case, line: Line, claim: Array, rounding: Array
+) -> tuple[Verdict, tuple[int, float, float, float] | None]:
+    """Judge the claims for one element at which the results have a kink.
 
-    Any slope between them may be claimed of each result. False does not prove a mistake: of three
-    tied numbers, neither one-sided slope includes the middle one.
+    Of each result, any slope between those on both sides may be claimed. Where the slopes beside
+    the arguments are still others, results are chosen among several arguments, as in the middle of
+    three that are tied: the claim may be any of these, and only their sum is judged.
+
+    Returns
+    -------
+    Verdict
+    tuple or None
+        Element, claim, and slopes of ⟨w, f⟩ on both sides, if the claim is beyond.
     """
-    claim, rounding, size = claims.slopes(u)
-    line = case.line(u, size)
-    with np.errstate(all="ignore"):
-        errors = np.stack([line.slope(i).side_error.max() for i in range(line.count)])
-        i = int(np.argmin(np.nan_to_num(errors, nan=np.inf)))
-        h = line.slope(i).h
-        f = np.stack([line.at(j * h) for j in range(-4, 5)]) - line.value
-        left, right = -ONE_SIDED[0] @ f[4::-1] / h, ONE_SIDED[0] @ f[4:] / h
-        middle = line.w @ ((left + right) / 2)
-        apart = 1.5 * abs(line.w) @ abs(right - left)
-        return bool((abs(claim - middle) <= apart + line.slope(i).side_error + rounding).all())
+    left, right, error = _side_slopes(line)
+    w, k = line.w, len(line.w)
+    middle, apart = w @ (left + right) / 2, abs(w) @ abs(right - left) / 2
+    gap = abs(claim - middle) - apart
+    allowed = error + rounding
+    sides = np.stack([left, right])
+    beyond = gap > allowed
+    verdict = Verdict(np.zeros(k, bool), allowed, np.zeros(k))
+    if not beyond.any():
+        return verdict, None
+    for _ in range(DISPLACED):
+        step = random_signs(case.rng, len(line.x)) * (scale_of(line.x) * APART)
+        near = case.evaluate(line.x + step)
+        if near is None:
+            return _pass_over(case), None
+        beside = Line(case.evaluate, line.x + step, line.u, near[0], w, line.eps, line.moved)
+        own = np.stack(_side_slopes(beside)[:2])
+        more = abs(w) @ np.maximum(own.max(0) - sides.max(0), sides.min(0) - own.min(0)).clip(0)
+        if (more > np.maximum(allowed, apart / 8)).any():
+            return _pass_over(case), None
+    # A cotangent of one result, if there is such, whose slopes are those of f.
+    row = int(np.where(beyond, (w != 0).sum(1), len(w[0]) + 1).argmin())
+    unit = w[row, w[row] != 0]
+    unit = unit[0] if len(unit) == 1 else 1.0
+    [i] = np.flatnonzero(line.u)
+    numbers = np.array([claim[row], w[row] @ left, w[row] @ right]) / line.u[i] / unit
+    told, low, high = (float(x) + 0.0 for x in numbers)
+    return Verdict(beyond, allowed, abs(claim), order=1.0), (int(i), told, low, high)
+
+
+@np.errstate(all="ignore")
+def _side_slopes(line: Line) -> tuple[Array, Array, Array]:
+    """Return the slopes of each result on both sides (m,), and their error in each ⟨w, f⟩ (k,)."""
+    errors = np.stack([line.slope(i).side_error for i in range(line.count)])
+    i = int(np.argmin(np.nan_to_num(errors.max(1), nan=np.inf)))
+    h = line.slope(i).h
+    f = np.stack([line.at(j * h) for j in range(-4, 5)]) - line.value
+    return -ONE_SIDED[0] @ f[4::-1] / h, ONE_SIDED[0] @ f[4:] / h, errors[i]
 
 
 def is_steep(case: Case, leaf: Leaf, i: int) -> bool:

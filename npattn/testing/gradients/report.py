@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from npattn.testing.comparison import short
+from npattn.testing.power import Conclusion, Power, Verdict, conclude
 
-Status = Literal["passed", "wrong", "undecided"]
+Status = Literal["passed", "wrong", "undecided", "not judged"]
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,11 @@ class Judgement:
     name : str
         Of the gradient: "dx" of the argument x.
     claimed_by : {"vjp", "jvp", "second order", "vjp and jvp"}
-    status : {"passed", "wrong", "undecided"}
-    resolution : float
-        Part of the gradient by which an error would have been seen in the best direction; 0 if the
-        results do not change, or have kinks alone.
+    status : {"passed", "wrong", "undecided", "not judged"}
+        "undecided": no difference is precise enough. "not judged": there is nothing to compare
+        with, as where all results are NaN.
+    power : Power
+        Error of the gradient that would have been seen, over the directions that were asked.
     explanation : str
         The mistake by its name, "" if it has none.
     message : str
@@ -32,14 +33,14 @@ class Judgement:
     name: str
     claimed_by: str
     status: Status
-    resolution: float = float("inf")
+    power: Power = field(default_factory=Power)
     explanation: str = ""
     message: str = ""
 
     def __str__(self) -> str:
         head = f"{self.name:<12} {self.claimed_by:<12} {self.status}"
-        if self.status == "passed" and self.resolution > 0:
-            return f"{head}: an error of {short(self.resolution)} of it would have been seen"
+        if self.status == "passed" and self.power.nonzero:
+            return head + self.power.describe("")
         lines = [text for text in (self.explanation, self.message) if text]
         return "\n".join([head, *(f"    {line}" for line in lines)])
 
@@ -56,12 +57,15 @@ class GradientReport:
     notes : tuple of str
         Kinks, random results, arguments without a derivative.
     seed : int
+    accept : tuple of str
+        Gradients that need no verdict.
     """
 
     name: str
     judgements: tuple[Judgement, ...]
     notes: tuple[str, ...] = ()
     seed: int = 0
+    accept: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[Judgement, ...]:
@@ -69,14 +73,45 @@ class GradientReport:
         return tuple(one for one in self.judgements if one.status == "wrong")
 
     @property
+    def conclusion(self) -> Conclusion:
+        """Verdict and reason."""
+
+        def names(status: Status) -> list[str]:
+            return list(dict.fromkeys(x.name for x in self.judgements if x.status == status))
+
+        return conclude(
+            failed=bool(self.failures),
+            tested=any(
+                one.status == "passed" or one.name not in self.accept for one in self.judgements
+            ),
+            undecided=names("undecided"),
+            unjudged=names("not judged"),
+            accept=self.accept,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict: "no verdict" where nothing is wrong, and a gradient undecided or not judged."""
+        return self.conclusion.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why there is no verdict: "undecided: db"."""
+        return self.conclusion.reason
+
+    @property
     def passed(self) -> bool:
-        """True if no gradient is wrong, and at least one could be judged."""
-        return not self.failures and any(one.status == "passed" for one in self.judgements)
+        """True if no gradient is wrong, and every one is judged or accepted."""
+        return self.conclusion.passed
 
     def __str__(self) -> str:
-        if self.failures:
-            head = f"gradients of {self.name}: wrong"
-        else:
-            head = f"gradients of {self.name}: {'passed' if self.passed else 'not judged'}"
+        head = f"gradients of {self.name}: {self.conclusion} (seed {self.seed})"
         notes = [f"note: {note}" for note in self.notes]
-        return "\n".join([f"{head} (seed {self.seed})", *map(str, self.judgements), *notes])
+        open_ = [one.name for one in self.judgements if one.status in ("undecided", "not judged")]
+        if self.verdict == "no verdict" and open_:
+            names = ", ".join(map(repr, dict.fromkeys(open_)))
+            notes.append(
+                f"way out: a wider dtype, or other arguments; or leave it out by name: "
+                f"accept=({names},)"
+            )
+        return "\n".join([head, *map(str, self.judgements), *notes])

@@ -107,21 +107,28 @@ class Line:
         Distance of 1 to the next number, in the dtype of the results.
     moved : (k,) float64 array
         √Σ (g u)², by which a rounding of the arguments moves φ, in units of that rounding.
+    grain : (k,) float64 array
+        Deviation of φ by roundings that were measured along other lines. It counts where φ does not
+        change along this one: f may round what u moves to fewer digits.
     """
 
     def __init__(
         self, evaluate: Evaluate, x: Array, u: Array, value: Array, cotangents: Array, eps: float,
-        moved: Array,
+        moved: Array, grain: Array | float = 0.0,
     ) -> None:  # fmt: skip
         self.evaluate, self.x, self.u, self.value = evaluate, x, u, value
         self.w, self.known = cotangents, {0.0: value}
         self.slopes: dict[int, Slope] = {}
         self.noise: dict[int, Array] = {}
         self.eps, self.moved = eps, moved
-        self.response = self._response()
+        self.response, silent = self._response()
+        self.grain = np.where(silent, grain, 0.0)
 
-    def _response(self) -> Array:
-        """Return the smallest t at which each φ changes: f may round x to fewer digits."""
+    def _response(self) -> tuple[Array, Array]:
+        """Return the smallest t at which each φ changes, and where it does not for any small one.
+
+        The function may round x to fewer digits.
+        """
         response = np.full(len(self.w), self.eps)
         silent = np.ones(len(self.w), bool)
         for exponent in (50, 44, 37, 30, 24, 20, 16, 12, 9):
@@ -130,7 +137,7 @@ class Line:
                 changed = (self.at(t) != self.value) @ (self.w != 0).T
                 response[silent & changed] = max(t if exponent < 50 else 0.0, self.eps)
                 silent &= ~changed
-        return response
+        return response, silent
 
     def at(self, t: float) -> Array:
         """Return f(x + t u); NaN where f raises: outside of its domain."""
@@ -162,6 +169,7 @@ class Line:
         rows = STENCILS @ p
         (d8, d6, d4), odd, (left, low, right, high) = rows[:3] / h, rows[3:6], rows[6:10] / h
         truncation = 4 * np.maximum(abs(d8 - d6), abs(d6 - d4) / 16)
+        floor = np.maximum(floor, self.grain)
         noise = np.maximum(abs(rows[16:]).max(0), floor)
         side_noise = np.maximum(abs(rows[10:16]).max(0), floor)
         side_error = (

@@ -22,6 +22,7 @@ from npattn.problem.checks import (
     check_sizes,
     read_floating,
 )
+from npattn.problem.options import default_scale
 from npattn.variants.linear.features import FeatureMap, read_feature_map
 
 __all__ = [
@@ -104,7 +105,7 @@ class LinearProblem:
                 self._check_broadcast(name, axes)
         put("scale", check_number("scale", self.scale))
         if self.scale is None:
-            put("scale", 1 / math.sqrt(self.D) if self.D else 1.0)
+            put("scale", default_scale(self.D)[0])
         dtype, narrow = check_dtype(
             self.dtype, "dense", tuple(getattr(self, name) for name in ARRAYS)
         )

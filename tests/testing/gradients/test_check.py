@@ -73,15 +73,15 @@ def test_right_gradients_pass_with_a_sharp_resolution():
     report = check_gradients(layer, (X, G, W), vjp=layer_vjp, jvp=layer_jvp)
     assert report.passed
     assert [one.name for one in report.judgements] == [*("dx", "dg", "dw") * 2, "⟨w, J u⟩"]
-    assert all(one.resolution < 1e-9 for one in report.judgements)
+    assert all(one.power.factor < 1e-7 and one.power.best < 1e-8 for one in report.judgements)
     assert report.notes == ()
 
 
 @pytest.mark.parametrize(
     ("vjp", "explanation"),
     [
-        (changed(x=lambda a: a * 3.00001 / 3), "dx is 3.00001/3 of what it should be"),
-        (changed(g=lambda a: a / 7**0.5), "dg is 1/√7 times what it should be"),
+        (changed(x=lambda a: a * 3.00001 / 3), "dx is 1.000003 times what it should be"),
+        (changed(g=lambda a: a / 7**0.5), "dg is 1/√7 of what it should be"),
         (changed(w=lambda a: 0 * a), "dw is 0 everywhere"),
         (changed(x=lambda a: a + X.mean(-1, keepdims=True)), "dx lacks a term"),
         (
@@ -200,7 +200,7 @@ def test_longdouble_is_judged_like_float64():
     x = X.astype(np.longdouble)
     report = check_gradients(np.sin, (x,), vjp=lambda d, x: d * np.cos(x))
     assert report.passed
-    assert 1e-15 < report.judgements[0].resolution < 1e-9
+    assert 1e-15 < report.judgements[0].power.factor < 1e-6
 
 
 def test_tangent_of_a_constant_is_none():
@@ -238,9 +238,9 @@ def test_kink_is_reported_and_no_mistake():
     assert "absolute has a kink at these arguments, in x" in report.notes[0]
 
 
-@pytest.mark.parametrize(("slope", "status"), [(-1, "passed"), (5, "undecided"), (np.nan, "wrong")])
+@pytest.mark.parametrize(("slope", "status"), [(-1, "passed"), (5, "wrong"), (np.nan, "wrong")])
 def test_slope_at_a_kink(slope, status):
-    """Any between the one-sided ones passes, and no finite one is called wrong."""
+    """Any between the one-sided ones passes."""
     x = np.zeros(3)
     report = check_gradients(np.abs, (x,), vjp=lambda d, x: slope * d)
     assert [one.status for one in report.judgements] == [status]
@@ -285,7 +285,8 @@ def test_random_results_are_reported():
     assert report.failures == ()
     assert not report.passed
     assert "is not deterministic" in report.notes[0]
-    assert "not judged" in str(report)
+    assert report.reason == "undecided: dx"
+    assert "accept=('dx',)" in str(report)
 
 
 def test_global_generators_are_kept():
@@ -316,7 +317,7 @@ def test_resolution_is_that_of_a_direction_with_a_slope():
     report = check_gradients(
         lambda x: np.sin(x) * mask, (X[0],), vjp=lambda d, x: d * np.cos(x) * mask
     )
-    assert 1e-15 < report.judgements[0].resolution < 1e-9
+    assert 1e-15 < report.judgements[0].power.factor < 1e-6
     constant = check_gradients(lambda x: 0 * x + 1, (X[0],), vjp=lambda d, x: 0 * d)
     assert constant.passed
     assert str(constant).endswith("passed")
@@ -444,3 +445,107 @@ def test_complex_arrays(factor):
     z = RNG.standard_normal((2, 3)) + 1j * RNG.standard_normal((2, 3))
     report = check_gradients(lambda z: z * z, (z,), vjp=lambda d, z: (factor * d * z.conj(),))
     assert report.passed == (factor == 2)
+
+
+# --- what cannot be known -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_composition_is_no_alarm(seed):
+    """Saturated units, vanishing weights, cancelling numbers: `benchmarks.power.gradient_fuzz`."""
+    pytest.importorskip("torch")
+    from benchmarks.power.gradient_fuzz import judge
+
+    name, report = judge(seed)
+    assert not report.failures, (name, str(report))
+
+
+@pytest.mark.parametrize(
+    ("f", "x"), [(np.log, np.full(3, -1.0)), (np.exp, np.full(3, 1000.0))], ids=["nan", "inf"]
+)
+def test_results_that_are_not_finite_leave_no_verdict(f, x):
+    with np.errstate(all="ignore"):
+        report = check_gradients(f, (x,), vjp=lambda d, x: 7 * d)
+    assert (report.verdict, report.reason) == ("no verdict", "not judged: dx")
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1, True), (1.001, False)])
+def test_nan_among_the_arguments_is_left_out(factor, passed):
+    report = check_gradients(
+        np.sin, (np.array([1.0, np.nan]),), vjp=lambda d, x: factor * d * np.cos(x)
+    )
+    assert report.passed is passed
+    assert not any("has a slope" in one.explanation for one in report.judgements)
+
+
+def test_undecided_gradient_is_accepted_by_name():
+    clock = np.random.default_rng(0)
+
+    def f(x, y):
+        return np.sin(x) * (clock.random(x.shape) < 0.5), y
+
+    def judge(*accept):
+        return check_gradients(
+            f, (X, X), vjp=lambda d, x, y: (d[0] * np.cos(x), d[1]), accept=accept
+        )
+
+    assert judge().reason == "undecided: dx"
+    assert judge("dx").passed
+
+
+def test_subnormal_arguments_and_results():
+    x = np.array([5e-324, 1e-310])
+    assert check_gradients(lambda x: 3 * x, (x,), vjp=lambda d, x: 3 * d).passed
+    assert not check_gradients(lambda x: 3 * x, (x,), vjp=lambda d, x: 2 * d).passed
+
+
+def test_self_test_finds_a_judge_that_finds_nothing(monkeypatch):
+    from npattn.testing.gradients import judge
+
+    own = judge.persists
+    monkeypatch.setattr(judge, "persists", lambda size, error: own(size, error) & False)
+    report = check_gradients(np.sin, (X[0],), vjp=lambda d, x: d * np.cos(x))
+    assert report.reason == "undecided: dx"
+    assert "a defect of npattn" in str(report)
+
+
+# --- kinks, ties and what a backward changes ------------------------------------------------------
+
+
+def test_claim_beyond_the_slopes_beside_a_kink_is_wrong():
+    report = check_gradients(
+        lambda x: np.maximum(x, 0),
+        (np.array([0.0, 0.0, 2.0]),),
+        vjp=lambda d, x: np.where(x == 0, 7, 1) * d,
+    )
+    assert "is 7 at [0], where" in report.failures[0].explanation
+    assert report.failures[0].explanation.endswith("slopes are 0 and 1")
+
+
+def test_sum_at_ties_is_named():
+    x = np.array([[1.0, 1.0, 0.0], [2.0, 0.0, 2.0]])
+    report = check_gradients(
+        lambda x: x.max(-1), (x,), vjp=lambda d, x: d[:, None] * (x == x.max(-1, keepdims=True))
+    )
+    assert "at ties: the sum at equal numbers, [0, 0], [0, 1], is 2 times its slope" in str(report)
+
+
+def test_vjp_that_changes_its_cotangent_is_wrong():
+    report = check_gradients(np.sin, (X,), vjp=lambda d, x: np.multiply(d, np.cos(x), out=d))
+    assert explanations(report) == ["the vjp changes cotangent result, which it is given"]
+
+
+def test_gradient_of_integers_is_remarked():
+    index = np.array([1, 2, 0])
+    report = check_gradients(
+        lambda x, i: x[i], (X[0, 0], index), vjp=lambda d, x, i: (np.bincount(i, d, 7), np.zeros(3))
+    )
+    assert report.passed
+    assert "the vjp returns a gradient for i, which has none" in report.notes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_factor_is_told_to_the_precision_of_the_data(dtype):
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(dtype)
+    report = check_gradients(lambda x: x * x, (x,), vjp=lambda d, x: 4 * x * d)
+    assert explanations(report) == ["dx is 2 times what it should be"]

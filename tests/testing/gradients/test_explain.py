@@ -14,16 +14,22 @@ ZERO = np.zeros_like(WANT)
     [
         (2.0, 1e-12, "2 times"),
         (-1.0, 1e-12, "-1 times"),
-        (1 / 3, 1e-12, "1/3 times"),
-        (3.00001 / 3, 1e-12, "3.00001/3 of"),
+        (1 / 3, 1e-12, "1/3 of"),
+        (2 / 3, 1e-12, "2/3 of"),
+        (3.00001 / 3, 1e-12, "1.00000333 times"),
+        (10.0, 0.04, "about 10 times"),
+        (10.0, 0.4, "about 10 times"),
+        (5**0.5, 0.05, "about 2 times"),
         (7**0.5, 1e-12, "√7 times"),
-        (1 / 105, 1e-12, "1/105 times"),
+        (1 / 420, 1e-12, "1/420 of"),
         (1.2345678912, 1e-12, "1.23456789 times"),
-        (1.2345678912, 1e-4, "1.23 times"),
+        (1.2345678912, 1e-4, "1.235 times"),
+        (2**0.5, 0.01, "about 1.4 times"),  # or 7/5, or 10/7
     ],
 )
 def test_factor_is_named(factor, precision, text):
-    assert name_factor(factor, precision, (3, 5, 7)) == text
+    """A name stands for one number alone, at the precision to which the factor is known."""
+    assert name_factor(factor, precision, (3, 4, 5, 7)) == text
 
 
 @pytest.mark.parametrize(
@@ -45,6 +51,10 @@ def test_values_are_explained(got, text):
     explanation = explain_values("dx", got, WANT, ZERO, {})
     assert text in explanation
     assert bool(explanation) is bool(text)
+
+
+def test_a_difference_within_the_errors_has_no_place():
+    assert explain_values("dx", WANT, WANT + 1e-3, ZERO + 1e-2, {}) == ""
 
 
 def test_results_that_do_not_depend_on_an_argument():
