@@ -271,17 +271,17 @@ class Remote(Implementation):
 
     def hold(self) -> Held:
         """Return a key for results that the worker is asked to keep."""
-        held = Held(f"result {next(self._keys)}", self.worker.generation)
+        held = Held(f"result {next(self._keys)}", self.worker.begin())
         weakref.finalize(held, self._dropped.append, held.key)
         return held
 
     def counterpart(self, array: Array) -> tuple[Counterpart, bool]:
         """Return the array of the worker that stands for one of here, and if it is a new one."""
-        known = self._counterparts.get(id(array))
-        if known and known.mine() is array and known.generation == self.worker.generation:
+        known, generation = self._counterparts.get(id(array)), self.worker.begin()
+        if known and known.mine() is array and known.generation == generation:
             return known, False
         key = f"array {next(self._keys)}"
-        made = Counterpart(key, self.worker.generation, weakref.ref(array), array.tobytes())
+        made = Counterpart(key, generation, weakref.ref(array), array.tobytes())
         self._counterparts[id(array)] = made
         weakref.finalize(array, self._drop, id(array), key)
         return made, True

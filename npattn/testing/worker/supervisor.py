@@ -143,6 +143,21 @@ class Worker:
         self.connection.owner = self._owner  # another thread may have had to start it anew
         return answer
 
+    def begin(self) -> int:
+        """Start a process if none is running; return the number of the one that is.
+
+        What a request refers to by that number is then in the process which answers it.
+
+        Raises
+        ------
+        Crash, OptionError
+            As of `request`.
+        """
+        with self._starting:
+            if self.connection is None or self.connection.ended:
+                self._start_again()
+            return self.generation
+
     def age(self) -> tuple[int, float]:
         """Return the calls that the process has answered, and the seconds since it started."""
         if self.connection is None:
