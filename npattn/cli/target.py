@@ -22,7 +22,7 @@ from npattn.testing.worker.connect import connect
 from npattn.testing.worker.supervisor import Limits
 
 DEFAULT_TARGET = "numpy.flash"
-OF_WORKER = ("worker", "timeout", "memory", "untrusted", "envs")
+OF_WORKER = ("worker", "timeout", "memory", "untrusted", "unconfined", "envs")
 """Settings that need a worker."""
 
 
@@ -46,6 +46,7 @@ def open_target(target: str | None, given: Mapping[str, Any]) -> Implementation:
             device=device,
             limits=Limits(given.get("timeout"), given.get("memory")),
             untrusted=bool(given.get("untrusted")),
+            unconfined=bool(given.get("unconfined")),
             python=None if envs is None else _python_in(envs, target),
             alone=given.get("processes", 1) == 1,
             **own,

@@ -60,6 +60,8 @@ class Connection:
     environment : mapping or None
     memory : int or None
         Bytes that its processes may have resident.
+    confined : bool
+        Its exit code is 128 and the number of a signal if that ended the worker.
 
     Raises
     ------
@@ -70,13 +72,18 @@ class Connection:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str] | None, memory: int | None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None,
+        memory: int | None,
+        *,
+        confined: bool = False,
     ) -> None:
         if memory is not None and not PROCESSES.is_dir():
             raise OptionError(
                 "memory (--memory) needs /proc to be watched, and there is none here: leave it out"
             )
-        self.memory, self.ended = memory, False
+        self.memory, self.confined, self.ended = memory, confined, False
         self.answered, self.began = -1, time.monotonic()  # the answer to describe is no call
         self._ids = itertools.count(1)
         self._sending, self._reading = threading.Lock(), threading.Lock()
@@ -277,6 +284,8 @@ class Connection:
             self.process.wait(2)  # its end of the pipe may close before it is gone
         code = self.process.poll()
         self.end()
+        if code is not None and self.confined and code > 128:
+            code = 128 - code
         if code is None:
             return "closed its output"
         return f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"

@@ -44,6 +44,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.request import CallRequest, refuse_count
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
+from npattn.testing.worker.confinement import protect_judge
 from npattn.testing.worker.description import Stub
 from npattn.testing.worker.fatal_kinds import GivenUp
 from npattn.testing.worker.supervisor import Worker
@@ -201,6 +202,7 @@ class Remote(Implementation):
         self.environment = self.worker.environment
         if self.worker.settings.get("fresh"):
             self.untrusted = Untrusted(self.worker.close, self.worker.age)
+            protect_judge()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))

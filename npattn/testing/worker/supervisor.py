@@ -45,6 +45,8 @@ class Worker:
         Result of the call by which the first process found out the framework, if it made one.
     generation : int
         Number of processes that were started.
+    is_confined : bool
+        Its command is one of `npattn.testing.worker.confinement`.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Worker:
         self.tensors, self.environment = dict(tensors or {}), environment
         self.abilities = frozenset(abilities)
         self.description: dict[str, Any] = {}
-        self.generation = 0
+        self.generation, self.is_confined = 0, False
         self.first_result: Array | None = None
         self.seclusion: object = None  # a folder that it needs
         self._begin()
@@ -135,7 +137,9 @@ class Worker:
         self.close()
         self.generation += 1
         try:
-            self.connection = Connection(self.command, self.environment, self.limits.memory)
+            self.connection = Connection(
+                self.command, self.environment, self.limits.memory, confined=self.is_confined
+            )
         except OSError as err:
             raise OptionError(f"the worker cannot be started: {err}") from err
         weakref.finalize(self, Connection.end, self.connection)
