@@ -453,6 +453,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
             n for n in settings.must if not all(_tests(done.judge.trial, n) for done in rounds)
         ),
         sensitivity=Sensitivity(*untrusted.judged) if untrusted and seen else None,
+        confined=implementation.confined,
         asked=covered,
         skipped={d: describe_skipped(done, covered[d]) for d, done in by_dtype.items()},
     )

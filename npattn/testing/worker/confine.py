@@ -37,8 +37,8 @@ LOOK_SECONDS = 0.1
 """Time between two counts of the processes."""
 
 # <sched.h>, <sys/mount.h>, <linux/mount.h>, <sys/prctl.h>, <linux/keyctl.h>
-NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
-"""User, mount, PID, network, IPC, UTS and cgroup."""
+NAMESPACES = sum(1 << bit for bit in (17, 25, 26, 27, 28, 29, 30))
+"""Mount, cgroup, UTS, IPC, user, PID and network."""
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
 AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = -100, 0x8000, 1, 2
@@ -47,16 +47,15 @@ PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 CAP_VERSION, LAST_CAP, KEYCTL_JOIN_SESSION_KEYRING = 0x20080522, 63, 1
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 
-CALLS = {
-    "x86_64": dict(
-        arch=0xC000003E, pivot_root=155, keyctl=250, socket=41, add_key=248, request_key=249,
-        bpf=321, perf_event_open=298, userfaultfd=323, memfd_create=319, shmget=29,
-    ),
-    "aarch64": dict(
-        arch=0xC00000B7, pivot_root=41, keyctl=219, socket=198, add_key=217, request_key=218,
-        bpf=280, perf_event_open=241, userfaultfd=282, memfd_create=279, shmget=194,
-    ),
-}  # fmt: skip
+_NAMES = (
+    *("arch", "pivot_root", "keyctl", "socket", "add_key", "request_key", "bpf"),
+    *("perf_event_open", "userfaultfd", "memfd_create", "shmget"),
+)
+_NUMBERS = {
+    "x86_64": (0xC000003E, 155, 250, 41, 248, 249, 321, 298, 323, 319, 29),
+    "aarch64": (0xC00000B7, 41, 219, 198, 217, 218, 280, 241, 282, 279, 194),
+}
+CALLS = {name: dict(zip(_NAMES, own, strict=True)) for name, own in _NUMBERS.items()}
 """Numbers of system calls by processor, and its name in <linux/audit.h>."""
 MOUNT_SETATTR, IO_URING_SETUP, MEMFD_SECRET = 442, 425, 447
 REFUSED = (
@@ -136,7 +135,7 @@ def make_root(plan: dict[str, Any]) -> None:
     mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     with open(f"{root}/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")  # the rights within another one are more than none
-    for name in ("sys", "sysrq-trigger", "irq", "bus"):  # root could write there
+    for name in plan["settings"]:
         path = f"{root}/proc/{name}"
         if os.path.exists(path):
             mount(path, path, None, MS_BIND | MS_REC)

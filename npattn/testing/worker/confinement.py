@@ -31,13 +31,15 @@ PROGRAM = Path(confine.__file__)
 """The program that makes the walls: one file, which needs no package."""
 
 MIB = 1 << 20
-MEMORY_FOLDERS = {"/tmp": 256 * MIB, "/var/tmp": 64 * MIB, "/run": MIB}  # noqa: S108
+MEMORY_FOLDERS = {"/tmp": 256 * MIB, "/var/tmp": 64 * MIB, "/run": MIB}
 """Folders that are empty memory for the worker, with their sizes: others' files and sockets."""
 SHARED_MEMORY = 64 * MIB
-HOME = "/tmp"  # noqa: S108  of the worker, in memory
+HOME = "/tmp"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 GPU_DEVICES = ("nvidia*", "nvidia-caps/*", "dri/*", "kfd", "dxg")
 """Devices below /dev that stay, where they are: of a GPU."""
+SETTINGS = ("sys", "sysrq-trigger", "irq", "bus")
+"""What is below /proc by which root changes the kernel."""
 PROCESSES = 256
 """Processes beyond which the worker ends, with all of them."""
 SECONDS_TO_TRY = 20.0
@@ -99,6 +101,7 @@ class Walls:
             "memory_folders": _memory_folders(),
             "shared_memory": SHARED_MEMORY,
             "devices": devices,
+            "settings": SETTINGS,
             "shown": self._shown(),
             "hidden": self._hidden(),
             "limits": limits,
@@ -123,10 +126,13 @@ class Walls:
         words = ["bwrap", "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
         words += ["--unshare-uts", "--unshare-cgroup-try", "--disable-userns", "--as-pid-1"]
         words += ["--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        for folder, size in {**_memory_folders(), "/dev/shm": SHARED_MEMORY}.items():  # noqa: S108
+        for folder, size in {**_memory_folders(), "/dev/shm": SHARED_MEMORY}.items():
             words += ["--perms", "1777", "--size", str(size), "--tmpfs", folder]
         for path in _devices():
             words += ["--dev-bind", path, path]
+        for name in SETTINGS:  # bwrap leaves them to the rights of files, which root has
+            path = f"/proc/{name}"
+            words += ["--ro-bind", path, path] if os.path.exists(path) else []
         for path in self._shown():
             words += ["--ro-bind", path, path]
         hidden = [path for path in self._hidden() if self._is_seen(path)]
@@ -211,8 +217,6 @@ def _try(walls: Walls, way: Way) -> str | None:
 
 
 def protect_judge() -> None:
-    """Let no other process read the memory of this one, and no import find the working folder."""
+    """Let no process of this user read or write the memory of this one from now on."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(confine.PR_SET_DUMPABLE, 0, 0, 0, 0)
-    here = Path.cwd()
-    sys.path[:] = [x for x in sys.path if x and Path(x).absolute() != here]

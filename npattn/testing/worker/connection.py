@@ -20,9 +20,16 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, TimedOut
-from npattn.testing.adapters.child import LARGE_BLOCK, Tensor, parse_frame, read_frame, write_frame
+from npattn.testing.adapters.child import (
+    LARGE_BLOCK,
+    LARGEST,
+    Tensor,
+    parse_frame,
+    read_frame,
+    write_frame,
+)
 from npattn.testing.worker.shared import SharedMemory
-from npattn.testing.worker.values import GARBAGE
+from npattn.testing.worker.values import GARBAGE, OF_ALL
 
 LINES, LINE = 8, 300
 """Last lines of standard error that are kept, and characters of each."""
@@ -33,6 +40,8 @@ END_SECONDS = 5.0
 WATCH_SECONDS = 0.05
 """Time between two looks at the memory of a worker."""
 PROCESSES = Path("/proc")
+HEADER = 1 << 20
+"""Bytes of the header of an answer: JSON makes up to a hundred times as much memory of it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,7 @@ class Connection:
         self._sending, self._reading = threading.Lock(), threading.Lock()
         self._answers: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self._channels: dict[int, int] = {}
+        self._most: dict[int, int] = {}  # bytes of the answer to each open request
         self.owner = threading.get_ident()
         self._last_lines: deque[str] = deque(maxlen=LINES)
         self._shared = SharedMemory()
@@ -132,7 +142,7 @@ class Connection:
             As of `exchange`.
         """
         request = {"do": "describe", **settings, **self._shared.offer}
-        answer, out = self.exchange(request, tensors, seconds)
+        answer, out = self.exchange(request, tensors, seconds, most=OF_ALL)
         self._shared.agree(answer.get("shared"))
         return answer, out
 
@@ -142,10 +152,11 @@ class Connection:
         tensors: Mapping[str, Tensor],
         seconds: float,
         work: Callable[[], object] | None = None,
+        most: int = LARGEST,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the answer to a request; call `work` while waiting for it.
 
-        Each call of the request may take so many seconds.
+        Each call of the request may take so many seconds. Its answer has at most `most` bytes.
 
         Raises
         ------
@@ -160,6 +171,7 @@ class Connection:
         message = {**message, "id": number, **({"channel": channel} if channel else {})}
         shared = None if channel else self._shared.view  # one request at a time may lie there
         limit = f"{seconds:g} s" + (f" for each of {calls} calls" if calls > 1 else "")
+        self._most[number] = most
         with contextlib.ExitStack() as unanswered:
             # An answer that nobody reads would be taken for that of the next request.
             unanswered.callback(self.end)
@@ -220,10 +232,14 @@ class Connection:
                     return self._answers.pop(number)
                 self._check_alive()
                 receive = partial(self._receive, deadline=deadline)
-                body = read_frame(receive, self._rest, self._shared.view)
-                message, tensors = parse_frame(body)
+                most = max(self._most.values())
+                body = read_frame(receive, self._rest, self._shared.view, most)
+                message, tensors = parse_frame(body, HEADER)
                 if not isinstance(message, dict):
                     raise ValueError("a message that is no object")
+                most = self._most.pop(message["id"])  # KeyError: nobody has asked
+                if len(body) > most:
+                    raise ValueError(f"an answer of {len(body)} bytes, more than {most}")
                 self._answers[message["id"]] = message, tensors
 
     def _receive(self, count: int, deadline: float) -> bytes:

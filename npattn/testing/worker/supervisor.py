@@ -11,7 +11,7 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError
-from npattn.testing.adapters.child import Tensor
+from npattn.testing.adapters.child import LARGEST, Tensor
 from npattn.testing.adapters.frameworks import array_of
 from npattn.testing.adapters.load import ENDS_ITSELF
 from npattn.testing.worker.connection import Connection, Limits
@@ -179,8 +179,9 @@ class Worker:
         tensors: Mapping[str, Tensor],
         seconds: float,
         work: Callable[[], object] | None = None,
+        most: int = LARGEST,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the answer to a request; do `work` meanwhile.
+        """Return the answer to a request, of at most `most` bytes; do `work` meanwhile.
 
         Raises
         ------
@@ -194,4 +195,4 @@ class Worker:
                 self._start_again()
             connection = self.connection
         assert connection is not None
-        return connection.exchange(message, tensors, seconds, work)
+        return connection.exchange(message, tensors, seconds, work, most)

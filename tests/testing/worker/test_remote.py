@@ -77,7 +77,10 @@ class Inline:
         answer, _ = answer_safely(self.session, {"do": "describe", **settings}, {})
         self.description = read_description(answer)
 
-    def request(self, message, tensors, seconds, work=None):
+    def begin(self):
+        return self.generation
+
+    def request(self, message, tensors, seconds, work=None, most=0):
         return answer_safely(self.session, message, tensors)
 
 
