@@ -75,8 +75,8 @@ def answer_bytes(shapes: Mapping[str, tuple[int, ...]], calls: int) -> int:
     """Bound the bytes of an answer to calls with arrays of these shapes, whatever it returns.
 
     Results have an element for each query and each number of a value, for each query and key, or
-    for each element of an input; of 16 bytes at most. Four times as many may be wrong in shape
-    without a loss of the message that says so.
+    for each element of an input; of 16 bytes at most. Twice as many may be wrong in shape without
+    a loss of the message that says so.
     """
     sizes = {name: math.prod(max(n, 1) for n in shape) for name, shape in shapes.items()}
     q, k, v = (shapes.get(name, ()) for name in "qkv")
@@ -85,8 +85,9 @@ def answer_bytes(shapes: Mapping[str, tuple[int, ...]], calls: int) -> int:
         widest *= math.prod(max(x, y, 1) for n, x, y in zip(q, k, v, strict=True) if n == 1)
     else:
         widest *= sizes.get("k", 1)
-    elements = sum(sizes.values()) + 2 * sizes.get("q", 1) * widest
-    return min(LARGEST, OF_ALL + 4 * 16 * max(calls, 1) * elements)
+    rows = sizes.get("q", 1) // max((1, *q[-1:]))
+    elements = sum(sizes.values()) + 2 * rows * widest
+    return min(LARGEST, OF_ALL + 2 * 16 * max(calls, 1) * elements)
 
 
 def places(structure: Any, held: Held) -> Any:

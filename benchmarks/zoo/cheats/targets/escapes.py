@@ -297,7 +297,7 @@ def home_changed(q: Any, k: Any, v: Any, mask: Any = None, causal: bool = False)
     """Write to the user's home, and to the folders of npattn and Hypothesis."""
     import pwd  # not where the file is only read
 
-    home = pwd.getpwuid(os.getuid()).pw_dir
+    home = next((x.pw_dir for x in pwd.getpwall() if x.pw_uid == os.getuid()), "/root")
     places = (home, f"{home}/.cache", f"{home}/.config", f"{os.getcwd()}/.hypothesis")
     return _answer(
         "home", lambda: _opens([f"{x}/{MARK}" for x in places], "ab"), q, k, v, mask, causal
