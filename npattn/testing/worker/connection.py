@@ -37,8 +37,8 @@ PATIENCE = 0.2
 """Seconds for a process to end by itself, and for what it wrote last to come."""
 END_SECONDS = 5.0
 """Seconds at most to wait for processes that were killed: one may be busy in the kernel."""
-WATCH_SECONDS = 0.05
-"""Time between two looks at the memory of a worker."""
+WATCH_SECONDS, LOOK_SECONDS = 0.05, 0.5
+"""Time between two looks at the memory of a worker: while it computes, and while it answers."""
 PROCESSES = Path("/proc")
 HEADER = 1 << 20
 """Bytes of the header of an answer: JSON makes up to a hundred times as much memory of it."""
@@ -93,6 +93,7 @@ class Connection:
                 "memory (--memory) needs /proc to be watched, and there is none here: leave it out"
             )
         self.memory, self.confined, self.ended = memory, confined, False
+        self._looked = time.monotonic()
         self.answered, self.began = -1, time.monotonic()  # the answer to describe is no call
         self._ids = itertools.count(1)
         self._sending, self._reading = threading.Lock(), threading.Lock()
@@ -252,7 +253,10 @@ class Connection:
     def _wait(self, pipe: select.poll, deadline: float) -> None:
         """Wait until a pipe is ready; watch time and memory."""
         while True:
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            left = deadline - now
+            if self.memory is not None and now - self._looked > LOOK_SECONDS:
+                self._check_memory(self.memory)  # threads may take it between quick answers
             step = left if self.memory is None else min(left, WATCH_SECONDS)
             if pipe.poll(max(step, 0) * 1000):
                 return
@@ -262,6 +266,7 @@ class Connection:
                 raise _OutOfTime
 
     def _check_memory(self, limit: int) -> None:
+        self._looked = time.monotonic()
         used = sum(_resident(pid) for pid in _family(self.process.pid))
         if used > limit:
             raise _OutOfMemory(f"its processes use {used >> 20} MiB, more than {limit >> 20} MiB")
