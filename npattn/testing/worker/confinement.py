@@ -47,9 +47,9 @@ NOT_HERE = (
     "untrusted code cannot be confined here, and so there is no verdict. {reasons}. Install "
     "bubblewrap (apt install bubblewrap), or allow user namespaces (sysctl "
     "kernel.unprivileged_userns_clone=1, user.max_user_namespaces, "
-    "kernel.apparmor_restrict_unprivileged_userns=0; in a container: its seccomp profile), on "
-    "Linux 5.12 or later. --unconfined judges all the same: code that has read npattn can then "
-    "change the verdict"
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container: its seccomp profile, and a "
+    "/proc of which nothing is masked), on Linux 5.12 or later. --unconfined judges all the same: "
+    "code that has read npattn can then change the verdict"
 )
 
 _lock = threading.Lock()

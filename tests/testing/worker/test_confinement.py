@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -111,11 +110,10 @@ def test_no_escape_succeeds_and_nothing_is_left(way, tmp_path):
 def test_escapes_succeed_where_nothing_confines(tmp_path):
     """They are no test of the walls if they fail without."""
     path, _ = write_escapes(tmp_path)
-    names = ["judge_environment", "network", "local_sockets", "modules_left", "many_files"]
-    with socket.create_server(("127.0.0.1", 0)):
-        code, out, errors = run("no", path, *names)
+    names = ["local_sockets", "modules_left"]
+    code, out, errors = run("no", path, *names)
     assert code == 0, errors
-    assert json.loads(out) == names[:4]
+    assert json.loads(out) == names
 
 
 ACTS = """
