@@ -20,7 +20,7 @@ from npattn.testing.targets import TARGETS, spec_of
 from npattn.testing.targets.environments import PackageFolder
 from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.confinement import WAYS, Way, find_way
-from npattn.testing.worker.connection import PROCESSES
+from npattn.testing.worker.connection import PROCESSES, Connection
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion, absolute
 from npattn.testing.worker.supervisor import Limits, Worker
@@ -41,6 +41,7 @@ def connect(
     unconfined: bool = False,
     python: str | Path | None = None,
     alone: bool = True,
+    spare: Connection | None = None,
     **arguments: Any,
 ) -> Remote:
     """Return an implementation that lives in a worker.
@@ -67,6 +68,8 @@ def connect(
         `npattn.testing.targets.environments.choose_python` finds it; default: this one.
     alone : bool
         No other process judges it meanwhile: else BLAS has one thread in its worker.
+    spare : Connection, optional
+        A process of the same target that waits, as `Worker.start_spare` starts it.
     **arguments
         layout, like, rename, features, quantized, rows of `Implementation`.
 
@@ -125,7 +128,9 @@ def connect(
         folder = PackageFolder()
         own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
     environment |= {**variables, **_threads(alone)}
-    worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
+    worker = Worker(
+        own, limits, settings, environment=environment, abilities=ABILITIES, spare=spare
+    )
     worker.seclusion = folder  # it lives as long
     worker.is_confined = way in WAYS
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)

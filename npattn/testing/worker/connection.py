@@ -93,6 +93,7 @@ class Connection:
                 "memory (--memory) needs /proc to be watched, and there is none here: leave it out"
             )
         self.memory, self.confined, self.ended = memory, confined, False
+        self.seclusion: object = None  # a folder that it needs longer than who started it
         self._looked = time.monotonic()
         self.answered, self.began = -1, time.monotonic()  # the answer to describe is no call
         self._ids = itertools.count(1)
