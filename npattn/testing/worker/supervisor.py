@@ -77,9 +77,7 @@ class Worker:
         framework = self.description.get("framework", "numpy")
         environment = os.environ if self.environment is None else self.environment
         variables = {**environment, PRELOAD: framework}
-        process = Connection(
-            self.command, variables, self.limits.memory, confined=self.is_confined
-        )
+        process = Connection(self.command, variables, self.limits.memory, confined=self.is_confined)
         process.seclusion = self.seclusion
         return process
 

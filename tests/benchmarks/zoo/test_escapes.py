@@ -24,4 +24,5 @@ def test_judge_lives_and_catches(way, name, monkeypatch):
     before = listing()
     answer = judge(CHEATS[name], COMMAND, timeout=120)
     assert answer.verdict == "caught", answer.lines
+    assert "FAILED: " in answer.lines  # by a report, not by a traceback
     assert listing() == before

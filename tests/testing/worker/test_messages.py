@@ -252,3 +252,9 @@ def test_bytes_of_an_answer_follow_from_its_shapes():
     broadcast = {"q": (1, 2, 3, 4), "k": (500, 2, 3, 4), "v": (500, 2, 3, 4)}
     assert answer_bytes(broadcast, 1) - OF_ALL >= 16 * 500 * 2 * 3 * 4
     assert answer_bytes({"q": (1, 1, 0, 0)}, 3) < 2 * OF_ALL
+
+
+def test_parameter_without_a_name_is_no_description():
+    """`inspect` raises IndexError."""
+    with pytest.raises(OptionError, match="IndexError"):
+        read_description({"parameters": [["", "POSITIONAL_OR_KEYWORD", []]]})
