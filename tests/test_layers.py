@@ -48,7 +48,7 @@ TESTING_LAYERS = (
     {"runner", "difference", "variants", "dumps"},
     {"settings"},
     {"judge", "modules"},
-    {"units", "suite"},
+    {"units", "suite", "session"},
     {"pytest_plugin"},
     {"extend", "strategies", "tolerance", "__init__"},
 )

@@ -37,6 +37,7 @@ from npattn.testing.runner.failed_first import (
     write_failed,
 )
 from npattn.testing.runner.journal import Journal
+from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
 from npattn.testing.targets import load, spec_of
 from npattn.testing.units.blocks import check_in_units
@@ -196,7 +197,7 @@ def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> di
     untrusted = given.get("untrusted", False)
     arguments["strict"] |= untrusted
     if untrusted and not arguments["must"]:
-        arguments["must"] = _everything(implementation)
+        arguments["must"] = name_everything(implementation)
     return arguments
 
 
@@ -376,9 +377,3 @@ def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
         except OSError as err:
             unwritten.append(f"{given[name]} was not written: {err.strerror or err}")
     return unwritten
-
-
-def _everything(implementation: Implementation) -> tuple[str, ...]:
-    """Return the options that it names, and the gradients of what it takes."""
-    options = [f"d{name}" for name in ("bias", "sinks", "gate") if name in implementation.features]
-    return (*sorted(implementation.features), "dq", "dk", "dv", *options)

@@ -111,7 +111,10 @@ def find_place(target: str | None) -> Place | None:
         path = Path(found.origin) if found is not None and found.origin else path
     if path.suffix != ".py" or not path.is_file():
         return None
-    body: list[ast.stmt] = ast.parse(path.read_bytes()).body
+    try:
+        body: list[ast.stmt] = ast.parse(path.read_bytes()).body
+    except SyntaxError:  # it is reported where it is imported
+        return None
     line = 1
     for part in name.split("."):
         statements = [x for x in body if part in _defined_names(x)]

@@ -29,6 +29,7 @@ from .modules.check import compare_module as compare_module
 from .report.cause import Cause as Cause
 from .report.outcome import Outcome as Outcome
 from .report.report import Report as Report
+from .session import Session as Session
 from .spot import SpotCheck as SpotCheck
 from .spot import spot_check as spot_check
 from .suite import Suite as Suite

@@ -76,9 +76,13 @@ def _only_function(path: Path) -> str:
     OptionError
         If there is none, or there are several.
     """
+    try:
+        body = ast.parse(path.read_bytes(), str(path)).body
+    except SyntaxError as err:
+        raise OptionError(f"{path} cannot be imported: SyntaxError: {err}") from err
     names = [
         x.name
-        for x in ast.parse(path.read_bytes()).body
+        for x in body
         if isinstance(x, ast.FunctionDef)
         and not x.name.startswith("_")
         and len(x.args.posonlyargs) + len(x.args.args) >= 3
