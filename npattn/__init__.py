@@ -4,6 +4,11 @@ An oracle (`attention`, `forward`, `backward`: exact values and gradients, pure 
 a judge (`npattn.testing`, and ``npattn check`` on the command line).
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and "--untrusted" in sys.argv and not sys.flags.safe_path:
+    sys.path.pop(0)  # the working folder, of code that nobody trusts: before anything is imported
+
 import lazy_loader
 
 __version__ = "0.1.0"

@@ -65,7 +65,7 @@ WITH_MODULE = (
 )
 """Settings that go with a module."""
 ALONE = (
-    *("in_process", "worker", "envs", "untrusted", "sweep", "budget", "journal"),
+    *("in_process", "worker", "envs", "untrusted", "unconfined", "sweep", "budget", "journal"),
     *("resume", "fail_fast", "processes"),
 )
 """Settings that do not go with a cluster."""

@@ -27,7 +27,7 @@ from npattn.testing.worker.connection import Connection
 from npattn.testing.worker.supervisor import Limits
 
 DEFAULT_TARGET = "numpy.flash"
-OF_WORKER = ("worker", "timeout", "memory", "untrusted", "envs")
+OF_WORKER = ("worker", "timeout", "memory", "untrusted", "unconfined", "envs")
 """Settings that need a worker."""
 
 
@@ -55,6 +55,7 @@ def open_target(
             device=device,
             limits=Limits(given.get("timeout"), given.get("memory")),
             untrusted=bool(given.get("untrusted")),
+            unconfined=bool(given.get("unconfined")),
             python=None if envs is None else _python_in(envs, target),
             alone=given.get("processes", 1) == 1,
             spare=spare,

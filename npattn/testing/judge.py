@@ -502,6 +502,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
             n for n in settings.must if not all(_tests(done.judge.trial, n) for done in rounds)
         ),
         sensitivity=Sensitivity(*untrusted.judged) if untrusted and seen else None,
+        confined=implementation.confined,
         asked=covered,
         way_out=answers.way_out,
         limits=_limits(plan, by_dtype),

@@ -359,6 +359,8 @@ class CommandSettings(Settings):
     untrusted: bool = option(False, WHERE, "--untrusted", "",
         "For code that nobody has read: a worker without npattn, a random seed, `strict`, and "
         "`must` for every gradient and every option in the signature.")
+    unconfined: bool = option(False, WHERE, "--unconfined", "",
+        "Judge untrusted code although nothing confines it: it can then change the verdict.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
         "Run on Dask: local:N, or a scheduler's address.")
     watch: bool = option(False, AMOUNT, "--watch", "",

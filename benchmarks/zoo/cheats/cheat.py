@@ -44,6 +44,11 @@ class Cheat:
         return self.family == "honest"
 
     @property
+    def is_escape(self) -> bool:
+        """True if nothing but `--untrusted` keeps it from doing harm here."""
+        return self.family == "escapes"
+
+    @property
     def runs(self) -> int:
         """Number of checks until it cheats: some learn in the first."""
         return 2 if self.family == "learned" else 1

@@ -94,13 +94,18 @@ def _run(cheat: Cheat, words: Sequence[str], folder: Path, timeout: float) -> An
 def judge_all(
     names: Iterable[str] = (), command: Sequence[str] = DEFAULT, *, timeout: float = TIMEOUT
 ) -> Iterator[Answer]:
-    """Judge cheats and honest implementations by name or family, all by default, one by one."""
+    """Judge cheats and honest implementations by name or family, all by default, one by one.
+
+    Escapes are judged by a command that has ``--untrusted`` alone: they would do harm here.
+    """
     every, wanted = {**CHEATS, **HONEST}, list(names)
     known = {*every, *(one.family for one in every.values())}
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise OptionError(f"{unknown[0]!r} is no cheat, must be one of {', '.join(sorted(known))}")
     for one in every.values():
+        if one.is_escape and "--untrusted" not in command:
+            continue
         if not wanted or one.name in wanted or one.family in wanted:
             yield judge(one, command, timeout=timeout)
 

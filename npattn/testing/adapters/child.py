@@ -154,18 +154,25 @@ def write_frame(
         write(part)
 
 
-def read_frame(receive: Callable[[int], bytes], rest: bytearray, shared: Any = None) -> Any:
+def read_frame(
+    receive: Callable[[int], bytes],
+    rest: bytearray,
+    shared: Any = None,
+    largest: int = LARGEST,
+) -> Any:
     """Read one frame without its length; ValueError says how it is none.
 
     `receive` returns at most so many bytes, and one or more. In `rest` is what came behind the
-    frame before. What lies in `shared` memory is copied: its writer may change it.
+    frame before. What lies in `shared` memory is copied: its writer may change it. Nothing is
+    allocated for a frame of more than `largest` bytes.
     """
     while len(rest) < 8:
         rest += receive(BLOCK)
-    length, largest = int.from_bytes(rest[:8], "little"), LARGEST
+    length = int.from_bytes(rest[:8], "little")
     is_shared = shared is not None and length == 0
     if is_shared:
-        length, largest = int.from_bytes(shared[:8], "little"), len(shared) - 8
+        length = int.from_bytes(shared[:8], "little")
+        largest = min(largest, len(shared) - 8)
     if not 8 <= length <= largest:
         raise ValueError(f"a frame of {length} bytes")
     try:  # the system gives pages to what is written alone: the length may be a lie
@@ -187,17 +194,20 @@ def read_frame(receive: Callable[[int], bytes], rest: bytearray, shared: Any = N
     return body
 
 
-def parse_frame(body: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return the message and the tensors of a frame without its length."""
+def parse_frame(body: Any, header: int = LARGEST) -> tuple[Any, dict[str, Tensor]]:
+    """Return the message and the tensors of a frame without its length.
+
+    Its header, of which JSON makes many times as much memory, has at most so many bytes.
+    """
     size = int.from_bytes(body[:8], "little")
-    if size > len(body) - 8:
+    if size > min(header, len(body) - 8):
         raise ValueError(f"a header of {size} bytes in a frame of {len(body)}")
-    header = json.loads(str(body[8 : 8 + size], "utf-8"))
-    if not isinstance(header, dict):
+    entries = json.loads(str(body[8 : 8 + size], "utf-8"))
+    if not isinstance(entries, dict):
         raise ValueError("a header that is no object")
-    message = json.loads(header.pop("__metadata__", {}).get("npattn", "null"))
+    message = json.loads(entries.pop("__metadata__", {}).get("npattn", "null"))
     data, tensors = memoryview(body)[8 + size :], {}
-    for name, entry in header.items():
+    for name, entry in entries.items():
         dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
         begin, end = map(int, entry["data_offsets"])
         count = 1

@@ -32,6 +32,8 @@ class HostProcess:
         Versions of what it needs, where they may differ from those here.
     untrusted : Untrusted or None
         Means against the implementation, if nobody trusts it.
+    confined : {"bwrap", "namespaces", "no"} or None
+        How its process is confined; None if it is trusted.
     notes : dict of str
         What it does that fails nothing, and a user wants to know.
     """
@@ -45,6 +47,7 @@ class HostProcess:
     environment: Mapping[str, str] | None = None
     versions: Mapping[str, str] = MappingProxyType({})
     untrusted: Untrusted | None = None
+    confined: str | None = None
 
     @property
     def source(self) -> str:

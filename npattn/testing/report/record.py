@@ -77,6 +77,8 @@ class Record:
         What had to be tested and was not.
     sensitivity : Sensitivity or None
         Of a check of what nobody trusts: faults that it would have seen.
+    confined : {"bwrap", "namespaces", "no"} or None
+        How the process of what nobody trusts was confined; None for what is trusted.
     asked : mapping of str to Asked
         By dtype: sizes of the problems that were asked and accepted.
     skipped : mapping of str to mapping
@@ -106,6 +108,7 @@ class Record:
     interrupted: bool = False
     missing: tuple[str, ...] = ()
     sensitivity: Sensitivity | None = None
+    confined: str | None = None
     asked: Mapping[str, Asked] = field(default_factory=dict)
     skipped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     way_out: tuple[str, ...] = ()

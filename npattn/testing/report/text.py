@@ -68,9 +68,10 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
         The whole table and every failure, instead of at most `LINES` lines.
     """
     limit = PASSED_LINES if record.passed else LINES
+    first = [Line(words.UNCONFINED, RED)] if record.confined == "no" else []
     short = (_short(record, width, room) for room in ROOM)
     for form in [_verbose(record, width)] if verbose else short:
-        text = [  # a text of several lines becomes several
+        text = first + [  # a text of several lines becomes several
             Line(part, line.style)
             for line in form
             for part in escape_controls(line.text).splitlines() or [""]

@@ -15,6 +15,7 @@ from npattn.testing.report.record import FailureGroup, Record
 
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
+UNCONFINED = "not confined: untrusted code could read, change or end the judge (--unconfined)"
 MUST = "(--must NAMES or must= makes it fail)"
 """Way to make what is not tested count."""
 

@@ -19,9 +19,10 @@ from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
 from npattn.testing.targets.environments import PackageFolder
 from npattn.testing.worker.compilation_cache import cache_variables
-from npattn.testing.worker.connection import Connection
+from npattn.testing.worker.confinement import WAYS, Way, find_way
+from npattn.testing.worker.connection import PROCESSES, Connection
 from npattn.testing.worker.remote import Remote
-from npattn.testing.worker.seclude import Seclusion
+from npattn.testing.worker.seclude import Seclusion, absolute
 from npattn.testing.worker.supervisor import Limits, Worker
 
 CHILD = Path(child.__file__)
@@ -37,6 +38,7 @@ def connect(
     device: str | None = None,
     limits: Limits = Limits(),  # noqa: B008  it is frozen
     untrusted: bool = False,
+    unconfined: bool = False,
     python: str | Path | None = None,
     alone: bool = True,
     spare: Connection | None = None,
@@ -57,7 +59,10 @@ def connect(
         As of `npattn.testing.check`.
     limits : Limits
     untrusted : bool
-        Hide npattn from it, and the user's folders and environment variables.
+        Confine it: it sees nothing of npattn, of the judge and of the network, and writes nothing
+        but its own temporary folder.
+    unconfined : bool
+        Only hide npattn from an untrusted one, and the user's environment variables.
     python : str or Path, optional
         Python that runs the worker, with NumPy and what the target needs, as
         `npattn.testing.targets.environments.choose_python` finds it; default: this one.
@@ -71,13 +76,16 @@ def connect(
     Raises
     ------
     OptionError
-        If there is no such target, it cannot be used, or an argument is not legal.
+        If there is no such target, it cannot be used, or an argument is not legal; or if an
+        untrusted one cannot be confined here.
     MissingExtraError
         If a known target needs a package that is not installed.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     if target in TARGETS and command is None and TARGETS[target].drop_in:
         given.setdefault("like", TARGETS[target].like)
+    if unconfined and not untrusted:
+        raise OptionError("got unconfined without untrusted: no other worker is confined")
     if command is not None:
         if untrusted:
             raise OptionError("got untrusted beside a command: it starts what it likes")
@@ -106,10 +114,16 @@ def connect(
     own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
     environment: dict[str, str] = {**os.environ, **cache_variables()}
     folder: Seclusion | PackageFolder | None = None
+    way: Way | None = None
     if untrusted:
-        settings |= {"fresh": True}
+        settings |= {"fresh": True, "backward": backward_spec and absolute(backward_spec)}
         folder = Seclusion(CHILD)
-        own, environment = folder.command(spec), folder.environment()
+        words = folder.words(spec)
+        if limits.memory is None:
+            limits = replace(limits, memory=_half_of_memory())
+        walls = folder.walls(filter(None, (spec, backward_spec)), limits.memory)
+        way = "no" if unconfined else find_way(walls)
+        own, environment = walls.command(way, words), folder.environment(way)
     elif python is not None:
         folder = PackageFolder()
         own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
@@ -118,7 +132,9 @@ def connect(
         own, limits, settings, environment=environment, abilities=ABILITIES, spare=spare
     )
     worker.seclusion = folder  # it lives as long
+    worker.is_confined = way in WAYS
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
+    remote.confined = way
     if known is not None:
         remote.sizes, remote.rounding = known.sizes, known.rounding
         if "like" not in given:
@@ -191,6 +207,13 @@ def _pickle(name: str, f: Any, backward: Any) -> bytes:
             "into a module"
         ) from err
     return pickled
+
+
+def _half_of_memory() -> int | None:
+    """Return half of the bytes of this machine; None if nothing tells what a process uses."""
+    if not PROCESSES.is_dir():
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _threads(alone: bool) -> dict[str, str]:

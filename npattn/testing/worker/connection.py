@@ -20,9 +20,16 @@ from typing import Any
 
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import Crash, TimedOut
-from npattn.testing.adapters.child import LARGE_BLOCK, Tensor, parse_frame, read_frame, write_frame
+from npattn.testing.adapters.child import (
+    LARGE_BLOCK,
+    LARGEST,
+    Tensor,
+    parse_frame,
+    read_frame,
+    write_frame,
+)
 from npattn.testing.worker.shared import SharedMemory
-from npattn.testing.worker.values import GARBAGE
+from npattn.testing.worker.values import GARBAGE, OF_ALL
 
 LINES, LINE = 8, 300
 """Last lines of standard error that are kept, and characters of each."""
@@ -30,9 +37,11 @@ PATIENCE = 0.2
 """Seconds for a process to end by itself, and for what it wrote last to come."""
 END_SECONDS = 5.0
 """Seconds at most to wait for processes that were killed: one may be busy in the kernel."""
-WATCH_SECONDS = 0.05
-"""Time between two looks at the memory of a worker."""
+WATCH_SECONDS, LOOK_SECONDS = 0.05, 0.5
+"""Time between two looks at the memory of a worker: while it computes, and while it answers."""
 PROCESSES = Path("/proc")
+HEADER = 1 << 20
+"""Bytes of the header of an answer: JSON makes up to a hundred times as much memory of it."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class Connection:
     environment : mapping or None
     memory : int or None
         Bytes that its processes may have resident.
+    confined : bool
+        Its exit code is 128 and the number of a signal if that ended the worker.
 
     Raises
     ------
@@ -70,18 +81,26 @@ class Connection:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str] | None, memory: int | None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None,
+        memory: int | None,
+        *,
+        confined: bool = False,
     ) -> None:
         if memory is not None and not PROCESSES.is_dir():
             raise OptionError(
                 "memory (--memory) needs /proc to be watched, and there is none here: leave it out"
             )
-        self.memory, self.ended = memory, False
+        self.memory, self.confined, self.ended = memory, confined, False
+        self.seclusion: object = None  # a folder that it needs longer than who started it
+        self._looked = time.monotonic()
         self.answered, self.began = -1, time.monotonic()  # the answer to describe is no call
         self._ids = itertools.count(1)
         self._sending, self._reading = threading.Lock(), threading.Lock()
         self._answers: dict[int, tuple[Any, dict[str, Tensor]]] = {}
         self._channels: dict[int, int] = {}
+        self._most: dict[int, int] = {}  # bytes of the answer to each open request
         self.owner = threading.get_ident()
         self._last_lines: deque[str] = deque(maxlen=LINES)
         self._shared = SharedMemory()
@@ -125,7 +144,7 @@ class Connection:
             As of `exchange`.
         """
         request = {"do": "describe", **settings, **self._shared.offer}
-        answer, out = self.exchange(request, tensors, seconds)
+        answer, out = self.exchange(request, tensors, seconds, most=OF_ALL)
         self._shared.agree(answer.get("shared"))
         return answer, out
 
@@ -135,10 +154,11 @@ class Connection:
         tensors: Mapping[str, Tensor],
         seconds: float,
         work: Callable[[], object] | None = None,
+        most: int = LARGEST,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the answer to a request; call `work` while waiting for it.
 
-        Each call of the request may take so many seconds.
+        Each call of the request may take so many seconds. Its answer has at most `most` bytes.
 
         Raises
         ------
@@ -153,6 +173,7 @@ class Connection:
         message = {**message, "id": number, **({"channel": channel} if channel else {})}
         shared = None if channel else self._shared.view  # one request at a time may lie there
         limit = f"{seconds:g} s" + (f" for each of {calls} calls" if calls > 1 else "")
+        self._most[number] = most
         with contextlib.ExitStack() as unanswered:
             # An answer that nobody reads would be taken for that of the next request.
             unanswered.callback(self.end)
@@ -213,10 +234,14 @@ class Connection:
                     return self._answers.pop(number)
                 self._check_alive()
                 receive = partial(self._receive, deadline=deadline)
-                body = read_frame(receive, self._rest, self._shared.view)
-                message, tensors = parse_frame(body)
+                most = max(self._most.values())
+                body = read_frame(receive, self._rest, self._shared.view, most)
+                message, tensors = parse_frame(body, HEADER)
                 if not isinstance(message, dict):
                     raise ValueError("a message that is no object")
+                most = self._most.pop(message["id"])  # KeyError: nobody has asked
+                if len(body) > most:
+                    raise ValueError(f"an answer of {len(body)} bytes, more than {most}")
                 self._answers[message["id"]] = message, tensors
 
     def _receive(self, count: int, deadline: float) -> bytes:
@@ -229,7 +254,10 @@ class Connection:
     def _wait(self, pipe: select.poll, deadline: float) -> None:
         """Wait until a pipe is ready; watch time and memory."""
         while True:
-            left = deadline - time.monotonic()
+            now = time.monotonic()
+            left = deadline - now
+            if self.memory is not None and now - self._looked > LOOK_SECONDS:
+                self._check_memory(self.memory)  # threads may take it between quick answers
             step = left if self.memory is None else min(left, WATCH_SECONDS)
             if pipe.poll(max(step, 0) * 1000):
                 return
@@ -239,6 +267,7 @@ class Connection:
                 raise _OutOfTime
 
     def _check_memory(self, limit: int) -> None:
+        self._looked = time.monotonic()
         used = sum(_resident(pid) for pid in _family(self.process.pid))
         if used > limit:
             raise _OutOfMemory(f"its processes use {used >> 20} MiB, more than {limit >> 20} MiB")
@@ -277,6 +306,8 @@ class Connection:
             self.process.wait(2)  # its end of the pipe may close before it is gone
         code = self.process.poll()
         self.end()
+        if code is not None and self.confined and code > 128:
+            code = 128 - code
         if code is None:
             return "closed its output"
         return f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"

@@ -9,6 +9,7 @@ from typing import Any
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.testing.adapters.child import VERSION
+from npattn.testing.worker.values import GARBAGE
 
 SETTINGS = {"rename", "layout", "features", "conventions", "like", "quantized", "rows"}
 
@@ -82,6 +83,6 @@ def read_description(answer: Mapping[str, Any]) -> dict[str, Any]:
             "abilities": [str(ability) for ability in answer.get("abilities") or ()],
             "versions": {str(n): str(x) for n, x in (answer.get("versions") or {}).items()},
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
+    except GARBAGE as err:
         reason = f"{type(err).__name__}: {err}"
         raise OptionError(f"the worker's description cannot be understood ({reason})") from None

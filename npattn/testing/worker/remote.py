@@ -44,13 +44,16 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.request import CallRequest, refuse_count
 from npattn.testing.adapters.untrusted import Untrusted
 from npattn.testing.cases.options import SCORE_MODS
+from npattn.testing.worker.confinement import protect_judge
 from npattn.testing.worker.description import Stub
 from npattn.testing.worker.fatal_kinds import GivenUp
 from npattn.testing.worker.supervisor import Worker
 from npattn.testing.worker.values import (
+    OF_ALL,
     Held,
     HeldItem,
     NoArray,
+    answer_bytes,
     find_garbage,
     places,
     plain,
@@ -201,6 +204,7 @@ class Remote(Implementation):
         self.environment = self.worker.environment
         if self.worker.settings.get("fresh"):
             self.untrusted = Untrusted(self.worker.close, self.worker.age)
+            protect_judge()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
@@ -269,19 +273,19 @@ class Remote(Implementation):
         self._shapes.add(shape)
         return COMPILE_SECONDS
 
-    def hold(self) -> Held:
-        """Return a key for results that the worker is asked to keep."""
-        held = Held(f"result {next(self._keys)}", self.worker.generation)
+    def hold(self, most: int) -> Held:
+        """Return a key for results of at most `most` bytes that the worker is asked to keep."""
+        held = Held(f"result {next(self._keys)}", self.worker.begin(), most)
         weakref.finalize(held, self._dropped.append, held.key)
         return held
 
     def counterpart(self, array: Array) -> tuple[Counterpart, bool]:
         """Return the array of the worker that stands for one of here, and if it is a new one."""
-        known = self._counterparts.get(id(array))
-        if known and known.mine() is array and known.generation == self.worker.generation:
+        known, generation = self._counterparts.get(id(array)), self.worker.begin()
+        if known and known.mine() is array and known.generation == generation:
             return known, False
         key = f"array {next(self._keys)}"
-        made = Counterpart(key, self.worker.generation, weakref.ref(array), array.tobytes())
+        made = Counterpart(key, generation, weakref.ref(array), array.tobytes())
         self._counterparts[id(array)] = made
         weakref.finalize(array, self._drop, id(array), key)
         return made, True
@@ -305,9 +309,16 @@ class Remote(Implementation):
         return changed
 
     def send(
-        self, message: dict[str, Any], tensors: dict[str, Tensor], shape: Any = None
+        self,
+        message: dict[str, Any],
+        tensors: dict[str, Tensor],
+        shape: Any = None,
+        most: int = OF_ALL,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Send a request, with what changed here; write what changed there. Raise its errors."""
+        """Send a request, with what changed here; write what changed there. Raise its errors.
+
+        Its answer has at most `most` bytes.
+        """
         writes = self.changes() if self._counterparts else {}
         if writes:
             message["write"] = {key: f"write {key}" for key in writes}
@@ -318,7 +329,7 @@ class Remote(Implementation):
         if self.framework.count is not None:
             message["threads"] = self.framework.count
         work, self._work = self._work, None
-        answer, out = self.worker.request(message, tensors, self.seconds(shape), work)
+        answer, out = self.worker.request(message, tensors, self.seconds(shape), work, most)
         if answer.get("changed"):
             with find_garbage():
                 self._write_changes(answer["changed"], out)
@@ -337,7 +348,9 @@ class Remote(Implementation):
         """Return results that the worker keeps."""
         if place.held.generation != self.worker.generation:
             raise Crash("crashed: the process that kept its result has ended")
-        answer, out = self.send({"do": "read", "of": place.held.key, "again": True}, {})
+        answer, out = self.send(
+            {"do": "read", "of": place.held.key, "again": True}, {}, most=place.held.most
+        )
         raise_errors(answer, {})
         item: Any = place.item
         with find_garbage():
@@ -430,7 +443,7 @@ class SentRequest(CallRequest):
         if hold:
             if "hold" not in self.remote.abilities:
                 raise ImplementationError("its worker keeps no results")
-            held = self._held = self.remote.hold()
+            held = self._held = self.remote.hold(self._answer_bytes(message))
             answer, _ = self._exchange(message | {"hold": held.key}, prefixes)
             with find_garbage():
                 return places(answer["value"], held)
@@ -441,6 +454,10 @@ class SentRequest(CallRequest):
             if "calls" in message:
                 return [value_of(answer["values"][n], out) for n in range(len(message["calls"]))]
             return value_of(answer["value"], out)
+
+    def _answer_bytes(self, message: dict[str, Any]) -> int:
+        shapes = {name: array.shape for name, array in (self.arrays | self.formed).items()}
+        return answer_bytes(shapes, len(message.get("calls", ())))
 
     def keep(self, results: Any) -> Any:
         """Return the key of the results that were kept last."""
@@ -466,7 +483,8 @@ class SentRequest(CallRequest):
         if self.remote.watch is not None:
             self.remote.watch(message, dict(shapes[1:]))
         try:
-            answer, out = self.remote.send(message, dict(self.tensors), shapes)
+            most = self._answer_bytes(message)
+            answer, out = self.remote.send(message, dict(self.tensors), shapes, most)
         except (Crash, TimedOut) as err:
             if self.problem is not None:
                 self.remote.given_up.note_end(self.problem, err)

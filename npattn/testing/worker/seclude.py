@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-import sysconfig
 import tempfile
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
 from npattn.errors import OptionError
+from npattn.testing.worker.confinement import (
+    HOME,
+    PROGRAM,
+    Walls,
+    Way,
+    is_memory_folder,
+    package_folders,
+    surround,
+)
 
 KEPT = ("PATH", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 """Variables of the environment that the worker gets; its home is a new folder."""
@@ -22,7 +29,8 @@ OURS = ("npattn", "__editable__", "__pycache__")
 class Seclusion:
     """A folder with the worker's file, and links to every installed package but npattn.
 
-    It is removed with the object.
+    It is removed with the object. A confined worker sees it, the folder of its target, and what
+    everybody may read on this machine.
 
     Parameters
     ----------
@@ -31,9 +39,10 @@ class Seclusion:
     """
 
     def __init__(self, child: Path) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="worker-"))
+        self.path = folder = Path(tempfile.mkdtemp(prefix="worker-")).resolve()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.child = Path(shutil.copy(child, folder / "worker.py"))
+        self.program = Path(shutil.copy(PROGRAM, folder / "confine.py"))
         self.packages, self.home = folder / "packages", folder / "home"
         self.packages.mkdir()
         self.home.mkdir()
@@ -42,32 +51,52 @@ class Seclusion:
             if not package.name.startswith(OURS) and package.suffix != ".pth" and not link.exists():
                 link.symlink_to(package)
 
-    def command(self, spec: str) -> list[str]:
-        """Return the command: isolated from the user's folders and variables, without site.
+    def words(self, spec: str) -> list[str]:
+        """Return the arguments of Python that run the worker: its file, the target, its path.
 
         Raises
         ------
         OptionError
             If npattn lies in the folder of the target, which is on the worker's path.
         """
-        home = spec.rpartition(":")[0]
-        own = Path(home).resolve().parent if home.endswith(".py") else Path.cwd()
+        own = folder_of(spec)
         if (own / "npattn").is_dir():
             raise OptionError(
                 f"untrusted hides npattn from TARGET, which lies beside it in {own}: copy the file "
                 "of TARGET to a folder of its own"
             )
-        path = f"{Path(home).resolve()}:{spec.rpartition(':')[2]}" if home.endswith(".py") else spec
-        return [sys.executable, "-I", "-S", str(self.child), path, str(self.packages), str(own)]
+        return [str(self.child), absolute(spec), str(self.packages), str(own)]
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables that the worker gets."""
+    def walls(self, specs: Iterable[str], memory: int | None) -> Walls:
+        """Return walls in which the worker sees itself, and the folders of these specs."""
+        return surround(self.program, [self.path, *map(shown_of, specs)], memory)
+
+    def environment(self, way: Way) -> dict[str, str]:
+        """Return the variables that a worker confined in this way gets."""
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-        return {**kept, "HOME": str(self.home), "TMPDIR": str(self.home)}
+        home = str(self.home) if way == "no" else HOME
+        return {**kept, "HOME": home, "TMPDIR": home}
+
+
+def folder_of(spec: str) -> Path:
+    """Return the folder in which a target's modules are found."""
+    file = spec.rpartition(":")[0]
+    return Path(file).resolve().parent if file.endswith(".py") else Path.cwd()
+
+
+def absolute(spec: str) -> str:
+    """Return a spec that says the same in any folder."""
+    file, _, name = spec.rpartition(":")
+    return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else spec
+
+
+def shown_of(spec: str) -> Path:
+    """Return what a worker must see of a target: its folder; in a folder of all, its file alone."""
+    folder = folder_of(spec)
+    return Path(absolute(spec).rpartition(":")[0]) if is_memory_folder(folder) else folder
 
 
 def _packages() -> Iterable[Path]:
     """Yield what lies beside the installed packages of this Python."""
-    for name in ("purelib", "platlib"):
-        folder = Path(sysconfig.get_path(name))
+    for folder in package_folders():
         yield from folder.iterdir() if folder.is_dir() else ()

@@ -12,7 +12,7 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError
-from npattn.testing.adapters.child import PRELOAD, Tensor
+from npattn.testing.adapters.child import LARGEST, PRELOAD, Tensor
 from npattn.testing.adapters.frameworks import array_of
 from npattn.testing.adapters.load import ENDS_ITSELF
 from npattn.testing.worker.connection import Connection, Limits
@@ -48,6 +48,8 @@ class Worker:
         Result of the call by which the first process found out the framework, if it made one.
     generation : int
         Number of processes that were started.
+    is_confined : bool
+        Its command is one of `npattn.testing.worker.confinement`.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Worker:
         self.tensors, self.environment = dict(tensors or {}), environment
         self.abilities = frozenset(abilities)
         self.description: dict[str, Any] = {}
-        self.generation = 0
+        self.generation, self.is_confined = 0, False
         self.first_result: Array | None = None
         self.seclusion: object = None  # a folder that it needs
         self.spare = spare
@@ -75,7 +77,9 @@ class Worker:
         framework = self.description.get("framework", "numpy")
         environment = os.environ if self.environment is None else self.environment
         variables = {**environment, PRELOAD: framework}
-        return Connection(self.command, variables, self.limits.memory)
+        process = Connection(self.command, variables, self.limits.memory, confined=self.is_confined)
+        process.seclusion = self.seclusion
+        return process
 
     def _begin(self) -> None:
         self.connection: Connection | None = None
@@ -149,7 +153,7 @@ class Worker:
         spare, self.spare = self.spare, None
         try:
             self.connection = spare or Connection(
-                self.command, self.environment, self.limits.memory
+                self.command, self.environment, self.limits.memory, confined=self.is_confined
             )
         except OSError as err:
             raise OptionError(f"the worker cannot be started: {err}") from err
@@ -157,6 +161,21 @@ class Worker:
         answer = self.connection.describe(settings, self.tensors, START_SECONDS)
         self.connection.owner = self._owner  # another thread may have had to start it anew
         return answer
+
+    def begin(self) -> int:
+        """Start a process if none is running; return the number of the one that is.
+
+        What a request refers to by that number is then in the process which answers it.
+
+        Raises
+        ------
+        Crash, OptionError
+            As of `request`.
+        """
+        with self._starting:
+            if self.connection is None or self.connection.ended:
+                self._start_again()
+            return self.generation
 
     def age(self) -> tuple[int, float]:
         """Return the calls that the process has answered, and the seconds since it started."""
@@ -175,8 +194,9 @@ class Worker:
         tensors: Mapping[str, Tensor],
         seconds: float,
         work: Callable[[], object] | None = None,
+        most: int = LARGEST,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the answer to a request; do `work` meanwhile.
+        """Return the answer to a request, of at most `most` bytes; do `work` meanwhile.
 
         Raises
         ------
@@ -190,4 +210,4 @@ class Worker:
                 self._start_again()
             connection = self.connection
         assert connection is not None
-        return connection.exchange(message, tensors, seconds, work)
+        return connection.exchange(message, tensors, seconds, work, most)

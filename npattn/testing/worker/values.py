@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, catch_foreign
-from npattn.testing.adapters.child import Tensor, as_json
+from npattn.testing.adapters.child import LARGEST, Tensor, as_json
 from npattn.testing.adapters.frameworks import array_of
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Results that the worker keeps until nobody here refers to them."""
+    """Results that the worker keeps until nobody here refers to them, of at most `most` bytes."""
 
     key: str
     generation: int
+    most: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,8 @@ class NoArray:
 
 # --- what comes back ------------------------------------------------------------------------------
 
+WORDS = 200
+"""Characters that are kept of a name, and a tenth of those of a message."""
 GARBAGE = (
     ValueError,
     KeyError,
@@ -61,6 +65,29 @@ def find_garbage() -> Iterator[None]:
     except GARBAGE as err:
         text = f"crashed: its process answered with garbage ({type(err).__name__}: {err})"
         raise Crash(text) from None
+
+
+OF_ALL = 1 << 26
+"""Bytes of an answer to a request without arrays, and more than any array's own."""
+
+
+def answer_bytes(shapes: Mapping[str, tuple[int, ...]], calls: int) -> int:
+    """Bound the bytes of an answer to calls with arrays of these shapes, whatever it returns.
+
+    Results have an element for each query and each number of a value, for each query and key, or
+    for each element of an input; of 16 bytes at most. Twice as many may be wrong in shape without
+    a loss of the message that says so.
+    """
+    sizes = {name: math.prod(max(n, 1) for n in shape) for name, shape in shapes.items()}
+    q, k, v = (shapes.get(name, ()) for name in "qkv")
+    widest = max((1, *k, *v))
+    if len(q) == len(k) == len(v):  # along an axis of 1 it broadcasts
+        widest *= math.prod(max(x, y, 1) for n, x, y in zip(q, k, v, strict=True) if n == 1)
+    else:
+        widest *= sizes.get("k", 1)
+    rows = sizes.get("q", 1) // max((1, *q[-1:]))
+    elements = sum(sizes.values()) + 2 * rows * widest
+    return min(LARGEST, OF_ALL + 2 * 16 * max(calls, 1) * elements)
 
 
 def places(structure: Any, held: Held) -> Any:
@@ -113,7 +140,7 @@ def raise_errors(answer: Mapping[str, Any], prefixes: Mapping[str, str]) -> None
         raise error
 
 
-@cache
+@lru_cache(maxsize=256)
 def _foreign_class(name: str, module: str, bases: tuple[str, ...]) -> type[BaseException]:
     """Return a class like one of the worker: of its name, derived from its built-in base."""
     kinds = (getattr(builtins, base, None) for base in bases if not base.endswith("Group"))
@@ -129,15 +156,15 @@ def _foreign_class(name: str, module: str, bases: tuple[str, ...]) -> type[BaseE
 def foreign_exception(raised: Mapping[str, Any]) -> BaseException:
     """Return an exception like one that was raised in the worker."""
     kind = _foreign_class(
-        str(raised["type"]),
-        str(raised.get("module", "builtins")),
-        tuple(map(str, raised.get("bases", ()))),
+        str(raised["type"])[:WORDS],
+        str(raised.get("module", "builtins"))[:WORDS],
+        tuple(map(str, raised.get("bases", ())))[:WORDS],
     )
     error = kind.__new__(kind)
-    text = str(raised.get("message", "")).encode("utf-8", "backslashreplace").decode()
+    text = str(raised.get("message", ""))[: 10 * WORDS].encode("utf-8", "backslashreplace").decode()
     error.message = text  # type: ignore[attr-defined]
-    error.place = str(raised.get("place", ""))  # type: ignore[attr-defined]
-    error.refuses = str(raised.get("refuses", ""))  # type: ignore[attr-defined]
+    error.place = str(raised.get("place", ""))[:WORDS]  # type: ignore[attr-defined]
+    error.refuses = str(raised.get("refuses", ""))[:WORDS]  # type: ignore[attr-defined]
     return error
 
 

@@ -25,6 +25,7 @@ from npattn.testing.targets import load
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
+from tests.confined import untrusted
 from tests.testing.runner.test_untrusted import trial_of
 
 BOTH = ("float32", "float64")
@@ -441,7 +442,7 @@ def test_who_checks_leaves_what_may_end_it_to_others(observer):
 def test_untrusted_targets_are_judged_by_processes_that_do_nothing_else(observer, tmp_path):
     path = tmp_path / "f.py"
     path.write_text("def f(q, k, v):\n    return v[..., :1, :] + 0 * q[..., :1]\n")
-    remote = connect(f"{path}:f", framework="numpy", untrusted=True)
+    remote = connect(f"{path}:f", framework="numpy", **untrusted())
     check(remote, examples=2, only=["views", "mask-as-bias"], processes=2, diagnosis=False)
     remote.worker.close()
     assert observer.pools == [2]
@@ -470,7 +471,7 @@ def test_threads_of_blas_are_one_in_each_worker(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for alone in (False, True):
         remote = connect("numpy.flash", alone=alone)
-        hidden = connect("f.py:f", framework="numpy", alone=alone, untrusted=True)
+        hidden = connect("f.py:f", framework="numpy", alone=alone, **untrusted())
         isolated = isolate(Implementation(flash), Limits(), alone=alone)
         for made in (remote, hidden, pickle.loads(pickle.dumps(remote)), isolated):
             environment = made.worker.environment

@@ -17,6 +17,7 @@ from npattn.testing.runner.untrusted import TAIL, plan_turns
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 from npattn.testing.trial import Trial
 from npattn.testing.worker.connect import connect
+from tests.confined import untrusted
 
 RULES = ["agreement-o", "hidden-nan-k", "views", "repeatable", "inputs-unchanged"]
 QUICK = {"only": ["agreement-o"], "diagnosis": False, "shrink": False}
@@ -124,7 +125,7 @@ def f(q, k, v):
 def judge_limited(tmp_path, limit):
     path = tmp_path / f"right_for_{limit}.py"
     path.write_text(LIMITED.replace("LIMIT", str(limit)))
-    remote = connect(f"{path}:f", untrusted=True)
+    remote = connect(f"{path}:f", **untrusted())
     try:
         return check(remote, examples=5, seed=13, **QUICK)
     finally:

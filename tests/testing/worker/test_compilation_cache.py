@@ -12,6 +12,7 @@ from npattn.testing.worker import compilation_cache
 from npattn.testing.worker.compilation_cache import cache_variables
 from npattn.testing.worker.connect import connect, isolate
 from npattn.testing.worker.supervisor import Limits
+from tests.confined import untrusted
 
 FOLDER, LEAST = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 TARGET = """
@@ -67,7 +68,7 @@ def test_a_worker_has_the_folder_wherever_it_is_started(tmp_path):
 def test_an_untrusted_worker_has_none(tmp_path):
     path = tmp_path / "nobody_trusts_it.py"
     path.write_text(TARGET)
-    remote = connect(f"{path}:f", framework="numpy", untrusted=True)
+    remote = connect(f"{path}:f", framework="numpy", **untrusted())
     remote.worker.close()
     assert FOLDER not in remote.worker.environment
 

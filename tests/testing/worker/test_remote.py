@@ -7,7 +7,12 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing import Recipe
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import Session, answer_safely
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.space import Space
+from npattn.testing.rules import RULES
 from npattn.testing.targets import load_implementation
+from npattn.testing.trial import Trial
+from npattn.testing.worker.connect import connect
 from npattn.testing.worker.description import read_description
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.supervisor import Limits
@@ -72,7 +77,10 @@ class Inline:
         answer, _ = answer_safely(self.session, {"do": "describe", **settings}, {})
         self.description = read_description(answer)
 
-    def request(self, message, tensors, seconds, work=None):
+    def begin(self):
+        return self.generation
+
+    def request(self, message, tensors, seconds, work=None, most=0):
         return answer_safely(self.session, message, tensors)
 
 
@@ -128,3 +136,18 @@ def test_gradient_of_a_head_mask_comes_back(tmp_path):
     assert found["dgate"].shape == (3, 1, 1)
     assert found["dgate"].any()
     np.testing.assert_array_equal(found["dgate"], here["dgate"])
+
+
+@pytest.mark.parametrize("rule", ["outputs-kept", "arrays-reused"])
+def test_rules_that_hold_results_pass_in_a_process_started_anew(rule):
+    """The judge ends a process between two rules; what a rule holds is in the next one."""
+    remote = connect("numpy.flash")
+    space = Space(features=frozenset({"mask"}))
+    trial = Trial(remote, remote.conventions, Rounding.undeclared("float32"), space)
+    recipe = Recipe(seed=3)
+    assert RULES[rule].check(trial, recipe) is not None
+    remote.worker.close()
+    generation = remote.worker.generation
+    assert RULES[rule].check(trial, recipe) is not None
+    assert remote.worker.generation == generation + 1
+    remote.worker.close()

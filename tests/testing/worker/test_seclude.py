@@ -10,6 +10,7 @@ from npattn.errors import OptionError
 from npattn.testing import check
 from npattn.testing.worker.connect import CHILD, connect
 from npattn.testing.worker.seclude import Seclusion
+from tests.confined import flags, untrusted
 
 FEW = {"only": ["agreement-o"], "examples": 2, "diagnosis": False, "shrink": False}
 SPY = """
@@ -49,7 +50,7 @@ def test_who_looks_for_the_judge_finds_it_only_where_it_is_trusted(tmp_path, mon
     monkeypatch.setenv("NPATTN_SECRET", "1")
     path = tmp_path / "spy.py"
     path.write_text(SPY.replace("{found}", FOUND[name]))
-    trusted, secluded = connect(f"{path}:f"), connect(f"{path}:f", untrusted=True)
+    trusted, secluded = connect(f"{path}:f"), connect(f"{path}:f", **untrusted())
     assert check(secluded, **FEW).passed
     if name != "its folder on the path":  # installed packages may have it in another way
         assert not check(trusted, **FEW).passed
@@ -70,7 +71,7 @@ def test_the_folder_of_a_seclusion_is_removed_with_it():
 def test_what_nobody_trusts_must_have_gradients(tmp_path):
     path = tmp_path / "spy.py"
     path.write_text(SPY.replace("{found}", "False"))
-    words = ["check", f"{path}:f", "--untrusted", "--only", "agreement-o", "--examples", "2"]
+    words = ["check", f"{path}:f", *flags(), "--only", "agreement-o", "--examples", "2"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2, result.output
     assert "not tested, and asked for: dq, dk, dv" in " ".join(result.output.split())
@@ -83,7 +84,7 @@ def test_the_first_call_is_judged(tmp_path):
     path = tmp_path / "warm.py"
     deed = "CALLS.append(1); found = len(CALLS) == 1"
     path.write_text("CALLS = []" + SPY.replace("found = {found}", deed))
-    remote = connect(f"{path}:f", untrusted=True)
+    remote = connect(f"{path}:f", **untrusted())
     assert not check(remote, **FEW | {"only": ["first-calls"]}).passed
     remote.worker.close()
 
@@ -104,7 +105,9 @@ def test_what_nobody_trusts_never_runs_here(flag):
 def test_few_variables_are_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PATH", "/somewhere")
-    kept = Seclusion(CHILD).environment()
+    seclusion = Seclusion(CHILD)
+    assert seclusion.environment("bwrap")["HOME"] == "/tmp"
+    kept = seclusion.environment("no")
     assert kept["PATH"] == "/somewhere"
     assert "OMP_NUM_THREADS" not in kept
     assert kept["HOME"] != os.environ.get("HOME")
@@ -114,7 +117,7 @@ def test_npattn_beside_the_target_is_wrong_usage(tmp_path):
     (tmp_path / "npattn").mkdir()
     (tmp_path / "spy.py").write_text(SPY.replace("{found}", "False"))
     with pytest.raises(OptionError, match="copy the file of TARGET to a folder of its own"):
-        connect(f"{tmp_path}/spy.py:f", untrusted=True)
+        connect(f"{tmp_path}/spy.py:f", **untrusted())
 
 
 PATCHES = """
@@ -127,9 +130,10 @@ def f(q, k, v):
 """
 
 
-@pytest.mark.parametrize("untrusted", [True, False])
-def test_a_worker_that_its_target_has_changed_is_not_believed(tmp_path, untrusted):
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_worker_that_its_target_has_changed_is_not_believed(tmp_path, hidden):
     """Without abilities, rules about memory would not be asked."""
     (tmp_path / "patches.py").write_text(PATCHES)
+    own = untrusted() if hidden else {}
     with pytest.raises(OptionError, match=r"lacks abilities that it has .*hold.* has changed it"):
-        connect(f"{tmp_path}/patches.py:f", untrusted=untrusted, framework="numpy")
+        connect(f"{tmp_path}/patches.py:f", framework="numpy", **own)
