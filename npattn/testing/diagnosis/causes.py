@@ -33,6 +33,7 @@ from npattn.testing.diagnosis.explore import (
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate
 from npattn.testing.diagnosis.names import name_of
+from npattn.testing.diagnosis.pairs import find_pair
 from npattn.testing.diagnosis.place import (
     CONFIRMED,
     EVERYWHERE,
@@ -45,9 +46,12 @@ from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sequences import find_sequence_causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.diagnosis.unlike import say_unlike
+from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
-from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.outcome import Outcome, recipe_line
+from npattn.testing.report.pair import SIDE, Reading
+from npattn.testing.report.record import reading_order
 from npattn.testing.rules import RULES
 from npattn.testing.trial import GRADIENTS, Trial
 
@@ -121,7 +125,49 @@ def diagnose(
         for _, outcomes in judged
         for outcome in outcomes
     ]
-    return explained, tuple(sorted(causes.values(), key=place))
+    ordered = sorted(causes.values(), key=place)
+    for cause in ordered[:1]:
+        ordered[0] = _with_pair(cause, judged, explained)
+    return explained, tuple(ordered)
+
+
+def _with_pair(
+    cause: Cause,
+    judged: Sequence[tuple[Trial, Sequence[Outcome]]],
+    explained: Sequence[Outcome],
+) -> Cause:
+    """Return a cause with the nearest problem that passes, if one of its failures has any."""
+    group = [o for o in explained if (o.failed or o.status == "suspect") and cause.explains(o)]
+    for trial, _ in judged:
+        own = [o for o in group if o.dtype == trial.space.dtype]
+        with np.errstate(all="ignore"):
+            pair = find_pair(trial.fresh(), sorted(own, key=reading_order))
+        if pair is not None:
+            return replace(cause, pair=pair)
+    return cause
+
+
+def _readability(point: Point) -> tuple[bool, bool, int]:
+    """Return the sort key that puts first what is best read: 2 × 3 to 8 × 8, plain, and small."""
+    recipe = point.recipe
+    few = not (2 <= recipe.T <= SIDE and 3 <= recipe.S <= SIDE)
+    return few, recipe.distribution != "normal", point.evidence.size
+
+
+def _read_window(point: Point) -> Reading | None:
+    """Return a window of the first wrong quantity on a problem, at its first wrong cell."""
+    if point.fault is None:
+        return None
+    q = point.fault.quantity
+    cells = np.argwhere(q.wrong)
+    if not len(cells):
+        return None
+    first = tuple(map(int, cells[0]))
+    got, want = (np.where(q.known, x, np.nan) for x in (q.got, q.want))
+    excerpt = Excerpt.around(first, got, want, q.tolerance, SIDE)
+    marks = Excerpt.around(first, q.wrong, q.wrong, q.wrong, SIDE).got > 0
+    line = recipe_line(point.recipe, point.evidence.trial, None)
+    return Reading(q.name, q.axes, excerpt, marks, line)
 
 
 def _split_repeated(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
@@ -332,6 +378,7 @@ class _Diagnosis:
             passes_when=f"fails only where {condition.text}" if told and condition else "",
             confirmed=len(tried),
             name=name,
+            reading=next(filter(None, map(_read_window, sorted(points, key=_readability))), None),
         )
 
     @staticmethod

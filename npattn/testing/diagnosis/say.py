@@ -42,7 +42,7 @@ WORDS = {
 }
 WHOLE = {
     "state": "results depend on earlier calls",
-    "precision": "sums or storage are narrower than the dtype",
+    "precision": "results are less precise than the dtype allows",
     "layout": "results are arranged otherwise",
 }
 PLURAL = ("s", "p")
@@ -69,13 +69,14 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
     elif step in WHOLE:
         text = WHOLE[step]
     elif step == "nan":
-        text = "results are not finite" if "NaN" in amount else "results are finite"
+        finite = "finite where" in amount
+        text = "a NaN is swallowed" if finite else "results are not finite"
     else:
         text = f"{subject} {'are' if step in PLURAL else 'is'} wrong"
     text += " in the backward, and right in the forward," if backward else ""
     text = text.rstrip(",") if not place or place == "everywhere" else text
     if place == "contents":
-        text, place = f"{text} with some numbers in the arrays, and right with others", ""
+        text, place = f"{text} for some values of q and k, and right for others", ""
     text += " everywhere" if place == "everywhere" else f" where {place}" if place else ""
     text += f": {amount}" if amount else ""
     text += f" ({name})" if name else ""

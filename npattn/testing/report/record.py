@@ -11,6 +11,7 @@ from npattn.testing.cases.asked import Asked
 from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.pair import Pair, Reading, reading_of_comparison
 from npattn.testing.report.sensitivity import Sensitivity
 
 
@@ -41,9 +42,18 @@ class FailureGroup:
         return self.cause.passes_when
 
     @property
+    def reading(self) -> Reading | None:
+        """The first wrong quantity that was read, else the worst result of its smallest failure."""
+        if self.cause is not None and self.cause.reading is not None:
+            return self.cause.reading
+        shown = self.smallest
+        readings = (reading_of_comparison(c, shown.recipe) for c in shown.comparisons)
+        return next((x for x in readings if x is not None), None)
+
+    @property
     def smallest(self) -> Outcome:
         """The failure to show: the smallest problem, of a plain agreement if one failed."""
-        return min(self.outcomes, key=_reading_order)
+        return min(self.outcomes, key=reading_order)
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,6 +160,21 @@ class Record:
         }
 
     @property
+    def pair(self) -> Pair | None:
+        """The pair of the first cause: a problem that fails, and its neighbour that passes."""
+        return next((g.cause.pair for g in self._shown() if g.cause is not None), None)
+
+    @property
+    def reading(self) -> Reading | None:
+        """The first wrong quantity, got beside wanted, of the first cause."""
+        for group in self._shown()[:1]:
+            return group.reading
+        return None
+
+    def _shown(self) -> list[FailureGroup]:
+        return self.groups() or self.groups(required=False)
+
+    @property
     def dtypes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(o.dtype for o in self.outcomes))
 
@@ -192,7 +217,7 @@ class Record:
         return -len(counting), -len(rules), not group.is_explained
 
 
-def _reading_order(outcome: Outcome) -> tuple[bool, bool, float]:
+def reading_order(outcome: Outcome) -> tuple[bool, bool, float]:
     """Agreements first: they compare with the oracle, on a problem as it was sampled.
 
     What has no script comes last: the report leads with a failure that can be shown.
