@@ -10,8 +10,12 @@ from operator import attrgetter
 
 import numpy as np
 
+from npattn.errors import NpattnError
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.borders import Neighbours, find_pair, neighbours_of
 from npattn.testing.diagnosis.candidates import Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
@@ -22,10 +26,13 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
+    HIDING,
+    OF_SEVERAL_KEYS,
     Point,
     enlarge,
     explore,
     narrow,
+    sample,
     sample_of,
     tame,
     try_recipe,
@@ -33,11 +40,11 @@ from npattn.testing.diagnosis.explore import (
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate
 from npattn.testing.diagnosis.names import name_of
-from npattn.testing.diagnosis.pairs import find_pair
 from npattn.testing.diagnosis.place import (
     CONFIRMED,
     EVERYWHERE,
     Where,
+    learn,
     learn_and_confirm,
     learn_problems,
 )
@@ -48,6 +55,7 @@ from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.diagnosis.unlike import say_unlike
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import REQUIRED
+from npattn.testing.places import Place
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome, recipe_line
 from npattn.testing.report.pair import SIDE, Reading
@@ -59,6 +67,8 @@ REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
 READ = 4
 """Most failures from which a cause is read: each takes many calls."""
+SECONDS_OF_FIRST, PLACE_SECONDS = 3.0, 1.0
+"""Seconds in which the place of the first cause, and of each other, is attacked."""
 SECONDS = 20.0
 """Time after which no further cause is read."""
 DOUBTFUL = 0.2
@@ -298,10 +308,16 @@ class _Diagnosis:
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             holds = self._condition(points, fault)
+            near = _neighbours(first, points[0], fault)
+            asked = None if near is None else near.place(seconds=PLACE_SECONDS if turn else SECONDS_OF_FIRST)
             claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
+            if near is None or asked is None or not _holds_on(near, asked, claimed):
+                asked = None
             place = self._place(points, fault) if len(points) > 1 else _single_place(first)
+            if near is not None and asked is not None and fault.step != "nan":
+                place = self._attacked(points, fault, near, asked) or place
             cause = self._state(fault, like, place, points)
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
@@ -355,6 +371,40 @@ class _Diagnosis:
         found = [(lost, place) for lost, place in found if place.errors <= DOUBTFUL]
         price = [lost + place.errors + ATOM * len(place.atoms) for lost, place in found]
         return found[price.index(min(price))][1] if found else None
+
+    def _attacked(
+        self, points: list[Point], fault: Fault, near: Neighbours, asked: Place
+    ) -> Where | None:
+        """Return where it is wrong: elements of failing problems, on the problems that were asked.
+
+        None if what was learned of the elements does not hold.
+        """
+        if len(asked.clauses) > 1 and any(len(clause) > 1 for clause in asked.clauses):
+            return None
+        pairs = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
+        pairs = [(p, s) for p, s in pairs if (s.wrong & s.known).any()]
+        elements = [narrow(s, p, fault) for p, s in pairs]
+        found: list[tuple[float, Where]] = []
+        for dropped in range(len(fault.axes) + 1):
+            axes = len(fault.axes) - dropped
+            own = [s.reduce(axes) for s in (elements if not dropped else [s for _, s in pairs])]
+            place = learn(own, indices=True)
+            if place is not None and (place.errors <= CONFIRMED or not place.atoms):
+                margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
+                found.append((margin + place.errors + ATOM * len(place.atoms), place))
+        if not found:
+            return None
+        _, best = min(found, key=lambda x: x[0])
+        if len(asked.clauses) > 1:
+            texts = [atom.text for clause in asked.clauses for atom in clause]
+            told = [" or ".join(texts)] if all(asked.clauses) else []
+        else:
+            atoms = asked.clauses[0] if asked.clauses else ()
+            told = [a.text for a in atoms if not _implied(best, near.recipe(a.pair.passing), near, fault)]
+        if points[0].recipe.distribution != "normal" and self._is_of_contents(points[0]):
+            told.append("contents")
+        text = " and ".join([*(a.text for a in best.atoms), *told])
+        return Where(text or EVERYWHERE, best.errors, best.atoms)
 
     def _state(
         self, fault: Fault, points: list[Point], place: Where | None, tried: list[Point]
@@ -450,6 +500,55 @@ def _of_one_call(outcome: Outcome) -> bool:
     """Return True if one call alone was out of tolerance, and not the relation of several."""
     names = {c.name for c in outcome.comparisons}
     return outcome.kind == "value" and bool(names) and names <= {"o", "lse", *GRADIENTS}
+
+
+def _neighbours(evidence: Evidence, point: Point, fault: Fault) -> Neighbours | None:
+    """Return the problems around a failing one; what could not show the fault tells nothing."""
+    outcome = evidence.outcome
+    if outcome is None or point.fault is None:
+        return None
+    near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
+    if near is None:
+        return None
+    on = options_on(point.recipe)
+
+    def tells(other: Evidence) -> bool:
+        problem = other.problem
+        visible = other.trial.visible(problem)
+        if fault.step in OF_SEVERAL_KEYS and not (visible.sum(-1) > 1).any():
+            return False  # a row of one key has weight 1, whatever its score is
+        same = all((getattr(problem, n, None) is not None) for n in on if n in HIDING)
+        hides = not visible.all()
+        return not (fault.step == "visible" and fault.form == "extra" and on and same and not hides)
+
+    return replace(near, base=point.recipe, tells=tells)
+
+
+def _holds_on(near: Neighbours, place: Place, claimed: Sequence[Evidence]) -> bool:
+    """Return True if a place was attacked, and holds on every failing problem it explains."""
+    if not place.held:
+        return False
+    recipes = [e.outcome.sampled for e in claimed if e.outcome and e.outcome.kind == "value"]
+    plain = [r for r in recipes if r is not None and r.distribution == near.base.distribution]
+    return all(place.holds(near.sample(r)) for r in plain if {*options_on(r)} <= {*near.values})
+
+
+def _implied(place: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
+    """Return True if a place of elements has none on a problem that passes."""
+    if not place.atoms:
+        return False
+    try:
+        problem = near.trial.problem(passing)
+    except NpattnError:
+        return False
+    sizes = sizes_of(problem)
+    axes = next((a for a in (fault.axes[:n] for n in range(len(fault.axes), 0, -1))), "")
+    letters = {x: sizes[x.upper()] for x in axes}
+    if axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
+        letters["h"] = sizes["K"]
+    shape = tuple(letters[x] for x in axes)
+    whole = sample(near.trial, passing, problem, axes, np.ones(shape, bool), np.ones(shape, bool))
+    return place.errors_on([whole]) >= 1
 
 
 def _single_place(evidence: Evidence) -> Where | None:

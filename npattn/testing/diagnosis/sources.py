@@ -12,6 +12,7 @@ are the weights that were read?
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from npattn.testing.trial import Trial
 NAMES = {"b": "sample", "h": "head", "t": "row", "s": "key", "d": "column", "e": "column"}
 STEPS = (2, 3, 4, 8, 16, 32, 64, 128)
 """Factors and tiles of the grammar."""
+SHIFT = re.compile(r". [−+] \d+")
+"""A shift is told by two different indices, any other expression by three."""
 SHIFTS = 130
 """Largest shift of an index."""
 MISSED = 0.03
@@ -75,8 +78,10 @@ def source_of(x: str, here: Array, there: Array, sizes: Array) -> str:
         return ""
     if (there == there[0]).all() and len({*here.tolist()}) > 1:
         return f"{name} {there[0]}"
+    different = len({*zip(here.tolist(), sizes.tolist(), strict=True)})
     for text, value in expressions(x):
-        if np.array_equal(value(here, sizes), there):
+        needed = 2 if SHIFT.fullmatch(text) else 3
+        if different >= needed and np.array_equal(value(here, sizes), there):
             return f"{name} {text}"
     return f"another {name}"
 
@@ -163,13 +168,14 @@ def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
     cases : sequence of (Trial, Problem, array of bool, array of bool)
         For each problem the keys with weight, (B, H, T, S), and the elements of which it is known.
     """
-    left: dict[str, int] | None = None
+    left: dict[str, int] | None = None  # source → weights that it misses
     for trial, problem, seen, known in cases:
         fits: dict[str, int] = {}
-        for n, (text, visible) in enumerate(masks_like(trial, problem)):
-            if ((seen ^ visible) & known).sum() <= MISSED * known.sum():
-                fits.setdefault(text, n)
-        left = fits if left is None else {x: n for x, n in left.items() if x in fits}
+        for text, visible in masks_like(trial, problem):
+            missed = int(((seen ^ visible) & known).sum())
+            if missed <= MISSED * known.sum():
+                fits.setdefault(text, missed)
+        left = fits if left is None else {x: n + fits[x] for x, n in left.items() if x in fits}
         if not left:
             return ""
     return min(left, key=left.__getitem__) if left else ""

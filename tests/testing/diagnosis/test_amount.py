@@ -116,12 +116,12 @@ def test_amount(text, steps):
     [
         ("bias twice", "the bias × 2"),
         ("softcap left out", "the softcap is left out"),
-        ("keys of another head", "query head h takes keys of key head (h − 1) % H, must be h // G"),
-        ("values of another head", "query head h takes values of key head (h − 1) % H, must be h // G"),
+        ("keys of another head", "query head h takes keys of key head (h − 1) % K, must be h // G"),
+        ("values of another head", "query head h takes values of key head (h − 1) % K, must be h // G"),
         ("mask ignored", "the mask is not applied"),
         ("last keys forgotten", "visible keys have weight 0"),
         ("mean where no key is", "the mean of all values, must be 0"),
-        ("dropout without rate", "rows sum to 1 − rate"),
+        ("dropout without rate", "rows are × 1 − rate"),
         ("dropout ignored", "dropped weights are not 0"),
         ("NaN where no key is", "o is NaN or infinite"),
         ("dsinks", "× −1"),
@@ -150,7 +150,7 @@ def test_amount_of_wrong_functions(name, text):
         (
             {"results": one_result(0, lambda o, c: np.roll(o, 1, -2))},
             {"T": 2},
-            "of row (t − 1) % T",
+            "of another row",
         ),
         ({"delta": after(one_later)}, {"T": 29}, "δ of row t − 1"),
         (
@@ -177,10 +177,18 @@ def fault_of(step, got, want=1.0, wrong=True, axes="bht", form="", **facts):
     return Fault(step, quantity, mask, mask | True, form=form, facts=facts)
 
 
+def sums_of(total):
+    got = np.full((1, 2, 5, 4), total / 4)
+    fault = fault_of("p", got, 0.25, axes="bhts", form="rows", log=np.full((1, 2, 5), np.inf))
+    rows = fault.wrong.any(-1)
+    return replace(fault, wrong=rows, known=rows)
+
+
 ROWS = np.arange(1.0, 11.0).reshape(1, 2, 5)
 SHIFTED = {(0, 1, t): (0, 1, t - 2) for t in range(2, 5)}
 MADE_UP = {
-    "rows sum to 0": fault_of("p", 0.0, form="rows", log=np.full((1, 2, 5), np.inf)),
+    "rows sum to 0": sums_of(0.0),
+    "rows sum to e⁻²⁰": sums_of(np.exp(-20)),
     "dropped weights are not 0": fault_of("p", 0.5, form="dropout"),
     "× 1/2, 1/3": fault_of(
         "p",
@@ -196,7 +204,7 @@ MADE_UP = {
     "of head 0, another row": fault_of(
         "s", 1.0, form="moved", moved={(0, 1, 2): (0, 0, 4), (0, 2, 3): (0, 0, 1)}
     ),
-    "keys of another sample: sample 1": fault_of("s", 1.0, form="kv head", moved={(0, 1): (1, 1)}),
+    "keys of another sample": fault_of("s", 1.0, form="kv head", moved={(0, 1): (1, 1)}),
     "no key is seen": fault_of("visible", 0.0, form="rows of zeros"),
     "must be −∞": fault_of("lse", np.nan, -np.inf),
     "finite, must be −∞": fault_of("lse", 0.0, -np.inf),
