@@ -27,6 +27,7 @@ from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
 from npattn.testing.report.progress import ProgressBar
+from npattn.testing.report.words import failure_lines, verdict
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.rules import PROPERTIES, RULES, Property
@@ -398,6 +399,7 @@ def _explain(plan: _Plan, answers: _Answers) -> None:
     bad = any(outcome.failed or outcome.status == "suspect" for outcome in known)
     if not plan.settings.diagnosis or not bad:
         return
+    _announce(plan, answers)
     from npattn.testing.diagnosis import causes  # slow to load, and not needed if all is right
 
     try:
@@ -412,6 +414,17 @@ def _explain(plan: _Plan, answers: _Answers) -> None:
         )
         defect = f"failed, a defect of npattn: {format_exception_line(err)}"
         answers.defect = {"diagnosis": defect}
+
+
+def _announce(plan: _Plan, answers: _Answers) -> None:
+    """Show the verdict and a failure before causes are looked for, if there is a bar for it."""
+    bar = getattr(plan.judges[0].progress, "__self__", None)
+    if not isinstance(bar, ProgressBar):
+        return
+    report = _report(plan, answers)
+    for group in report.groups()[:1]:
+        told, *_ = failure_lines(group.smallest, problem=False)
+        bar.announce(f"{verdict(report)}\n{told}\nlooking for the cause (Ctrl-C leaves it out)")
 
 
 def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report:

@@ -155,10 +155,18 @@ def _row_sums(faults: Faults) -> str:
             counts += [(float(1 + (1 / ratio[clear] - 1) / share[clear]), problem)]
     total, sink, factor = (recognise(x) for x in (sums, counts, ratios))
     if total:
-        return f"rows sum to {total}"
+        more = all(f.quantity.got.sum(-1)[f.wrong].min() > 0 for f, _ in faults)
+        less = total.startswith("e⁻") and more
+        return f"rows sum to {total}" + (", must be less" if less else "")
     if len(counts) * 2 > len(faults) and sink:
         return "the sink is left out of the sum" if sink == "0" else f"the sink counts {sink} times"
-    return f"rows are × {factor}" if factor else ""
+    if factor:
+        return f"rows are × {factor}"
+    must = "they must" if any(p.sinks is not None for _, p in faults) else "1"
+    sizes = [x for x, _ in ratios if np.isfinite(x)]
+    if sizes and max(sizes) < 1:
+        return f"rows sum to less than {must}"
+    return f"rows sum to more than {must}" if sizes and min(sizes) > 1 else ""
 
 
 def _times(ratios: Sequence[tuple[float, Problem]]) -> str:
@@ -203,9 +211,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
 
 def _heads(faults: Faults, what: str) -> str:
     """Say of which key head or sample keys and values come."""
-    pairs = [
-        (own, other, p) for f, p in faults for own, other in f.facts.get("moved", {}).items()
-    ]
+    pairs = [(own, other, p) for f, p in faults for own, other in f.facts.get("moved", {}).items()]
     if any(b != c for (b, _), (c, _), _ in pairs):
         here, there = (np.array([x[i][0] for x in pairs]) for i in (0, 1))
         sizes = np.array([math.prod(p.lead) for *_, p in pairs])
@@ -245,13 +251,21 @@ def _visible(faults: Faults, points: Sequence[Point]) -> str:
     if source:
         return source
     kinds = {kind for f, _ in faults for kind in f.facts.get("kinds", ())}
+    both, extra, none, zeros = SEEN
     if len(kinds) > 1:
-        return "hidden keys take weight, and visible keys have none"
+        return both
     if "extra" in kinds:
-        return "hidden keys take weight"
-    if faults[0][0].form == "rows of zeros":
-        return "no key is seen"
-    return "visible keys have weight 0"
+        return extra
+    return none if faults[0][0].form == "rows of zeros" else zeros
+
+
+SEEN = (
+    "hidden keys take weight, and visible keys have none",
+    "hidden keys take weight",
+    "no key is seen",
+    "visible keys have weight 0",
+)
+"""What is wrong with a mask that is none known."""
 
 
 def _mask_of(points: Sequence[Point]) -> str:
@@ -264,7 +278,9 @@ def _mask_of(points: Sequence[Point]) -> str:
         q = fault.quantity
         known = (q.wrong.any(-1) & q.known.all(-1))[..., None] & np.isfinite(q.got)
         cases.append((point.evidence.trial, problem, abs(q.got) > q.tolerance, known))
-    return mask_source(cases[:CASES])
+    most = sorted(cases, key=lambda case: -math.prod(case[1].lead) * case[1].H)
+    half = CASES // 2  # of few samples and heads, several sources may fit
+    return mask_source([*most[:half], *cases[:half]])
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:

@@ -14,7 +14,7 @@ from npattn.errors import NpattnError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.amount import SEEN, describe
 from npattn.testing.diagnosis.borders import Neighbours, find_pair, neighbours_of
 from npattn.testing.diagnosis.candidates import Found
 from npattn.testing.diagnosis.conduct import (
@@ -309,21 +309,30 @@ class _Diagnosis:
                 points = [_with_step(p, "visible", "p") for p in points]
             holds = self._condition(points, fault)
             near = _neighbours(first, points[0], fault)
-            asked = None if near is None else near.place(seconds=PLACE_SECONDS if turn else SECONDS_OF_FIRST)
+            asked = (
+                None
+                if near is None
+                else near.place(seconds=PLACE_SECONDS if turn else SECONDS_OF_FIRST)
+            )
             claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             if near is None or asked is None or not _holds_on(near, asked, claimed):
                 asked = None
+            amount = describe(like)
             place = self._place(points, fault) if len(points) > 1 else _single_place(first)
             if near is not None and asked is not None and fault.step != "nan":
-                place = self._attacked(points, fault, near, asked) or place
-            cause = self._state(fault, like, place, points)
+                follows = fault.step == "visible" and amount not in SEEN  # the source tells where
+                place = self._attacked(points, fault, near, asked, follows) or place
+            cause = self._state(fault, like, amount, place, points)
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
             mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, holds)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
+            if fault.step in GRADIENTS and fault.step != "dk":  # the next is read without it
+                left = [e.without({fault.step}) for e in left]
+                self.trial = replace(self.trial, gradients=self.trial.gradients - {fault.step})
             yield replace(cause, rules=ids(mine)), mine
 
     def _points(self, evidence: Evidence) -> list[Point]:
@@ -373,11 +382,17 @@ class _Diagnosis:
         return found[price.index(min(price))][1] if found else None
 
     def _attacked(
-        self, points: list[Point], fault: Fault, near: Neighbours, asked: Place
+        self,
+        points: list[Point],
+        fault: Fault,
+        near: Neighbours,
+        asked: Place,
+        follows: bool,
     ) -> Where | None:
         """Return where it is wrong: elements of failing problems, on the problems that were asked.
 
-        None if what was learned of the elements does not hold.
+        None if what was learned of the elements does not hold. With `follows`, no elements are
+        named: those are wrong whose source is not their own.
         """
         if len(asked.clauses) > 1 and any(len(clause) > 1 for clause in asked.clauses):
             return None
@@ -385,7 +400,7 @@ class _Diagnosis:
         pairs = [(p, s) for p, s in pairs if (s.wrong & s.known).any()]
         elements = [narrow(s, p, fault) for p, s in pairs]
         found: list[tuple[float, Where]] = []
-        for dropped in range(len(fault.axes) + 1):
+        for dropped in range(len(fault.axes) if follows else 0, len(fault.axes) + 1):
             axes = len(fault.axes) - dropped
             own = [s.reduce(axes) for s in (elements if not dropped else [s for _, s in pairs])]
             place = learn(own, indices=True)
@@ -400,17 +415,25 @@ class _Diagnosis:
             told = [" or ".join(texts)] if all(asked.clauses) else []
         else:
             atoms = asked.clauses[0] if asked.clauses else ()
-            told = [a.text for a in atoms if not _implied(best, near.recipe(a.pair.passing), near, fault)]
+            told = [
+                a.text
+                for a in atoms
+                if not _implied(best, near.recipe(a.pair.passing), near, fault)
+            ]
         if points[0].recipe.distribution != "normal" and self._is_of_contents(points[0]):
             told.append("contents")
         text = " and ".join([*(a.text for a in best.atoms), *told])
         return Where(text or EVERYWHERE, best.errors, best.atoms)
 
     def _state(
-        self, fault: Fault, points: list[Point], place: Where | None, tried: list[Point]
+        self,
+        fault: Fault,
+        points: list[Point],
+        amount: str,
+        place: Where | None,
+        tried: list[Point],
     ) -> Cause:
         """Return the cause in words."""
-        amount = describe(points)
         condition = self._condition(tried, fault)
         told = condition is not None and condition.text != EVERYWHERE
         where = fault.facts.get("where") or (place.text if place is not None else "")
@@ -444,6 +467,8 @@ class _Diagnosis:
         A fault that comes of it may be the first that shows there: a saturated row hides a wrong
         weight, and shows a wrong lse.
         """
+        if not _own_names(evidence) <= _reach(fault.step):
+            return False
         if time.monotonic() > self.end:
             return _is_downstream(fault.step, evidence)
         if condition is not None and not condition.allows(sizes_of(evidence.problem)):
@@ -632,18 +657,27 @@ def _common_fault(points: Sequence[Point]) -> Fault | None:
 
 def _is_downstream(step: str, evidence: Evidence) -> bool:
     """Return True if all wrong results of a problem may come of a step."""
-    wrong = set(evidence.wrong)
-    if step in FORWARD:
-        return True
-    reach = {
+    return step in FORWARD or set(evidence.wrong) <= _reach(step)
+
+
+def _reach(step: str) -> set[str]:
+    """Return the results that a wrong step makes wrong."""
+    if step in FORWARD or step in ("state", "precision"):
+        return {"o", "lse", "weights", "max_score", *GRADIENTS}
+    return {
         "lse": {"lse", *GRADIENTS},
-        "dv": {"dv", "dk", "dq"},
         "dp": {"dq", "dk", "dbias"},
         "delta": {"dq", "dk", "dbias", "dsinks"},
         "ds": {"dq", "dk", "dbias"},
         "dq": {"dq", "dk"},
     }.get(step, {step})
-    return wrong <= reach
+
+
+def _own_names(evidence: Evidence) -> set[str]:
+    """Return the results that are wrong by the rule itself, or all that are if it names none."""
+    outcome = evidence.outcome
+    named = {c.name for c in outcome.comparisons} if outcome is not None else set()
+    return named & {*evidence.wrong} or {*evidence.wrong}
 
 
 def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int]:

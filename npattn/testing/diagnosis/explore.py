@@ -171,11 +171,11 @@ def _heads_and_widths(base: Recipe) -> Iterator[Recipe]:
     """Yield the base with other heads, samples and numbers of columns."""
     H, K = base.H, base.K
     if base.lead is not None:
+        for lead in ((3,), (5,), (1,)):
+            yield replace(base, lead=lead)
         for h, k in (*HEADS, (2 * H, 2 * K), (2 * H, K)):
             if (h, k) != (H, K):
                 yield replace(base, H=h, K=k)
-        for lead in ((1,), (3,)):
-            yield replace(base, lead=lead)
     for d in (8, 16, 24, 33, 64, 72, 2 * base.D):
         yield replace(base, D=d)
         yield replace(base, E=d)

@@ -350,7 +350,7 @@ def _along(table: Table, x: str) -> Iterator[Atom]:
         for n in {high + 1, *_bounds(high + 1, int(above.min()) + 1)}:
             yield Atom(f"{x} < {n}", _round(n), lambda t, n=n: t[x] < n)
     for other in SIZES:
-        if other != length and other != "B":
+        if other != length and other != "B" and x != "b":
             yield Atom(f"{x} ≥ {other}", 1.2, lambda t, n=other: t[x] >= t[n])
             yield Atom(f"{x} < {other}", 1.4, lambda t, n=other: t[x] < t[n])
     if x in "ts":

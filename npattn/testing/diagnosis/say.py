@@ -23,6 +23,22 @@ LINES = {
     "dsinks": "sinks=None if ds_sink",
 }
 """Beginning of the line of dense.py that computes a step."""
+EQUATIONS = {
+    "s": "s = scale · q kᵀ + bias",
+    "visible": "s = −∞ where a key is hidden",
+    "p": "p = exp(s − lse)",
+    "lse": "lse = log Σ exp(s)",
+    "o": "o = p v",
+    "dv": "dv = pᵀ do",
+    "dp": "dP = do vᵀ",
+    "delta": "δ = Σ p · dP",
+    "ds": "dS = p · (dP − δ)",
+    "dq": "dq = scale · dS k",
+    "dk": "dk = scale · dSᵀ q",
+    "dbias": "dbias = dS",
+    "dsinks": "dsinks = −Σ p_sink · δ",
+}
+"""What a step computes, as a line of a kernel."""
 WORDS = {
     "s": "the scores s",
     "visible": "the mask",
@@ -81,4 +97,4 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
     text += f": {amount}" if amount else ""
     text += f" ({name})" if name else ""
     line = line_of(step)
-    return f"{text} [dense.py line {line}]" if line else text
+    return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text

@@ -76,9 +76,15 @@ class Reading:
     def want(self) -> Array:
         return self.excerpt.want
 
-    def lines(self, width: int = 80) -> list[str]:
-        """Return two small tables of two digits; an asterisk marks what is out of tolerance."""
-        rows, columns = self.got.shape
+    def lines(self, width: int = 80, most: int = SIDE) -> list[str]:
+        """Return two small tables of two digits, of `most` rows; an asterisk marks what is wrong.
+
+        The rows begin with the first that is wrong, if not all fit.
+        """
+        first = int(np.argmax(self.wrong.any(-1)))
+        start = max(0, min(first, len(self.got) - most))
+        shown = slice(start, start + most)
+        rows, columns = self.got[shown].shape
         side_by_side = 2 * columns * CELL + 12 <= width
         label, across = self.axes[-2:].rjust(2)
         lead = zip(self.axes[:-2], self.excerpt.lead, strict=False)
@@ -87,10 +93,16 @@ class Reading:
         heads = [f"{across} = {self.excerpt.column + i}" for i in range(columns)]
         heads = [h if i == 0 else h.rpartition(" ")[2] for i, h in enumerate(heads)]
         head = "".join(h.rjust(CELL) for h in heads)
-        names = [f"{label} = {self.excerpt.row + i}" if label.strip() else "" for i in range(rows)]
+        names = [
+            f"{label} = {self.excerpt.row + start + i}" if label.strip() else ""
+            for i in range(rows)
+        ]
         left = max(map(len, names))
         got, want = (
-            ["".join(map(_cell, row, marks)) for row, marks in zip(array, self.wrong, strict=True)]
+            [
+                "".join(map(_cell, row, marks))
+                for row, marks in zip(array[shown], self.wrong[shown], strict=True)
+            ]
             for array in (self.got, self.want)
         )
         if side_by_side:
@@ -131,7 +143,9 @@ def reading_of_comparison(comparison: Comparison, problem: str) -> Reading | Non
     wrong = excerpt.ratio > 1
     place = np.argwhere(wrong)
     starts = place[0] if len(place) else np.zeros(2, int)
-    a, b = (max(0, min(int(i) - SIDE // 2, n - SIDE)) for i, n in zip(starts, wrong.shape, strict=True))
+    a, b = (
+        max(0, min(int(i) - SIDE // 2, n - SIDE)) for i, n in zip(starts, wrong.shape, strict=True)
+    )
     window = (slice(a, a + SIDE), slice(b, b + SIDE))
     parts = (x[window] for x in (excerpt.got, excerpt.want, excerpt.allowed))
     cut = Excerpt(excerpt.lead, excerpt.row + a, excerpt.column + b, *parts)

@@ -117,7 +117,10 @@ def test_amount(text, steps):
         ("bias twice", "the bias × 2"),
         ("softcap left out", "the softcap is left out"),
         ("keys of another head", "query head h takes keys of key head (h − 1) % K, must be h // G"),
-        ("values of another head", "query head h takes values of key head (h − 1) % K, must be h // G"),
+        (
+            "values of another head",
+            "query head h takes values of key head (h − 1) % K, must be h // G",
+        ),
         ("mask ignored", "the mask is not applied"),
         ("last keys forgotten", "visible keys have weight 0"),
         ("mean where no key is", "the mean of all values, must be 0"),

@@ -50,7 +50,7 @@ def test_cause_stands_above_its_failures(page):
         "<!doctype html>",
         '<meta name="viewport"',
         "FAILED: ",
-        "1 cause explains 1 of the ",
+        "1 of them by 1 cause",
         "o is 1.5 times too large",
         "fails only where D &gt; 1",
         "--convention causal=top_left",
