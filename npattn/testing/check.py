@@ -27,9 +27,9 @@ from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
 from npattn.testing.report.progress import ProgressBar
-from npattn.testing.report.words import failure_lines, verdict
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
+from npattn.testing.report.words import failure_lines, verdict
 from npattn.testing.rules import PROPERTIES, RULES, Property
 from npattn.testing.runner.describe import describe_model, describe_skipped, describe_untested
 from npattn.testing.runner.journal import Journal

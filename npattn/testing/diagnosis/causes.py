@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -34,6 +34,7 @@ from npattn.testing.diagnosis.explore import (
     narrow,
     sample,
     sample_of,
+    scores_of,
     tame,
     try_recipe,
 )
@@ -55,17 +56,17 @@ from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.diagnosis.unlike import say_unlike
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import REQUIRED
+from npattn.testing.places import Atom as Condition
 from npattn.testing.places import Place
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome, recipe_line
 from npattn.testing.report.pair import SIDE, Reading
-from npattn.testing.report.record import reading_order
 from npattn.testing.rules import RULES
 from npattn.testing.trial import GRADIENTS, Trial
 
 REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
-READ = 4
+READ = 6
 """Most failures from which a cause is read: each takes many calls."""
 SECONDS_OF_FIRST, PLACE_SECONDS = 3.0, 1.0
 """Seconds in which the place of the first cause, and of each other, is attacked."""
@@ -137,7 +138,7 @@ def diagnose(
     ]
     ordered = sorted(causes.values(), key=place)
     for cause in ordered[:1]:
-        ordered[0] = _with_pair(cause, judged, explained)
+        ordered[0] = cause if cause.pair is not None else _with_pair(cause, judged, explained)
     return explained, tuple(ordered)
 
 
@@ -151,10 +152,14 @@ def _with_pair(
     for trial, _ in judged:
         own = [o for o in group if o.dtype == trial.space.dtype]
         with np.errstate(all="ignore"):
-            pair = find_pair(trial.fresh(), sorted(own, key=reading_order))
+            pair = find_pair(trial.fresh(), sorted(own, key=_scores))
         if pair is not None:
             return replace(cause, pair=pair)
     return cause
+
+
+def _scores(outcome: Outcome) -> int:
+    return scores_of(outcome.sampled) if outcome.sampled is not None else 0
 
 
 def _readability(point: Point) -> tuple[bool, bool, int]:
@@ -251,7 +256,8 @@ class _Diagnosis:
             left = [o for o in left if o.id not in cause.rules]
             yield cause
         if left:
-            yield Cause(self._describe_rest(left), ids(left), name="unexplained")
+            text = self._describe_rest(left, alone=len(left) == len(self.outcomes))
+            yield Cause(text, ids(left), name="unexplained")
 
     def _smallest(self) -> list[Evidence]:
         return sorted(self.evidence.values(), key=attrgetter("rank"))
@@ -304,6 +310,13 @@ class _Diagnosis:
             if fault is None:
                 left.pop(0)
                 continue
+            reached = _reach(fault.step)
+            if not _own_names(first) <= reached:  # another result is wrong there as well
+                others = [e for e in left if e is not first and _own_names(e) <= reached]
+                left = [*others[:1], *(e for e in left if e not in others[:1])]
+                if not others:
+                    left = self._leave_out(fault.step, left)
+                continue
             if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
@@ -317,23 +330,30 @@ class _Diagnosis:
             claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
-            if near is None or asked is None or not _holds_on(near, asked, claimed):
-                asked = None
             amount = describe(like)
             place = self._place(points, fault) if len(points) > 1 else _single_place(first)
             if near is not None and asked is not None and fault.step != "nan":
                 follows = fault.step == "visible" and amount not in SEEN  # the source tells where
-                place = self._attacked(points, fault, near, asked, follows) or place
+                holds_there = _holds_on(near, asked, claimed)
+                own = self._attacked(points, fault, near, asked, follows) if holds_there else None
+                doubtful = place is not None and place.errors > CONFIRMED
+                place = own or (None if doubtful else place)
             cause = self._state(fault, like, amount, place, points)
+            if near is not None and asked is not None:
+                cause = replace(cause, pair=near.pair(asked))
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
             mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, holds)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
-            if fault.step in GRADIENTS and fault.step != "dk":  # the next is read without it
-                left = [e.without({fault.step}) for e in left]
-                self.trial = replace(self.trial, gradients=self.trial.gradients - {fault.step})
+            if fault.step in GRADIENTS:
+                left = self._leave_out(fault.step, left)
             yield replace(cause, rules=ids(mine)), mine
+
+    def _leave_out(self, name: str, evidence: Sequence[Evidence]) -> list[Evidence]:
+        """Return evidence of the other results, from which the next causes are read."""
+        self.trial = replace(self.trial, gradients=self.trial.gradients - {name})
+        return [rest for e in evidence if (rest := e.without({name})).wrong]
 
     def _points(self, evidence: Evidence) -> list[Point]:
         """Return the failing problem and those around it, as far as they can be made of recipes."""
@@ -394,8 +414,6 @@ class _Diagnosis:
         None if what was learned of the elements does not hold. With `follows`, no elements are
         named: those are wrong whose source is not their own.
         """
-        if len(asked.clauses) > 1 and any(len(clause) > 1 for clause in asked.clauses):
-            return None
         pairs = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
         pairs = [(p, s) for p, s in pairs if (s.wrong & s.known).any()]
         elements = [narrow(s, p, fault) for p, s in pairs]
@@ -410,16 +428,18 @@ class _Diagnosis:
         if not found:
             return None
         _, best = min(found, key=lambda x: x[0])
+        shared = [atom for atom in asked.clauses[0] if all(_has(c, atom) for c in asked.clauses)]
+        told = [
+            atom.text
+            for atom in shared
+            if not _implied(best, near.recipe(atom.pair.passing), near, fault)
+        ]
         if len(asked.clauses) > 1:
-            texts = [atom.text for clause in asked.clauses for atom in clause]
-            told = [" or ".join(texts)] if all(asked.clauses) else []
-        else:
-            atoms = asked.clauses[0] if asked.clauses else ()
-            told = [
-                a.text
-                for a in atoms
-                if not _implied(best, near.recipe(a.pair.passing), near, fault)
-            ]
+            rest = [[a for a in clause if not _has(shared, a)] for clause in asked.clauses]
+            if any(len(atoms) > 1 for atoms in rest):
+                return None
+            if all(rest):
+                told.append(" or ".join(atom.text for (atom,) in rest))
         if points[0].recipe.distribution != "normal" and self._is_of_contents(points[0]):
             told.append("contents")
         text = " and ".join([*(a.text for a in best.atoms), *told])
@@ -511,13 +531,15 @@ class _Diagnosis:
         again = self._collect(evidence.outcome)
         return again is None or not again.equals(evidence)
 
-    def _describe_rest(self, outcomes: Sequence[Outcome]) -> str:
+    def _describe_rest(self, outcomes: Sequence[Outcome], alone: bool = True) -> str:
         required = [o for o in outcomes if o.level in REQUIRED] or outcomes
         known = [self.evidence[o.rule] for o in required if o.rule in self.evidence]
         names = {name for e in known for name in e.wrong}
         results = [n for n in ("o", "lse", "weights", "max_score", *GRADIENTS) if n in names]
         if not results:
             return f"no step was found: {first_line(outcomes[0].message)}"
+        if not alone:
+            return f"also wrong, and not explained: {', '.join(results)}"
         return f"no step was found: {', '.join(results)} out of tolerance"
 
 
@@ -556,6 +578,10 @@ def _holds_on(near: Neighbours, place: Place, claimed: Sequence[Evidence]) -> bo
     recipes = [e.outcome.sampled for e in claimed if e.outcome and e.outcome.kind == "value"]
     plain = [r for r in recipes if r is not None and r.distribution == near.base.distribution]
     return all(place.holds(near.sample(r)) for r in plain if {*options_on(r)} <= {*near.values})
+
+
+def _has(clause: Iterable[Condition], atom: Condition) -> bool:
+    return any(atom.text == other.text for other in clause)
 
 
 def _implied(place: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:

@@ -1,9 +1,9 @@
-"""Where wrong values come from, as an expression of the indices: "query head h reads key head h % K".
+"""Where wrong values come from, as a function of the indices: "head h reads key head h % K".
 
 Wrong values that are right values of another place have a source for each index. It is looked for
 in a small grammar, and named only if it gives every pair of places:
 
-    i ± c    n − 1 − i    c · i    c · (i // c)    i % c    i // c    and for heads h // G, h % K of these
+    i ± c    n − 1 − i    c · i    c · (i // c)    i % c    i // c    and h // G, h % K of these
 
 The same is asked of a mask: which mask, of the same problem with another index or another option,
 are the weights that were read?

@@ -53,7 +53,7 @@ class FailureGroup:
     @property
     def smallest(self) -> Outcome:
         """The failure to show: the smallest problem, of a plain agreement if one failed."""
-        return min(self.outcomes, key=reading_order)
+        return min(self.outcomes, key=_reading_order)
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,7 +217,7 @@ class Record:
         return -len(counting), -len(rules), not group.is_explained
 
 
-def reading_order(outcome: Outcome) -> tuple[bool, bool, float]:
+def _reading_order(outcome: Outcome) -> tuple[bool, bool, float]:
     """Agreements first: they compare with the oracle, on a problem as it was sampled.
 
     What has no script comes last: the report leads with a failure that can be shown.
