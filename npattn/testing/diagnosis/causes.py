@@ -334,7 +334,7 @@ class _Diagnosis:
             place = self._place(points, fault) if len(points) > 1 else _single_place(first)
             if near is not None and asked is not None and fault.step != "nan":
                 follows = fault.step == "visible" and amount not in SEEN  # the source tells where
-                holds_there = _holds_on(near, asked, claimed)
+                holds_there = _holds_on(near, asked, claimed, points)
                 own = self._attacked(points, fault, near, asked, follows) if holds_there else None
                 doubtful = place is not None and place.errors > CONFIRMED
                 place = own or (None if doubtful else place)
@@ -571,13 +571,25 @@ def _neighbours(evidence: Evidence, point: Point, fault: Fault) -> Neighbours | 
     return replace(near, base=point.recipe, tells=tells)
 
 
-def _holds_on(near: Neighbours, place: Place, claimed: Sequence[Evidence]) -> bool:
-    """Return True if a place was attacked, and holds on every failing problem it explains."""
+def _holds_on(
+    near: Neighbours, place: Place, claimed: Sequence[Evidence], points: Sequence[Point]
+) -> bool:
+    """Return True if a place was attacked, and no problem at hand refutes it.
+
+    It must hold on every failing problem that it explains, and on those around the first fail where
+    that fails: they have other windows and masks than the one that was asked with.
+    """
     if not place.held:
         return False
     recipes = [e.outcome.sampled for e in claimed if e.outcome and e.outcome.kind == "value"]
-    plain = [r for r in recipes if r is not None and r.distribution == near.base.distribution]
-    return all(place.holds(near.sample(r)) for r in plain if {*options_on(r)} <= {*near.values})
+    tried = [(r, True) for r in recipes if r is not None]
+    tried += [(p.recipe, p.fault is not None) for p in points if p.fault or near.tells(p.evidence)]
+    return all(
+        place.holds(near.sample(recipe)) == fails
+        for recipe, fails in tried
+        if recipe.distribution == near.base.distribution
+        and {*options_on(recipe)} <= {*near.values}
+    )
 
 
 def _has(clause: Iterable[Condition], atom: Condition) -> bool:

@@ -207,7 +207,7 @@ class Reader:
         """Return the weights that meet v, after dropout, and their tolerance."""
         S = problem.S
         rows = max(math.prod(problem.v.shape[:-1]), 1)
-        width = min(S, max(1, BLOCK // rows))
+        width = max(1, min(S, BLOCK // rows))
         columns = (range(n, min(n + width, S)) for n in range(0, max(S, 1), width))
         units = (np.eye(S, len(part), -part.start) for part in columns)
         read = [self._exact_columns(problem, x) for x in units]

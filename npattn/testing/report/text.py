@@ -214,6 +214,34 @@ def _end(record: Record) -> Iterator[Line]:
     yield Line(words.verdict(record), GREEN if record.passed else RED)
 
 
+def feedback_lines(record: Record, most: int) -> list[str]:
+    """Return what failed in words that fit a prompt: the cause, the pair, the matrix, the rules.
+
+    Parameters
+    ----------
+    record : Record
+    most : int
+        Lines at most; the matrix is cut first, and then what comes last.
+    """
+    groups = record.groups()
+    if not groups:
+        return [words.verdict(record)][:most]
+    first = groups[0]
+    head = [words.headline(groups), *(line.text for line in _cause_lines(first, 10_000))]
+    tail = [f"failed rules: {words.rule_names(record, (o for g in groups for o in g.outcomes))}"]
+    if first.cause is None:
+        tail = [first.smallest.message.partition("\n")[0], *tail]
+    told: list[str] = []
+    for rows in (8, 4, 2, 0):
+        told = [*head, *(line.text.strip() for line in _measured(record, first, 100, 0))]
+        if rows and first.reading is not None:
+            told += first.reading.lines(100, rows)
+        told += tail
+        if len(told) <= most:
+            break
+    return told[:most]
+
+
 # --- the long form --------------------------------------------------------------------------------
 
 

@@ -97,6 +97,25 @@ def test_pair_and_matrix_of_the_first_cause_are_shown():
     ]
 
 
+@pytest.mark.parametrize("most", [1, 6, 12])
+def test_feedback_fits_a_prompt(most):
+    got = np.arange(16.0).reshape(8, 2)
+    excerpt = Excerpt((0,), 0, 0, got, got + 1, np.full((8, 2), 1e-6))
+    reading = Reading("lse", "bht", excerpt, got >= 0, "Recipe(T=8).problem()")
+    pair = Pair("fails with T = 8, passes with T = 7, all else equal", "Recipe(T=8)", "Recipe(T=7)")
+    judged = report(*FAILED, causes=(replace(SCALE, pair=pair, reading=reading),))
+    told = judged.feedback(most).splitlines()
+    assert len(told) <= most
+    assert told[0] == "FAILED: 3 rules, by 1 cause"
+    assert most < 12 or told[1] == SCALE.text
+    assert most < 12 or "fails with T = 8, passes with T = 7, all else equal" in told
+    assert most < 12 or "h = 1" in "\n".join(told)
+
+
+def test_feedback_of_a_passed_report_is_its_verdict():
+    assert report(outcome()).feedback() == "passed: 1 passed\n"
+
+
 def test_agreement_is_shown_before_smaller_problems():
     text = str(report(failure("one-key", 1), failure("agreement-o", 9), failure("agreement-dk", 8)))
     assert text.splitlines()[1].startswith("  agreement-dk[float32] failed")
