@@ -313,10 +313,9 @@ class _Diagnosis:
             reached = _reach(fault.step)
             if not _own_names(first) <= reached:  # another result is wrong there as well
                 others = [e for e in left if e is not first and _own_names(e) <= reached]
-                left = [*others[:1], *(e for e in left if e not in others[:1])]
-                if not others:
-                    left = self._leave_out(fault.step, left)
-                continue
+                if others:
+                    left = [others[0], *(e for e in left if e is not others[0])]
+                    continue
             if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
@@ -703,7 +702,7 @@ def _reach(step: str) -> set[str]:
     if step in FORWARD or step in ("state", "precision"):
         return {"o", "lse", "weights", "max_score", *GRADIENTS}
     return {
-        "lse": {"lse", *GRADIENTS},
+        "lse": {"lse", "max_score", *GRADIENTS},
         "dp": {"dq", "dk", "dbias"},
         "delta": {"dq", "dk", "dbias", "dsinks"},
         "ds": {"dq", "dk", "dbias"},

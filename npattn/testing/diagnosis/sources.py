@@ -88,7 +88,12 @@ def source_of(x: str, here: Array, there: Array, sizes: Array) -> str:
 
 def head_source(heads: Array, read: Array, K: Array, G: Array) -> str:
     """Return the key head that query heads read as an expression; "" if none gives every pair."""
-    inner: list[Expression] = [Expression("h", lambda h, n: h), *expressions("h")]
+    known = [e for e in expressions("h") if "% H" not in e.text]  # of key heads, % K is asked
+    shifts = [e for e in known if SHIFT.fullmatch(e.text)]
+    # Heads are tiled sooner than shifted.
+    inner = [Expression("h", lambda h, n: h), *known[len(shifts) :], *shifts]
+    if len({*zip(heads.tolist(), K.tolist(), G.tolist(), strict=True)}) < 3:
+        return ""
     if (read == read[0]).all() and len({*heads.tolist()}) > 2:
         return f"{read[0]}"
     for text, value in inner:

@@ -140,7 +140,7 @@ def _group(
         yield from (Line(x) for x in _wrap(text, width, "  ", room.names))
     elif others:
         yield Line(f"  also failed: {len(others)} more rules (--verbose: all)")
-    if whole and cause is not None and words.convention_flag(cause):
+    if cause is not None and words.convention_flag(cause):
         yield Line(f"  passes with {words.convention_flag(cause)}")
 
 
