@@ -586,8 +586,7 @@ def _holds_on(
     return all(
         place.holds(near.sample(recipe)) == fails
         for recipe, fails in tried
-        if recipe.distribution == near.base.distribution
-        and {*options_on(recipe)} <= {*near.values}
+        if recipe.distribution == near.base.distribution and {*options_on(recipe)} <= {*near.values}
     )
 
 

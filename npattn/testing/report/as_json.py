@@ -17,7 +17,8 @@ import numpy as np
 from npattn.problem import Problem
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
+from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.markup import HERE
 from npattn.testing.report.outcome import Outcome
@@ -62,14 +63,8 @@ def as_dict(record: Record) -> dict[str, Any]:
         asked=_plain(asked),
         pair=record.pair and _plain(vars(record.pair)),
         reading=record.reading and _reading(record.reading),
-        causes=[
-            _fields(
-                cause,
-                "causes",
-                conventions=_plain(cause.conventions and vars(cause.conventions)),
-            )
-            for cause in record.causes
-        ],
+        causes=[_cause(cause) for cause in record.causes],
+        other_causes=[_cause(cause) for cause in record.other_causes],
         outcomes=[_outcome(record, outcome) for outcome in record.outcomes],
     )
 
@@ -85,11 +80,18 @@ def _reading(reading: Reading) -> dict[str, Any]:
     return _fields(reading, "reading", wrong=reading.wrong.tolist(), **place, **rounded)
 
 
+def _cause(cause: Cause) -> dict[str, Any]:
+    return _fields(
+        cause, "causes", conventions=_plain(cause.conventions and vars(cause.conventions))
+    )
+
+
 def _level(record: Record, outcomes: list[Outcome]) -> dict[str, Any]:
     passed = [o.worst for o in outcomes if o.status == "passed"]
     return {
         "passed": len(passed),
         "failed": sum(map(record.is_bad, outcomes)),
+        "not_judged": sum(o.status == "not judged" for o in outcomes),
         "counts": sum(map(record.counts, outcomes)),
         "not_applicable": sum(o.status == "not applicable" for o in outcomes),
         "worst": _plain(max(passed, default=0.0)),
@@ -106,6 +108,7 @@ def _outcome(record: Record, outcome: Outcome) -> dict[str, Any]:
         comparisons=[_comparison(c) for c in outcome.comparisons],
         problem=outcome.problem and _problem(outcome.problem),
         recipe=_plain(recipe) if outcome.recipe else None,
+        power={name: _fields(power, "outcomes", "power") for name, power in outcome.powers.items()},
         script=outcome.script(),
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.excerpt import Excerpt
 
 SIDE = 8
