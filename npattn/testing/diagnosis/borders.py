@@ -28,6 +28,8 @@ from npattn.testing.trial import Trial
 QUESTIONS = 300
 SECONDS = 3.0
 """Questions and seconds for the borders around a failing problem."""
+ENOUGH = 20
+"""Problems that must have been asked before all sizes and options are said to have been tried."""
 FEW = {"B": range(1, 5), "K": range(1, 5), "G": (1, 2, 3, 4, 8)}
 """Heads and samples that are asked."""
 LONGEST = 520
@@ -148,7 +150,10 @@ class Neighbours:
         found = min(place.pairs, key=_rank, default=None)
         line = recipe_line(self.base, self.trial, None)
         if found is None:
-            text = f"fails with every size and option that was tried ({place.questions} problems)"
+            tried = f"{place.questions} problems beside it"
+            text = f"fails with every size and option that was tried ({tried})"
+            if place.questions < ENOUGH:
+                text = f"no problem that passes was found in the time ({tried})"
             return Pair(text, line, tried=place.questions)
         lines = (recipe_line(self.recipe(p), self.trial, None) for p in found)
         others = dict.fromkeys(str(p) for p in place.pairs[1:] if p.name != found.name)
