@@ -212,8 +212,9 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
 def _heads(faults: Faults, what: str) -> str:
     """Say of which key head or sample keys and values come."""
     pairs = [(own, other, p) for f, p in faults for own, other in f.facts.get("moved", {}).items()]
-    if any(b != c for (b, _), (c, _), _ in pairs):
-        here, there = (np.array([x[i][0] for x in pairs]) for i in (0, 1))
+    samples = [(own[0], other[0]) for own, other, _ in pairs]
+    if any(b != c for b, c in samples):
+        here, there = (np.array([places[i] for places in samples]) for i in (0, 1))
         sizes = np.array([math.prod(p.lead) for *_, p in pairs])
         source = source_of("b", here, there, sizes)
         return f"{what} of another sample" + (f": {source}" if "another" not in source else "")
@@ -276,7 +277,8 @@ def _mask_of(points: Sequence[Point]) -> str:
         if fault is None or fault.axes != "bhts" or fault.quantity.got.shape != fault.wrong.shape:
             continue
         q = fault.quantity
-        known = (q.wrong.any(-1) & q.known.all(-1))[..., None] & np.isfinite(q.got)
+        rows = np.asarray(q.wrong.any(-1, keepdims=True) & q.known.all(-1, keepdims=True))
+        known = rows & np.isfinite(q.got)
         cases.append((point.evidence.trial, problem, abs(q.got) > q.tolerance, known))
     most = sorted(cases, key=lambda case: -math.prod(case[1].lead) * case[1].H)
     half = CASES // 2  # of few samples and heads, several sources may fit

@@ -155,9 +155,9 @@ class Neighbours:
             if place.questions < ENOUGH:
                 text = f"no problem that passes was found in the time ({tried})"
             return Pair(text, line, tried=place.questions)
-        lines = (recipe_line(self.recipe(p), self.trial, None) for p in found)
+        bad, good = (recipe_line(self.recipe(p), self.trial, None) for p in found)
         others = dict.fromkeys(str(p) for p in place.pairs[1:] if p.name != found.name)
-        return Pair(str(found), *lines, tuple(others), place.questions)
+        return Pair(str(found), bad, good, tuple(others), place.questions)
 
 
 def _rank(pair: Border) -> int:

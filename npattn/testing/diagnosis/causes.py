@@ -39,7 +39,7 @@ from npattn.testing.diagnosis.explore import (
     try_recipe,
 )
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
-from npattn.testing.diagnosis.locate import Fault, locate
+from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.names import name_of
 from npattn.testing.diagnosis.place import (
     CONFIRMED,
@@ -138,7 +138,8 @@ def diagnose(
     ]
     ordered = sorted(causes.values(), key=place)
     for cause in ordered[:1]:
-        ordered[0] = cause if cause.pair is not None else _with_pair(cause, judged, explained)
+        if cause.pair is None and cause.step not in ("state", "refusal"):  # no single call fails
+            ordered[0] = _with_pair(cause, judged, explained)
     return explained, tuple(ordered)
 
 
@@ -173,7 +174,9 @@ def _read_window(point: Point) -> Reading | None:
     """Return a window of the first wrong quantity on a problem, at its first wrong cell."""
     if point.fault is None:
         return None
-    q = point.fault.quantity
+    q, step = point.fault.quantity, point.fault.step
+    if step in GRADIENTS and step in point.evidence.observed:
+        q = result(point.evidence, step)  # and not dS, as dk tells it
     cells = np.argwhere(q.wrong)
     if not len(cells):
         return None
@@ -331,6 +334,7 @@ class _Diagnosis:
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             amount = describe(like)
             place = self._place(points, fault) if len(points) > 1 else _single_place(first)
+            own = None
             if near is not None and asked is not None and fault.step != "nan":
                 follows = fault.step == "visible" and amount not in SEEN  # the source tells where
                 holds_there = _holds_on(near, asked, claimed, points)
@@ -338,6 +342,9 @@ class _Diagnosis:
                 doubtful = place is not None and place.errors > CONFIRMED
                 place = own or (None if doubtful else place)
             cause = self._state(fault, like, amount, place, points)
+            if asked is not None and own is not None:
+                told = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
+                cause = replace(cause, passes_when=told)
             if near is not None and asked is not None:
                 cause = replace(cause, pair=near.pair(asked))
             rules = {e.outcome.rule for e in claimed if e.outcome}

@@ -286,8 +286,8 @@ def weights_fault(
     if risen.any() and not extra.any():
         with np.errstate(all="ignore"):
             log = np.log(got.sum(-1)) - np.log(want.sum(-1))
-        facts = {"log": np.where(risen, log, 0.0)}
-        return Fault("p", p, risen, np.ones(risen.shape, bool), backward, "rows", facts)
+        ratios = {"log": np.where(risen, log, 0.0)}
+        return Fault("p", p, risen, np.ones(risen.shape, bool), backward, "rows", ratios)
     if (lost & ~whole[..., None]).any() or extra.any():
         if dropped.sum() > extra.sum() / 2:
             return Fault("p", p, p.wrong, known, backward, "dropout")

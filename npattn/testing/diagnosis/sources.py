@@ -40,7 +40,7 @@ class Expression(NamedTuple):
     """A source of one index: its text, and its value by the index i and the size n."""
 
     text: str
-    value: Callable[[Any, Any], Any]
+    value: Callable[..., Any]
 
 
 def expressions(x: str) -> Iterator[Expression]:
@@ -148,7 +148,9 @@ def _options(problem: Problem) -> Iterator[tuple[str, dict[str, Any]]]:
     if problem.window is not None:
         for side, name in enumerate(("left", "right")):
             edge = problem.window[side]
-            for c in WINDOW if edge is not None else ():
+            for c in WINDOW:
+                if edge is None:
+                    continue
                 moved = list(problem.window)
                 moved[side] = edge + c
                 keys = "one key" if abs(c) == 1 else f"{abs(c)} keys"
@@ -157,7 +159,7 @@ def _options(problem: Problem) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "the window is not applied", {"window": None}
     if problem.causal:
         yield "causal is not applied", {"causal": False}
-        other = {"bottom_right": "top_left", "top_left": "bottom_right"}[problem.alignment]
+        other = "bottom_right" if problem.alignment == "top_left" else "top_left"
         yield f"causal is aligned {other.replace('_', ' ')}", {"alignment": other}
     if problem.mask_array is not None:
         yield "the mask is not applied", {"mask": None}

@@ -86,7 +86,7 @@ class Reading:
         shown = slice(start, start + most)
         rows, columns = self.got[shown].shape
         side_by_side = 2 * columns * CELL + 12 <= width
-        label, across = self.axes[-2:].rjust(2)
+        label, across = self.axes[-2:-1] or " ", self.axes[-1:]
         lead = zip(self.axes[:-2], self.excerpt.lead, strict=False)
         place = ", ".join(f"{x} = {i}" for x, i in lead)
         title = f"{self.quantity} at {place}" if place else self.quantity
