@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -304,6 +304,7 @@ class _Diagnosis:
     ) -> Iterator[tuple[Cause, list[Outcome]]]:
         """Yield causes that are read from the implementation, each with its outcomes."""
         left = sorted(evidence, key=_telling)
+        told: set[str] = set()
         for turn in range(READ):
             if not left or (turn and time.monotonic() > self.end):
                 return
@@ -319,6 +320,14 @@ class _Diagnosis:
                 if others:
                     left = [others[0], *(e for e in left if e is not others[0])]
                     continue
+                if fault.step in told:  # a cause that is told does not make its own results wrong
+                    rest = first.without(told)
+                    points = _agree_on_rows(_agree_on_ds(self._points(rest, told)))
+                    again = _common_fault(points)
+                    if again is None:
+                        left.pop(0)
+                        continue
+                    fault = again
             if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
@@ -339,7 +348,7 @@ class _Diagnosis:
                 follows = fault.step == "visible" and amount not in SEEN  # the source tells where
                 holds_there = _holds_on(near, asked, claimed, points)
                 own = self._attacked(points, fault, near, asked, follows) if holds_there else None
-                doubtful = place is not None and place.errors > CONFIRMED
+                doubtful = asked.held and place is not None and place.errors > CONFIRMED
                 place = own or (None if doubtful else place)
             cause = self._state(fault, like, amount, place, points)
             if asked is not None and own is not None:
@@ -352,23 +361,21 @@ class _Diagnosis:
             mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, holds)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
-            if fault.step in GRADIENTS:
-                left = self._leave_out(fault.step, left)
+            told.add(fault.step)
             yield replace(cause, rules=ids(mine)), mine
 
-    def _leave_out(self, name: str, evidence: Sequence[Evidence]) -> list[Evidence]:
-        """Return evidence of the other results, from which the next causes are read."""
-        self.trial = replace(self.trial, gradients=self.trial.gradients - {name})
-        return [rest for e in evidence if (rest := e.without({name})).wrong]
+    def _points(self, evidence: Evidence, without: Set[str] = frozenset()) -> list[Point]:
+        """Return the failing problem and those around it, as far as they can be made of recipes.
 
-    def _points(self, evidence: Evidence) -> list[Point]:
-        """Return the failing problem and those around it, as far as they can be made of recipes."""
+        Gradients of the names `without` are left out.
+        """
         outcome = evidence.outcome
         assert outcome is not None
         alone = Point(outcome.sampled, evidence, locate(evidence)) if outcome.sampled else None
         if alone is None:
             return []
-        recipe, trial = replace(alone.recipe, view=evidence.view), self.trial
+        recipe = replace(alone.recipe, view=evidence.view)
+        trial = replace(self.trial, gradients=self.trial.gradients - without, memo={})
         if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
             trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
         if trial.skips_empty_rows and trial.empty(evidence.problem).any():
