@@ -14,7 +14,7 @@ class ReportLexer(RegexLexer):
     tokens: ClassVar = {
         "root": [
             (r"^\$ ", Generic.Prompt, "command"),
-            (r"^\d+ causes? explains? .*$", Generic.Heading),
+            (r"^FAILED: \d+ rules?, .*$", Generic.Heading),
             (r"^ *sampled as .*$", Comment),
             (r"\((?:not required|expected)\)|\[semantics [^\]]*\]", Comment),
             (r"\b(?:FAILED|WRONG|failed|crashed|timed out|suspect)\b", Generic.Error),

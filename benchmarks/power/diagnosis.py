@@ -51,11 +51,16 @@ def explain(mistake: Mistake, examples: int | None) -> tuple[Report, float]:
     return report, seconds
 
 
+def first_cause(report: Report) -> Cause:
+    """Return the first cause, of rules that are not required if no other failed."""
+    return next(iter((*report.causes, *report.other_causes)), Cause("", ()))
+
+
 def grade(mistake: Mistake, report: Report) -> str:
     """Grade the first cause of a report in words."""
     if not any(outcome.failed for outcome in report.outcomes):
         return "not found"
-    first = report.causes[0] if report.causes else Cause("", ())
+    first = first_cause(report)
     if not first.step:
         return "no step"
     if first.step != mistake.step:
@@ -136,7 +141,7 @@ def main(examples: int | None, only: str, every: int, start: int) -> None:
         mark = grade(mistake, report)
         counts[mark] += 1
         took.append(seconds)
-        first = report.causes[0] if report.causes else Cause("", ())
+        first = first_cause(report)
         print(f"{name:40} {mark:20} {seconds:5.1f} s", flush=True)
         if mark not in ("right step and place", "not found"):
             print(f"    declared {mistake.step}: {mistake.where}")

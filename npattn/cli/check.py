@@ -177,7 +177,7 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         calls = {name: given[name] for name in (*OF_IMPLEMENTATION, "device") if name in given}
         judge = _on_cluster(given["cluster"], limits, calls)
     try:
-        with ProgressBar() as bar, interruptible():
+        with ProgressBar(announces=True) as bar, interruptible():
             report = judge(implementation, progress=bar.advance, **arguments)
     except KeyboardInterrupt as err:
         if not hasattr(err, "report"):  # nothing was asked yet

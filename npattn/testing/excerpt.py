@@ -36,12 +36,14 @@ class Excerpt:
     allowed: Array
 
     @classmethod
-    def around(cls, index: tuple[int, ...], got: Array, want: Array, allowed: Array) -> Excerpt:
+    def around(
+        cls, index: tuple[int, ...], got: Array, want: Array, allowed: Array, side: int = SIDE
+    ) -> Excerpt:
         """Cut out the elements around `index`; an array of rank 0 or 1 is one row."""
         index = (0,) * (2 - len(index)) + index
         *lead, row, column = index
         shape = got.shape if got.ndim >= 2 else (1,) * (2 - got.ndim) + got.shape
-        rows, columns = (_near(i, n) for i, n in zip((row, column), shape[-2:], strict=True))
+        rows, columns = (_near(i, n, side) for i, n in zip((row, column), shape[-2:], strict=True))
         matrices = (x.reshape(shape)[tuple(lead)] for x in (got, want, allowed))
         parts = (np.array(matrix[rows, columns], np.float64) for matrix in matrices)
         return cls(tuple(lead), rows.start, columns.start, *parts)
@@ -60,7 +62,7 @@ class Excerpt:
         return np.where(np.isnan(ratio), np.inf, ratio)
 
 
-def _near(i: int, n: int) -> slice:
-    """Return `SIDE` of n positions at most, with i among them."""
-    start = max(0, min(i - SIDE // 2, n - SIDE))
-    return slice(start, min(n, start + SIDE))
+def _near(i: int, n: int, side: int) -> slice:
+    """Return `side` of n positions at most, with i among them."""
+    start = max(0, min(i - side // 2, n - side))
+    return slice(start, min(n, start + side))

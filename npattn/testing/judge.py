@@ -30,6 +30,7 @@ from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
+from npattn.testing.report.words import failure_lines, verdict
 from npattn.testing.rules import PROPERTIES, RULES, Property
 from npattn.testing.runner.describe import describe_model, describe_skipped, describe_untested
 from npattn.testing.runner.journal import Journal
@@ -410,6 +411,7 @@ def _explain(plan: _Plan, answers: _Answers) -> None:
     bad = any(outcome.failed or outcome.status == "suspect" for outcome in known)
     if not plan.settings.diagnosis or not bad:
         return
+    _announce(plan, answers)
     from npattn.testing.diagnosis import causes  # slow to load, and not needed if all is right
 
     try:
@@ -461,6 +463,17 @@ def _share_taken(asked: Trial, judged: Trial) -> float:
     pools = Pools(asked.space, nonempty=True)
     recipes = [pools.recipe(seed) for seed in range(SAMPLED)]
     return sum(space.has_sizes(r) and not space.excludes(r) for r in recipes) / SAMPLED
+
+
+def _announce(plan: _Plan, answers: _Answers) -> None:
+    """Show the verdict and a failure before causes are looked for, if there is a bar for it."""
+    bar = getattr(plan.judges[0].progress, "__self__", None)
+    if not isinstance(bar, ProgressBar):
+        return
+    report = _report(plan, answers)
+    for group in report.groups()[:1]:
+        told, *_ = failure_lines(group.smallest, problem=False)
+        bar.announce(f"{verdict(report)}\n{told}\nlooking for the cause (Ctrl-C leaves it out)")
 
 
 def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report:

@@ -14,9 +14,12 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.diagnosis.explore import Point
 from npattn.testing.diagnosis.locate import Fault
+from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
 
 NEAR = 2e-3
 """Relative difference within which a number is a named one."""
+CASES = 12
+"""Problems on which the source of a mask is looked for."""
 MOST = 400
 """Elements of which it is found out where they come from."""
 
@@ -56,6 +59,10 @@ NUMBERS: dict[str, Name] = {
     "√(D / D padded to 16)": lambda p: math.sqrt(p.D / (-(-p.D // 16) * 16 or 1)),
 }
 """Numbers with a name, by what they are on a problem."""
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+POWERS = {f"2{str(n).translate(RAISED)}": 2.0**n for n in (*range(-24, -2), *range(3, 25))}
+POWERS |= {f"e{str(n).translate(RAISED)}": math.exp(n) for n in range(-60, 61) if n}
+"""Powers that are named too: constants of formats and of clamps."""
 
 
 def _scale(problem: Problem) -> float:
@@ -63,10 +70,14 @@ def _scale(problem: Problem) -> float:
 
 
 def recognise(values: Sequence[tuple[float, Problem]]) -> str:
-    """Return the name of a number that fits all problems; its range if none does."""
+    """Return the name of the one number that fits all problems; "" if there is none, or it is 1."""
     finite = [(x, p) for x, p in values if np.isfinite(x)]
     if not finite:
-        return "not finite"
+        return ""
+    small = {name: value for name, value in POWERS.items() if value < NEAR**2}
+    for name, value in small.items():  # they are not 0
+        if all(abs(x - value) <= NEAR * value for x, _ in finite):
+            return name
     for name, f in NUMBERS.items():
         wanted = [f(p) for _, p in finite]
         if any(not np.isfinite(w) or abs(w - 1) < NEAR for w in wanted):
@@ -75,10 +86,18 @@ def recognise(values: Sequence[tuple[float, Problem]]) -> str:
         if all(abs(x - w) <= NEAR * max(abs(w), NEAR) for x, w in pairs):
             return name
     numbers = [x for x, _ in finite]
+    for name, value in POWERS.items():
+        if all(abs(x - value) <= NEAR * value for x in numbers):
+            return name
     low, high = min(numbers), max(numbers)
-    if high - low <= NEAR * max(abs(high), abs(low)):
-        return f"{np.median(numbers):.4g}"
-    return f"{low:.3g} to {high:.3g}"
+    is_one = high - low <= NEAR * max(abs(high), abs(low)) and f"{np.median(numbers):.4g}" != "1"
+    return f"{np.median(numbers):.4g}" if is_one else ""
+
+
+def _factor(values: Sequence[tuple[float, Problem]], what: str = "") -> str:
+    """Return "× 2", or "q·k × 2", if one number fits all problems; "" if none does."""
+    text = recognise(values)
+    return f"{what} × {text}".strip() if text else ""
 
 
 def describe(points: Sequence[Point]) -> str:
@@ -95,11 +114,14 @@ def describe(points: Sequence[Point]) -> str:
         "dp": _factors,
         "nan": _nan,
         "state": _state,
+        "precision": _nothing,
     }.get(fault.step, _result)
     return describe_step(faults, points)
 
 
 Faults = Sequence[tuple[Fault, Problem]]
+Moved = dict[tuple[int, ...], tuple[int, ...]]
+"""Place of a wrong element → the place whose value it has."""
 
 
 def _weights(faults: Faults, points: Sequence[Point]) -> str:
@@ -107,13 +129,7 @@ def _weights(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "empty rows":
         return _fake_rows(faults)
     if fault.form == "rows":
-        ratios = [(float(np.exp(x)), p) for f, p in faults if f.form == "rows"
-                  for x in f.facts["log"][f.wrong]]  # fmt: skip
-        text = recognise(ratios)
-        if text == "not finite":
-            return "rows sum to 0"
-        is_number = " to " in text or text[0].isdigit()
-        return f"rows sum to {text}" if is_number else f"rows are × {text}"
+        return _row_sums([(f, p) for f, p in faults if f.form == "rows"])
     if fault.form == "dropout":
         return "dropped weights are not 0"
     ratios = [
@@ -123,6 +139,34 @@ def _weights(faults: Faults, points: Sequence[Point]) -> str:
         for x in f.facts["log"][f.wrong][:MOST]
     ]
     return _times(ratios)
+
+
+def _row_sums(faults: Faults) -> str:
+    """Say what rows sum to, how often a sink counts in them, or their factor."""
+    sums, counts, ratios = [], [], []
+    for fault, problem in faults:
+        got, want = (x.sum(-1)[fault.wrong] for x in (fault.quantity.got, fault.quantity.want))
+        sums += [(float(x), problem) for x in got[:MOST]]
+        ratio = np.exp(fault.facts["log"][fault.wrong])
+        ratios += [(float(x), problem) for x in ratio[:MOST]]
+        share = 1 - want  # of the sink, if there is one and nothing is dropped
+        if problem.sinks is not None and problem.dropout_mask is None and share.max() > 0.2:
+            clear = int(share.argmax())  # the row that tells best
+            counts += [(float(1 + (1 / ratio[clear] - 1) / share[clear]), problem)]
+    total, sink, factor = (recognise(x) for x in (sums, counts, ratios))
+    if total:
+        more = all(f.quantity.got.sum(-1)[f.wrong].min() > 0 for f, _ in faults)
+        less = total.startswith("e⁻") and more
+        return f"rows sum to {total}" + (", must be less" if less else "")
+    if len(counts) * 2 > len(faults) and sink:
+        return "the sink is left out of the sum" if sink == "0" else f"the sink counts {sink} times"
+    if factor:
+        return f"rows are × {factor}"
+    must = "they must" if any(p.sinks is not None for _, p in faults) else "1"
+    sizes = [x for x, _ in ratios if np.isfinite(x)]
+    if sizes and max(sizes) < 1:
+        return f"rows sum to less than {must}"
+    return f"rows sum to more than {must}" if sizes and min(sizes) > 1 else ""
 
 
 def _times(ratios: Sequence[tuple[float, Problem]]) -> str:
@@ -137,7 +181,7 @@ def _times(ratios: Sequence[tuple[float, Problem]]) -> str:
     if (abs(1 / values - part) <= 0.02 * part).all() and part.min() >= 2:
         counts = sorted({int(n) for n in part})
         return f"× {', '.join(f'1/{n}' for n in counts[:4])}"
-    return f"× {recognise(ratios)}"
+    return _factor(ratios)
 
 
 def _fake_rows(faults: Faults) -> str:
@@ -157,83 +201,88 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
         what = "q·k" if fault.form == "scale" else "the bias"
         if all(abs(x) < NEAR for x, _ in shares):
             return f"{what} is left out"
-        return f"{what} × {recognise(shares)}"
+        return _factor(shares, what)
     if fault.form == "kv head":
         return _heads(faults, "keys")
     if fault.form == "moved":
-        return _describe_source([f.facts["moved"] for f, _ in faults if f.form == "moved"], "bht")
-    off = [abs(f.facts["log"][f.wrong]).max(initial=0) for f, _ in faults if "log" in f.facts]
-    return f"scores are off by up to {max(off):.3g}" if off else ""
+        return _rows_of_others(faults)
+    return ""
 
 
 def _heads(faults: Faults, what: str) -> str:
     """Say of which key head or sample keys and values come."""
-    pairs = [(own, other) for f, _ in faults for own, other in f.facts.get("moved", {}).items()]
-    if any(b != c for (b, _), (c, _) in pairs):
-        return f"{what} of another sample"
-    named = sorted({(h, k) for (_, h), (_, k) in pairs})
-    return f"{what} of another head: " + ", ".join(f"h = {h} of {k}" for h, k in named[:4])
+    pairs = [(own, other, p) for f, p in faults for own, other in f.facts.get("moved", {}).items()]
+    samples = [(own[0], other[0]) for own, other, _ in pairs]
+    if any(b != c for b, c in samples):
+        here, there = (np.array([places[i] for places in samples]) for i in (0, 1))
+        sizes = np.array([math.prod(p.lead) for *_, p in pairs])
+        source = source_of("b", here, there, sizes)
+        return f"{what} of another sample" + (f": {source}" if "another" not in source else "")
+    columns = [(h, k, p.K, p.H // max(p.K, 1)) for (_, h), (_, k), p in pairs]
+    heads, read, K, G = (np.array(x) for x in zip(*columns, strict=True))
+    source = head_source(heads, read, K, G)
+    if source:
+        return f"query head h takes {what} of key head {source}, must be h // G"
+    first = min((h, k, h // max(g, 1)) for h, k, _, g in columns)
+    return f"query head {first[0]} takes {what} of key head {first[1]}, must be {first[2]}"
 
 
-def _describe_source(maps: Iterable[dict[tuple[int, ...], tuple[int, ...]]], letters: str) -> str:
-    """Say from which place elements come that have the values of another."""
-    pairs = [(a, b) for m in maps for a, b in m.items()]
+def _describe_source(faults: Faults, maps: Iterable[Moved], letters: str) -> str:
+    """Say from which place elements come that have the values of another.
+
+    Each map is of a fault: the place of a wrong element → the place whose value it has.
+    """
+    sizes = [f.quantity.want.shape for f, _ in faults]
+    pairs = [(a, b, n) for m, n in zip(maps, sizes, strict=True) for a, b in m.items()]
     if not pairs:
         return ""
-    here, there = (np.array([x[i] for x in pairs]) for i in (0, 1))
-    parts = []
-    names = {"b": "sample", "h": "head", "t": "query", "s": "key", "d": "column", "e": "column"}
-    for i, x in enumerate(letters):
-        gap = here[:, i] - there[:, i]
-        if not gap.any():
-            continue
-        if (gap == gap[0]).all():
-            sign = "−" if gap[0] > 0 else "+"
-            parts.append(f"{names[x]} {x} {sign} {abs(gap[0])}")
-        elif (there[:, i] == there[0, i]).all():
-            parts.append(f"{names[x]} {there[0, i]}")
-        else:
-            parts.append(f"another {names[x]}")
+    here, there, size = (np.array([x[i][: len(letters)] for x in pairs]) for i in range(3))
+    columns = (source_of(x, here[:, i], there[:, i], size[:, i]) for i, x in enumerate(letters))
+    parts = [part for part in columns if part]
     return "of " + ", ".join(parts) if parts else ""
 
 
+def _rows_of_others(faults: Faults) -> str:
+    own = [(f, p) for f, p in faults if f.facts.get("moved")]
+    return _describe_source(own, [f.facts["moved"] for f, _ in own], "bht")
+
+
 def _visible(faults: Faults, points: Sequence[Point]) -> str:
-    fault, _ = faults[0]
-    shift = _mask_shift(faults, points)
-    if shift:
-        return shift
-    if fault.form == "extra":
-        return "hidden keys take weight"
-    if fault.form == "rows of zeros":
-        return "no key is seen"
-    return "visible keys have weight 0"
+    source = _mask_of(points)
+    if source:
+        return source
+    kinds = {kind for f, _ in faults for kind in f.facts.get("kinds", ())}
+    both, extra, none, zeros = SEEN
+    if len(kinds) > 1:
+        return both
+    if "extra" in kinds:
+        return extra
+    return none if faults[0][0].form == "rows of zeros" else zeros
 
 
-def _mask_shift(faults: Faults, points: Sequence[Point]) -> str:
-    """Say of which other query or head the mask is, if it is one's."""
-    shifts: set[int] | None = None
+SEEN = (
+    "hidden keys take weight, and visible keys have none",
+    "hidden keys take weight",
+    "no key is seen",
+    "visible keys have weight 0",
+)
+"""What is wrong with a mask that is none known."""
+
+
+def _mask_of(points: Sequence[Point]) -> str:
+    """Say which other mask it is that the weights of the wrong rows follow, if there is one."""
+    cases = []
     for point in points:
-        f = point.fault
-        if f is None or f.axes != "bhts":
+        fault, problem = point.fault, point.evidence.problem
+        if fault is None or fault.axes != "bhts" or fault.quantity.got.shape != fault.wrong.shape:
             continue
-        q = f.quantity
-        visible = point.evidence.trial.visible(point.evidence.problem).reshape(q.want.shape)
-        got = abs(q.got) > q.tolerance
-        rows = np.argwhere(f.wrong.any(-1))
-        rows = rows[:: max(1, len(rows) // 32)]
-        T = visible.shape[2]
-        fits = set()
-        for c in range(-min(T, 130), min(T, 130) + 1):
-            if c and all(
-                0 <= t - c < T and not (got[b, h, t] ^ visible[b, h, t - c]).any()
-                for b, h, t in rows
-            ):
-                fits.add(c)
-        shifts = fits if shifts is None else shifts & fits
-    if shifts and len(faults) > 0:
-        c = min(shifts, key=abs)
-        return f"the mask is of query t {'−' if c > 0 else '+'} {abs(c)}"
-    return ""
+        q = fault.quantity
+        rows = np.asarray(q.wrong.any(-1, keepdims=True) & q.known.all(-1, keepdims=True))
+        known = rows & np.isfinite(q.got)
+        cases.append((point.evidence.trial, problem, abs(q.got) > q.tolerance, known))
+    most = sorted(cases, key=lambda case: -math.prod(case[1].lead) * case[1].H)
+    half = CASES // 2  # of few samples and heads, several sources may fit
+    return mask_source([*most[:half], *cases[:half]])
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:
@@ -247,8 +296,8 @@ def _lse(faults: Faults, points: Sequence[Point]) -> str:
         (float(x), p) for f, p in faults
         for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
     ]  # fmt: skip
-    shift, factor = recognise(gaps), recognise(_ratios(faults))
-    return f"× {factor}" if " to " in shift and " to " not in factor else f"off by {shift}"
+    shift = recognise(gaps)
+    return f"off by {shift}" if shift else _factor(_ratios(faults))
 
 
 def _ratios(faults: Faults) -> list[tuple[float, Problem]]:
@@ -283,21 +332,21 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
         own = delta[bad] - fault.facts["shift"][bad]
         shares += [(float(x), problem) for x in _ratio(own, delta[bad])[:MOST]]
         places = np.argwhere(bad)[:MOST]
-        found = {}
+        found: Moved = {}
         for place, value in zip(map(tuple, places), own, strict=False):
             gap = abs(delta - value)
             i = np.unravel_index(int(gap.argmin()), gap.shape)
             if gap[i] <= 1e-3 * abs(value) and tuple(map(int, i)) != place:
                 found[tuple(map(int, place))] = tuple(map(int, i))
         if len(found) > 0.9 * len(places):
-            moved.append(found)
+            moved.append((fault, problem, found))
     values = [x for x, _ in shares if np.isfinite(x)]
     if values and np.max(np.abs(values)) < 1e-2:
         return "δ is 0"
     if moved:
-        return "δ " + _describe_source(moved, "bht")
-    text = recognise(shares)
-    return f"δ × {text}" if text and " to " not in text else "δ is of something else"
+        own = [(fault, problem) for fault, problem, _ in moved]
+        return "δ " + _describe_source(own, [found for *_, found in moved], "bht")
+    return _factor(shares, "δ") or "it is that of no row"
 
 
 def _factors(faults: Faults, points: Sequence[Point]) -> str:
@@ -310,16 +359,22 @@ def _factors(faults: Faults, points: Sequence[Point]) -> str:
         (float(x), p) for f, p in faults if "f" in f.facts
         for x in f.facts["f"][f.wrong & np.isfinite(f.facts["f"])][:MOST]
     ]  # fmt: skip
-    return f"× {recognise(ratios)}" if ratios else ""
+    return _factor(ratios)
 
 
 def _state(faults: Faults, points: Sequence[Point]) -> str:
     return "depends on earlier calls"
 
 
+def _nothing(faults: Faults, points: Sequence[Point]) -> str:
+    """Return no amount: errors of roundings have no factor and no source."""
+    return ""
+
+
 def _nan(faults: Faults, points: Sequence[Point]) -> str:
     fault, _ = faults[0]
-    return f"{fault.quantity.name} is NaN or infinite" if fault.form else "finite, must not be"
+    name = fault.quantity.name
+    return f"{name} is NaN or infinite" if fault.form else f"{name} is finite where it must be NaN"
 
 
 def _result(faults: Faults, points: Sequence[Point]) -> str:
@@ -328,32 +383,36 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "shape":
         return "another shape"
     if fault.form == "constant":
-        return "dout is not used"
+        return _constant(faults)
     if fault.form == "kv head":
         return _heads(faults, "values")
     if fault.form == "values of other keys":
         return _value_shift(faults)
     if fault.form == "factor" and "value" in fault.facts:
-        return f"× {recognise([(f.facts['value'], p) for f, p in faults if 'value' in f.facts])}"
+        return _factor([(f.facts["value"], p) for f, p in faults if "value" in f.facts])
     if fault.form == "moved" and "moved" in fault.facts:
-        return _describe_source(
-            [f.facts["moved"] for f, _ in faults if f.facts.get("moved")], "bht"
-        )
+        return _rows_of_others(faults)
     got = np.concatenate([f.quantity.got[f.wrong] for f, _ in faults])
     if not np.any(got):
         return "0"
-    text = recognise(_ratios(faults))
-    if " to " not in text:
-        return f"× {text}"
-    origin = _origins(faults)
-    if origin:
-        return origin
+    text = _factor(_ratios(faults)) or _origins(faults)
+    if text:
+        return text
     if float(np.mean(got == 0)) > 0.5:
         return "0 in part"
-    want = np.concatenate([f.quantity.want[f.wrong] for f, _ in faults])
-    off = abs(got - want)
-    off = off[np.isfinite(off)]
-    return f"off by up to {off.max():.3g}" if len(off) else "not finite"
+    return ""
+
+
+def _constant(faults: Faults) -> str:
+    """Say what comes back without dout: the whole result, or a number that is added to it."""
+    gaps, alone = [], True
+    for f, p in faults:
+        gaps += [(float(x), p) for x in (f.quantity.got - f.quantity.want)[f.wrong][:MOST]]
+        alone &= bool(f.facts.get("alone"))
+    if alone:
+        return "dout is not used"
+    text = recognise(gaps)
+    return f"{text} is added" if text else ""
 
 
 def _value_shift(faults: Faults) -> str:
@@ -383,7 +442,7 @@ def _value_shift(faults: Faults) -> str:
 def _origins(faults: Faults) -> str:
     """Say where values come from that are exact values of other places; "" if they are not."""
     rows: list[tuple[Array, Array]] = []
-    maps = []
+    maps, told = [], []
     axes = ""
     whole = [f for f, _ in faults if f.wrong.shape == f.quantity.got.shape]
     for fault in sorted(whole, key=lambda f: -int(f.wrong.sum()))[:6]:
@@ -392,10 +451,11 @@ def _origins(faults: Faults) -> str:
         found = _origin(q.got, q.want, q.tolerance, fault.wrong)
         if len(found):
             maps.append({tuple(map(int, a)): tuple(map(int, b)) for a, b in found})
+            told.append((fault, faults[0][1]))
             rows.append((found[:, 0], found[:, 1]))
     if not maps:
         return ""
-    text = _describe_source(maps, axes)
+    text = _describe_source(told, maps, axes)
     if "another" in text and len(axes) == 4:
         stride = next(filter(None, (_strides(a[:, 2:], b[:, 2:]) for a, b in rows)), None)
         if stride:

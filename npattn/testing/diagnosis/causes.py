@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import numpy as np
 
+from npattn.errors import NpattnError
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.amount import SEEN, describe
+from npattn.testing.diagnosis.borders import Neighbours, find_pair, neighbours_of
 from npattn.testing.diagnosis.candidates import Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
@@ -22,21 +26,26 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
+    HIDING,
+    OF_SEVERAL_KEYS,
     Point,
     enlarge,
     explore,
     narrow,
+    sample,
     sample_of,
+    scores_of,
     tame,
     try_recipe,
 )
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
-from npattn.testing.diagnosis.locate import Fault, locate
+from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.names import name_of
 from npattn.testing.diagnosis.place import (
     CONFIRMED,
     EVERYWHERE,
     Where,
+    learn,
     learn_and_confirm,
     learn_problems,
 )
@@ -46,16 +55,22 @@ from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sequences import find_sequence_causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.diagnosis.unlike import say_unlike
+from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import REQUIRED
+from npattn.testing.places import Atom as Condition
+from npattn.testing.places import Place
 from npattn.testing.report.cause import Cause
-from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.outcome import Outcome, recipe_line
+from npattn.testing.report.pair import SIDE, Reading
 from npattn.testing.rules import RULES
 from npattn.testing.trial import GRADIENTS, Trial
 
 REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
-READ = 4
+READ = 6
 """Most failures from which a cause is read: each takes many calls."""
+SECONDS_OF_FIRST, PLACE_SECONDS = 3.0, 1.0
+"""Seconds in which the place of the first cause, and of each other, is attacked."""
 SECONDS = 20.0
 """Time after which no further cause is read."""
 DOUBTFUL = 0.2
@@ -138,7 +153,56 @@ def diagnose(
         for _, outcomes in judged
         for outcome in outcomes
     ]
-    return explained, tuple(sorted(causes.values(), key=place))
+    ordered = sorted(causes.values(), key=place)
+    for cause in ordered[:1]:
+        if cause.pair is None and cause.step not in ("state", "refusal"):  # no single call fails
+            ordered[0] = _with_pair(cause, judged, explained)
+    return explained, tuple(ordered)
+
+
+def _with_pair(
+    cause: Cause,
+    judged: Sequence[tuple[Trial, Sequence[Outcome]]],
+    explained: Sequence[Outcome],
+) -> Cause:
+    """Return a cause with the nearest problem that passes, if one of its failures has any."""
+    group = [o for o in explained if (o.failed or o.status == "suspect") and cause.explains(o)]
+    for trial, _ in judged:
+        own = [o for o in group if o.dtype == trial.space.dtype]
+        with np.errstate(all="ignore"):
+            pair = find_pair(trial.fresh(), sorted(own, key=_scores))
+        if pair is not None:
+            return replace(cause, pair=pair)
+    return cause
+
+
+def _scores(outcome: Outcome) -> int:
+    return scores_of(outcome.sampled) if outcome.sampled is not None else 0
+
+
+def _readability(point: Point) -> tuple[bool, bool, int]:
+    """Return the sort key that puts first what is best read: 2 × 3 to 8 × 8, plain, and small."""
+    recipe = point.recipe
+    few = not (2 <= recipe.T <= SIDE and 3 <= recipe.S <= SIDE)
+    return few, recipe.distribution != "normal", point.evidence.size
+
+
+def _read_window(point: Point) -> Reading | None:
+    """Return a window of the first wrong quantity on a problem, at its first wrong cell."""
+    if point.fault is None:
+        return None
+    q, step = point.fault.quantity, point.fault.step
+    if step in GRADIENTS and step in point.evidence.observed:
+        q = result(point.evidence, step)  # and not dS, as dk tells it
+    cells = np.argwhere(q.wrong)
+    if not len(cells):
+        return None
+    first = tuple(map(int, cells[0]))
+    got, want = (np.where(q.known, x, np.nan) for x in (q.got, q.want))
+    excerpt = Excerpt.around(first, got, want, q.tolerance, SIDE)
+    marks = Excerpt.around(first, q.wrong, q.wrong, q.wrong, SIDE).got > 0
+    line = recipe_line(point.recipe, point.evidence.trial, None)
+    return Reading(q.name, q.axes, excerpt, marks, line)
 
 
 def _read_suspicion(trial: Trial, outcome: Outcome) -> Cause | None:
@@ -226,7 +290,8 @@ class _Diagnosis:
             left = [o for o in left if o.id not in cause.rules]
             yield cause
         if left:
-            yield Cause(self._describe_rest(left), ids(left), name="unexplained")
+            text = self._describe_rest(left, alone=len(left) == len(self.outcomes))
+            yield Cause(text, ids(left), name="unexplained")
 
     def _smallest(self) -> list[Evidence]:
         return sorted(self.evidence.values(), key=attrgetter("rank"))
@@ -270,6 +335,7 @@ class _Diagnosis:
     ) -> Iterator[tuple[Cause, list[Outcome]]]:
         """Yield causes that are read from the implementation, each with its outcomes."""
         left = sorted(evidence, key=_telling)
+        told: set[str] = set()
         for turn in range(READ):
             if not left or (turn and time.monotonic() > self.end):
                 return
@@ -279,30 +345,68 @@ class _Diagnosis:
             if fault is None:
                 left.pop(0)
                 continue
+            reached = _reach(fault.step)
+            if not _own_names(first) <= reached:  # another result is wrong there as well
+                others = [e for e in left if e is not first and _own_names(e) <= reached]
+                if others:
+                    left = [others[0], *(e for e in left if e is not others[0])]
+                    continue
+                if fault.step in told:  # a cause that is told does not make its own results wrong
+                    rest = first.without(told)
+                    points = _agree_on_rows(_agree_on_ds(self._points(rest, told)))
+                    again = _common_fault(points)
+                    if again is None:
+                        left.pop(0)
+                        continue
+                    fault = again
             if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             holds = self._condition(points, fault)
+            near = _neighbours(first, points[0], fault)
+            asked = (
+                None
+                if near is None
+                else near.place(seconds=PLACE_SECONDS if turn else SECONDS_OF_FIRST)
+            )
             claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
+            amount = describe(like)
             place = self._place(points, fault) if len(points) > 1 else _single_place(first)
-            cause = self._state(fault, like, place, points)
+            own = None
+            if near is not None and asked is not None and fault.step != "nan":
+                follows = fault.step == "visible" and amount not in SEEN  # the source tells where
+                holds_there = _holds_on(near, asked, claimed, points)
+                own = self._attacked(points, fault, near, asked, follows) if holds_there else None
+                doubtful = asked.held and place is not None and place.errors > CONFIRMED
+                place = own or (None if doubtful else place)
+            cause = self._state(fault, like, amount, place, points)
+            if asked is not None and own is not None:
+                told = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
+                cause = replace(cause, passes_when=told)
+            if near is not None and asked is not None:
+                cause = replace(cause, pair=near.pair(asked))
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
             mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, holds)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
+            told.add(fault.step)
             yield replace(cause, rules=ids(mine)), mine
 
-    def _points(self, evidence: Evidence) -> list[Point]:
-        """Return the failing problem and those around it, as far as they can be made of recipes."""
+    def _points(self, evidence: Evidence, without: Set[str] = frozenset()) -> list[Point]:
+        """Return the failing problem and those around it, as far as they can be made of recipes.
+
+        Gradients of the names `without` are left out.
+        """
         outcome = evidence.outcome
         assert outcome is not None
         alone = Point(outcome.sampled, evidence, locate(evidence)) if outcome.sampled else None
         if alone is None:
             return []
-        recipe, trial = replace(alone.recipe, view=evidence.view), self.trial
+        recipe = replace(alone.recipe, view=evidence.view)
+        trial = replace(self.trial, gradients=self.trial.gradients - without, memo={})
         if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
             trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
         if trial.skips_empty_rows and trial.empty(evidence.problem).any():
@@ -341,11 +445,59 @@ class _Diagnosis:
         price = [lost + place.errors + ATOM * len(place.atoms) for lost, place in found]
         return found[price.index(min(price))][1] if found else None
 
+    def _attacked(
+        self,
+        points: list[Point],
+        fault: Fault,
+        near: Neighbours,
+        asked: Place,
+        follows: bool,
+    ) -> Where | None:
+        """Return where it is wrong: elements of failing problems, on the problems that were asked.
+
+        None if what was learned of the elements does not hold. With `follows`, no elements are
+        named: those are wrong whose source is not their own.
+        """
+        pairs = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
+        pairs = [(p, s) for p, s in pairs if (s.wrong & s.known).any()]
+        elements = [narrow(s, p, fault) for p, s in pairs]
+        found: list[tuple[float, Where]] = []
+        for dropped in range(len(fault.axes) if follows else 0, len(fault.axes) + 1):
+            axes = len(fault.axes) - dropped
+            own = [s.reduce(axes) for s in (elements if not dropped else [s for _, s in pairs])]
+            place = learn(own, indices=True)
+            if place is not None and (place.errors <= CONFIRMED or not place.atoms):
+                margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
+                found.append((margin + place.errors + ATOM * len(place.atoms), place))
+        if not found:
+            return None
+        _, best = min(found, key=lambda x: x[0])
+        shared = [atom for atom in asked.clauses[0] if all(_has(c, atom) for c in asked.clauses)]
+        told = [
+            atom.text
+            for atom in shared
+            if not _implied(best, near.recipe(atom.pair.passing), near, fault)
+        ]
+        if len(asked.clauses) > 1:
+            rest = [[a for a in clause if not _has(shared, a)] for clause in asked.clauses]
+            if any(len(atoms) > 1 for atoms in rest):
+                return None
+            if all(rest):
+                told.append(" or ".join(atom.text for (atom,) in rest))
+        if points[0].recipe.distribution != "normal" and self._is_of_contents(points[0]):
+            told.append("contents")
+        text = " and ".join([*(a.text for a in best.atoms), *told])
+        return Where(text or EVERYWHERE, best.errors, best.atoms)
+
     def _state(
-        self, fault: Fault, points: list[Point], place: Where | None, tried: list[Point]
+        self,
+        fault: Fault,
+        points: list[Point],
+        amount: str,
+        place: Where | None,
+        tried: list[Point],
     ) -> Cause:
         """Return the cause in words."""
-        amount = describe(points)
         condition = self._condition(tried, fault)
         told = condition is not None and condition.text != EVERYWHERE
         where = fault.facts.get("where") or (place.text if place is not None else "")
@@ -363,6 +515,7 @@ class _Diagnosis:
             passes_when=f"fails only where {condition.text}" if told and condition else "",
             confirmed=len(tried),
             name=name,
+            reading=next(filter(None, map(_read_window, sorted(points, key=_readability))), None),
         )
 
     @staticmethod
@@ -378,6 +531,8 @@ class _Diagnosis:
         A fault that comes of it may be the first that shows there: a saturated row hides a wrong
         weight, and shows a wrong lse.
         """
+        if not _own_names(evidence) <= _reach(fault.step):
+            return False
         if time.monotonic() > self.end:
             return _is_downstream(fault.step, evidence)
         if condition is not None and not condition.allows(sizes_of(evidence.problem)):
@@ -420,13 +575,15 @@ class _Diagnosis:
         again = self._collect(evidence.outcome)
         return again is None or not again.equals(evidence)
 
-    def _describe_rest(self, outcomes: Sequence[Outcome]) -> str:
+    def _describe_rest(self, outcomes: Sequence[Outcome], alone: bool = True) -> str:
         required = [o for o in outcomes if o.level in REQUIRED] or outcomes
         known = [self.evidence[o.rule] for o in required if o.rule in self.evidence]
         names = {name for e in known for name in e.wrong}
         results = [n for n in ("o", "lse", "weights", "max_score", *GRADIENTS) if n in names]
         if not results:
             return f"no step was found: {first_line(outcomes[0].message)}"
+        if not alone:
+            return f"also wrong, and not explained: {', '.join(results)}"
         return f"no step was found: {', '.join(results)} out of tolerance"
 
 
@@ -434,6 +591,70 @@ def _of_one_call(outcome: Outcome) -> bool:
     """Return True if one call alone was out of tolerance, and not the relation of several."""
     names = {c.name for c in outcome.comparisons}
     return outcome.kind == "value" and bool(names) and names <= {"o", "lse", *GRADIENTS}
+
+
+def _neighbours(evidence: Evidence, point: Point, fault: Fault) -> Neighbours | None:
+    """Return the problems around a failing one; what could not show the fault tells nothing."""
+    outcome = evidence.outcome
+    if outcome is None or point.fault is None:
+        return None
+    near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
+    if near is None:
+        return None
+    on = options_on(point.recipe)
+
+    def tells(other: Evidence) -> bool:
+        problem = other.problem
+        visible = other.trial.visible(problem)
+        if fault.step in OF_SEVERAL_KEYS and not (visible.sum(-1) > 1).any():
+            return False  # a row of one key has weight 1, whatever its score is
+        same = all((getattr(problem, n, None) is not None) for n in on if n in HIDING)
+        hides = not visible.all()
+        return not (fault.step == "visible" and fault.form == "extra" and on and same and not hides)
+
+    return replace(near, base=point.recipe, tells=tells)
+
+
+def _holds_on(
+    near: Neighbours, place: Place, claimed: Sequence[Evidence], points: Sequence[Point]
+) -> bool:
+    """Return True if a place was attacked, and no problem at hand refutes it.
+
+    It must hold on every failing problem that it explains, and on those around the first fail where
+    that fails: they have other windows and masks than the one that was asked with.
+    """
+    if not place.held:
+        return False
+    recipes = [e.outcome.sampled for e in claimed if e.outcome and e.outcome.kind == "value"]
+    tried = [(r, True) for r in recipes if r is not None]
+    tried += [(p.recipe, p.fault is not None) for p in points if p.fault or near.tells(p.evidence)]
+    return all(
+        place.holds(near.sample(recipe)) == fails
+        for recipe, fails in tried
+        if recipe.distribution == near.base.distribution and {*options_on(recipe)} <= {*near.values}
+    )
+
+
+def _has(clause: Iterable[Condition], atom: Condition) -> bool:
+    return any(atom.text == other.text for other in clause)
+
+
+def _implied(place: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
+    """Return True if a place of elements has none on a problem that passes."""
+    if not place.atoms:
+        return False
+    try:
+        problem = near.trial.problem(passing)
+    except NpattnError:
+        return False
+    sizes = sizes_of(problem)
+    axes = next((a for a in (fault.axes[:n] for n in range(len(fault.axes), 0, -1))), "")
+    letters = {x: sizes[x.upper()] for x in axes}
+    if axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
+        letters["h"] = sizes["K"]
+    shape = tuple(letters[x] for x in axes)
+    whole = sample(near.trial, passing, problem, axes, np.ones(shape, bool), np.ones(shape, bool))
+    return place.errors_on([whole]) >= 1
 
 
 def _single_place(evidence: Evidence) -> Where | None:
@@ -517,18 +738,27 @@ def _common_fault(points: Sequence[Point]) -> Fault | None:
 
 def _is_downstream(step: str, evidence: Evidence) -> bool:
     """Return True if all wrong results of a problem may come of a step."""
-    wrong = set(evidence.wrong)
-    if step in FORWARD:
-        return True
-    reach = {
-        "lse": {"lse", *GRADIENTS},
-        "dv": {"dv", "dk", "dq"},
+    return step in FORWARD or set(evidence.wrong) <= _reach(step)
+
+
+def _reach(step: str) -> set[str]:
+    """Return the results that a wrong step makes wrong."""
+    if step in FORWARD or step in ("state", "precision"):
+        return {"o", "lse", "weights", "max_score", *GRADIENTS}
+    return {
+        "lse": {"lse", "max_score", *GRADIENTS},
         "dp": {"dq", "dk", "dbias"},
         "delta": {"dq", "dk", "dbias", "dsinks"},
         "ds": {"dq", "dk", "dbias"},
         "dq": {"dq", "dk"},
     }.get(step, {step})
-    return wrong <= reach
+
+
+def _own_names(evidence: Evidence) -> set[str]:
+    """Return the results that are wrong by the rule itself, or all that are if it names none."""
+    outcome = evidence.outcome
+    named = {c.name for c in outcome.comparisons} if outcome is not None else set()
+    return named & {*evidence.wrong} or {*evidence.wrong}
 
 
 def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int]:

@@ -6,6 +6,7 @@ contents. A place is learned from them, and tried on others.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -55,8 +56,10 @@ HIDING = {"mask", "causal", "window", "bias"}
 """Options that hide keys: with them, only hidden keys can take weight that they should not."""
 READ_TOGETHER = ({"s", "visible", "p"}, {"dp", "delta", "ds"})
 """Steps that are told apart by the form of what is wrong in P, and in dS."""
-LARGE = 2**17
-"""Scores of the largest problem that is tried."""
+LARGE = 2**16
+"""Scores of the largest problem that is tried: its quantities, kept for each, take some 5 MB."""
+KEYS_TO_A_COLUMN = 64
+"""Keys to each column of v from which P can be read in few calls."""
 SECONDS = 2.5
 """Processor time for the problems around a failing one, once `LEAST` were tried."""
 LEAST = 16
@@ -69,6 +72,11 @@ class Point:
     recipe: Recipe
     evidence: Evidence
     fault: Fault | None
+
+
+def scores_of(recipe: Recipe) -> int:
+    """Return the number of scores of the problem of a recipe."""
+    return math.prod((*(recipe.lead or ()), recipe.H, recipe.T, recipe.S))
 
 
 def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
@@ -87,14 +95,17 @@ def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
 
 
 def enlarge(trial: Trial, recipe: Recipe) -> Recipe:
-    """Return the recipe with rows of several numbers, which a shrunk one lacks."""
-    least = {"D": 5, "E": 7}
+    """Return the recipe with rows of several numbers, which a shrunk one lacks.
+
+    P is read E keys at a time: many keys get more columns.
+    """
+    least = {"D": 5, "E": max(7, -(-recipe.S // KEYS_TO_A_COLUMN))}
     changes: dict[str, Any] = {
         x: n for x, n in least.items() if getattr(recipe, x) < n and x not in trial.space.sizes
     }
     if changes and "E != D" not in trial.space.structure:
         changes = dict.fromkeys("DE", max(recipe.D, recipe.E, *least.values()))
-    return _fit(trial.space, replace(recipe, **changes), recipe)
+    return fit(trial.space, replace(recipe, **changes), recipe)
 
 
 def tame(recipe: Recipe) -> Recipe:
@@ -103,7 +114,7 @@ def tame(recipe: Recipe) -> Recipe:
     return replace(recipe, distribution="normal", bias=bias)
 
 
-def _fit(space: Space, recipe: Recipe, base: Recipe) -> Recipe:
+def fit(space: Space, recipe: Recipe, base: Recipe) -> Recipe:
     """Return a recipe with the equal sizes and multiples of 8 that a space asks for.
 
     Of two sizes that must be equal, the one that differs from the base decides.
@@ -122,7 +133,7 @@ def _fit(space: Space, recipe: Recipe, base: Recipe) -> Recipe:
 def around(trial: Trial, base: Recipe) -> Iterator[Recipe]:
     """Yield recipes around a failing one, those first that tell most."""
     for recipe in _vary(trial, base):
-        yield _fit(trial.space, recipe, base)
+        yield fit(trial.space, recipe, base)
 
 
 def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
@@ -160,11 +171,11 @@ def _heads_and_widths(base: Recipe) -> Iterator[Recipe]:
     """Yield the base with other heads, samples and numbers of columns."""
     H, K = base.H, base.K
     if base.lead is not None:
+        for lead in ((3,), (5,), (1,)):
+            yield replace(base, lead=lead)
         for h, k in (*HEADS, (2 * H, 2 * K), (2 * H, K)):
             if (h, k) != (H, K):
                 yield replace(base, H=h, K=k)
-        for lead in ((1,), (3,)):
-            yield replace(base, lead=lead)
     for d in (8, 16, 24, 33, 64, 72, 2 * base.D):
         yield replace(base, D=d)
         yield replace(base, E=d)
@@ -197,10 +208,11 @@ def explore(trial: Trial, base: Recipe) -> list[Point]:
     for n, recipe in enumerate(around(trial, base)):
         if recipe.seed == base.seed and options_on(recipe) == options_on(base):
             recipe = replace(recipe, seed=base.seed + 4 * n)  # other numbers, and sinks alike
-        if recipe in seen or recipe.H * recipe.T * recipe.S > LARGE:
+        if recipe in seen or scores_of(recipe) > LARGE:
             continue
         seen.add(recipe)
-        if len(points) >= LEAST and time.process_time() > end:
+        late = time.process_time() - end
+        if late > 0 and (len(points) >= LEAST or late > SECONDS):
             break
         point = try_recipe(trial, recipe)
         if point is not None:

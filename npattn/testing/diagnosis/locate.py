@@ -22,6 +22,7 @@ from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.diagnosis.evidence import Evidence, observe
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
+from npattn.testing.report.pair import AXES
 from npattn.testing.trial import GRADIENTS, Trial
 
 CLEAR = 8.0
@@ -38,11 +39,6 @@ ROUNDINGS = 4
 """Largest error that counts as roundings, in units of one rounding to bfloat16."""
 ALL = 0.97
 """Share of elements that counts as all: of many, some are close to right by chance."""
-AXES = {
-    "o": "bhte", "lse": "bht", "weights": "bhts", "max_score": "bht", "dq": "bhtd", "dk": "bhsd",
-    "dv": "bhse", "dsinks": "h", "dbias": "bhts", "dgate": "bhte",
-}  # fmt: skip
-"""Letters of the axes of each result; of dk and dv, h is the key head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +267,9 @@ def weights_fault(
     empty = np.asarray(~visible.any(-1))
     with np.errstate(all="ignore"):
         lost = (want > CLEAR * tol) & (abs(got) <= tol)
-        extra = ~kept & (abs(got) > 2 * tol) & finite & ~empty[..., None]
+        above = ~kept & (abs(got) > 2 * tol) & finite & ~empty[..., None]
+        dropped = visible & above & (problem.dropout_mask is not None)
+        extra = above & (~visible | dropped)
         fake = empty[..., None] & (abs(got) > tol)
     known = np.ones(want.shape, bool)
     clear = want > CLEAR * tol
@@ -284,9 +282,14 @@ def weights_fault(
         own: dict[str, Any] = {"where": "rows that see no key"}
         return Fault("p", p, rows, known, backward, "empty rows", own)
     whole = (lost == clear).all(-1) & clear.any(-1)  # rows that are all zeros
+    risen = (above & visible & ~dropped).any(-1)  # a weight below all floats has become one
+    if risen.any() and not extra.any():
+        with np.errstate(all="ignore"):
+            log = np.log(got.sum(-1)) - np.log(want.sum(-1))
+        ratios = {"log": np.where(risen, log, 0.0)}
+        return Fault("p", p, risen, np.ones(risen.shape, bool), backward, "rows", ratios)
     if (lost & ~whole[..., None]).any() or extra.any():
-        dropped = visible & ~kept & extra
-        if problem.dropout_mask is not None and dropped.sum() > extra.sum() / 2:
+        if dropped.sum() > extra.sum() / 2:
             return Fault("p", p, p.wrong, known, backward, "dropout")
         hidden = extra | (lost & ~whole[..., None])
         if not extra.any():  # far lower scores leave no weight, and are not hidden
@@ -298,6 +301,8 @@ def weights_fault(
         moved = _find_rows(got, want, tol, p.wrong_rows)
         form = "extra" if extra.sum() > lost.sum() else "zeros"
         facts: dict[str, Any] = {"moved": moved} if moved else {}
+        both = {"extra": extra, "zeros": lost & ~whole[..., None]}
+        facts["kinds"] = [kind for kind, cells in both.items() if cells.any()]
         return Fault("visible", p, hidden, (clear | ~visible) & known, backward, form, facts)
     if whole.any() and (p.wrong & ~whole[..., None]).sum() <= p.wrong.sum() * (1 - ALL):
         rows = np.broadcast_to(whole[..., None], want.shape) & clear
@@ -589,8 +594,10 @@ def _is_right_without_dlse(evidence: Evidence) -> bool:
 def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:
     """Return the fault of a wrong dv: the weights of the backward, or dv."""
     dv = _whole("dv", evidence, "dv")
-    if reader.ignores_dout:
-        return replace(dv, form="constant")
+    without = reader.dv_without_dout
+    if without.any():
+        got = np.asarray(evidence.observed["dv"][0], np.float64)
+        return replace(dv, form="constant", facts={"alone": np.allclose(without, got)})
     p, apart = reader.p_of_backward
     wrong = p.wrong
     if not wrong.any() or (apart & wrong).sum() > APART * wrong.sum():

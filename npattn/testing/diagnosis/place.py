@@ -176,14 +176,17 @@ def _rows_of(sample: Sample, x: Array, values: dict[str, Any]) -> Array:
     return np.asarray(whole[values["b"], values["h"], values["t"]])
 
 
-def learn(samples: Sequence[Sample]) -> Where | None:
-    """Return the shortest predicate that separates the wrong elements; None if nothing is wrong."""
+def learn(samples: Sequence[Sample], *, indices: bool = False) -> Where | None:
+    """Return the shortest predicate that separates the wrong elements; None if nothing is wrong.
+
+    With `indices`, of the elements alone, whatever the sizes and options of their problems are.
+    """
     table = Table(samples)
     y, weight = table.y, table.weight
     if not y.any():
         return None
     atoms, values = [], []
-    for atom in _atoms(table):
+    for atom in _atoms(table, indices):
         x = np.broadcast_to(atom.holds(table), y.shape)
         if weight[y & ~x].sum() <= MISSED * weight[y].sum() and not x.all():
             atoms.append(atom)
@@ -256,15 +259,16 @@ def _round(n: int) -> float:
     return 1.2 if n < 4 else 1.5
 
 
-def _atoms(table: Table) -> Iterator[Atom]:
-    yield from _options(table)
+def _atoms(table: Table, indices: bool) -> Iterator[Atom]:
+    if not indices:
+        yield from _options(table)
+        yield from _sizes(table)
     if table["empty"].any():
         yield Atom("rows that see no key", 1.0, lambda t: t["empty"])
     for m in (8, 16, 32, 64):
         if (table["first"] >= m).any():
             text = f"rows whose first visible key is s ≥ {m}"
             yield Atom(text, 1.6, lambda t, m=m: t["first"] >= m)
-    yield from _sizes(table)
     for x in table.axes:
         yield from _along(table, x)
     if {"h"} <= set(table.axes) and (table["G"] > 1).any():
@@ -346,7 +350,7 @@ def _along(table: Table, x: str) -> Iterator[Atom]:
         for n in {high + 1, *_bounds(high + 1, int(above.min()) + 1)}:
             yield Atom(f"{x} < {n}", _round(n), lambda t, n=n: t[x] < n)
     for other in SIZES:
-        if other != length and other != "B":
+        if other != length and other != "B" and x != "b":
             yield Atom(f"{x} ≥ {other}", 1.2, lambda t, n=other: t[x] >= t[n])
             yield Atom(f"{x} < {other}", 1.4, lambda t, n=other: t[x] < t[n])
     if x in "ts":

@@ -23,6 +23,22 @@ LINES = {
     "dsinks": "sinks=None if ds_sink",
 }
 """Beginning of the line of dense.py that computes a step."""
+EQUATIONS = {
+    "s": "s = scale · q kᵀ + bias",
+    "visible": "s = −∞ where a key is hidden",
+    "p": "p = exp(s − lse)",
+    "lse": "lse = log Σ exp(s)",
+    "o": "o = p v",
+    "dv": "dv = pᵀ do",
+    "dp": "dP = do vᵀ",
+    "delta": "δ = Σ p · dP",
+    "ds": "dS = p · (dP − δ)",
+    "dq": "dq = scale · dS k",
+    "dk": "dk = scale · dSᵀ q",
+    "dbias": "dbias = dS",
+    "dsinks": "dsinks = −Σ p_sink · δ",
+}
+"""What a step computes, as a line of a kernel."""
 WORDS = {
     "s": "the scores s",
     "visible": "the mask",
@@ -42,7 +58,7 @@ WORDS = {
 }
 WHOLE = {
     "state": "results depend on earlier calls",
-    "precision": "sums or storage are narrower than the dtype",
+    "precision": "results are less precise than the dtype allows",
     "layout": "results are arranged otherwise",
 }
 PLURAL = ("s", "p")
@@ -69,15 +85,16 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
     elif step in WHOLE:
         text = WHOLE[step]
     elif step == "nan":
-        text = "results are not finite" if "NaN" in amount else "results are finite"
+        finite = "finite where" in amount
+        text = "a NaN is swallowed" if finite else "results are not finite"
     else:
         text = f"{subject} {'are' if step in PLURAL else 'is'} wrong"
     text += " in the backward, and right in the forward," if backward else ""
     text = text.rstrip(",") if not place or place == "everywhere" else text
     if place == "contents":
-        text, place = f"{text} with some numbers in the arrays, and right with others", ""
+        text, place = f"{text} for some values of q and k, and right for others", ""
     text += " everywhere" if place == "everywhere" else f" where {place}" if place else ""
     text += f": {amount}" if amount else ""
     text += f" ({name})" if name else ""
     line = line_of(step)
-    return f"{text} [dense.py line {line}]" if line else text
+    return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text

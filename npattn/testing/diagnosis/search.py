@@ -14,6 +14,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conventions import (
@@ -25,7 +26,7 @@ from npattn.testing.diagnosis.conventions import (
 from npattn.testing.diagnosis.descales import descale_candidates
 from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
-from npattn.testing.diagnosis.explore import around
+from npattn.testing.diagnosis.explore import around, scores_of
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.locate import is_one_factor, result
 from npattn.testing.diagnosis.outputs import output_candidates
@@ -100,11 +101,15 @@ class _Judge:
         recipes = [r for r in sampled if r is not None][:NEAR]
         if self.trial.space.few_shapes or not recipes:
             return []
-        near = [r for x in recipes for r in around(self.trial, x) if self.trial.space.takes(r)]
+        near = [r for x in recipes for r in around(self.trial, x) if self._asks(r)]
         chosen = np.random.default_rng(recipes[0].seed).permutation(len(near))[:PROBES]
         others = islice(Pools(self.trial.space).cases(1, PROBES), PROBES)
         probes = sample(replace(self.trial, memo={}), chain((near[i] for i in chosen), others))
         return [e.without(self.without) for e in probes if e.size <= LARGE]
+
+    def _asks(self, recipe: Recipe) -> bool:
+        """Return True if a recipe is taken, and small enough for every candidate."""
+        return scores_of(recipe) <= LARGE and self.trial.space.takes(recipe)
 
     def best(self, left: Sequence[Evidence]) -> tuple[Candidate | None, list[Evidence]]:
         """Return the candidate that explains most, the smallest problem included, or None."""

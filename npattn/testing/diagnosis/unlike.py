@@ -10,6 +10,7 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.explore import tame
+from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.report.cause import Cause
 from npattn.testing.trial import Trial
 
@@ -17,18 +18,17 @@ PLAIN = 12
 """Problems without options that are asked."""
 MOST = 0.75
 """Share of them with a wrong o beyond which it is no attention."""
-UNKNOWN = "off by up to"
-"""Words of an amount that says no more than how large the errors are."""
 
 
 def say_unlike(trial: Trial, causes: Sequence[Cause]) -> list[Cause]:
     """Return the causes, or one in their place if the function is not attention at all.
 
-    That is so if o is wrong on most plain problems, and its cause knows neither a factor nor
-    another place from which the wrong values come.
+    That is so if o is wrong on most plain problems, and its cause knows neither an amount nor a
+    place: errors of the size of roundings have the step "precision", which is known.
     """
     about_o = [c for c in causes if any(x.startswith("agreement-o[") for x in c.rules)]
-    known = [c for c in about_o if c.is_known and UNKNOWN not in c.amount]
+    known = [c for c in about_o if c.is_known and (c.amount or c.where not in ("", EVERYWHERE))]
+    known += [c for c in about_o if c.step == "precision"]
     if not about_o or known or any(c.conventions is not None for c in causes):
         return list(causes)
     wrong = tried = 0

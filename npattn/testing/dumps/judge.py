@@ -24,10 +24,10 @@ from npattn.profiles import find_profile
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.comparison import Comparison, compare, exact, short
 from npattn.testing.diagnosis.evidence import sizes_of
-from npattn.testing.diagnosis.locate import AXES
 from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn
 from npattn.testing.dumps.read import INPUTS, LOADABLE, Dump, read_dump
 from npattn.testing.power import Conclusion, Power, Verdict, conclude, describe, find_unjudged
+from npattn.testing.report.pair import AXES
 from npattn.testing.spot.check import spot_check
 from npattn.testing.spot.result import SpotCheck
 

@@ -22,6 +22,7 @@ from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.markup import HERE
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.pair import Reading
 from npattn.testing.report.record import Record
 
 VERSION = 3
@@ -60,10 +61,23 @@ def as_dict(record: Record) -> dict[str, Any]:
         not_promised=_plain(record.taken_back),
         levels={level: _level(record, xs) for level, xs in record.by_level().items()},
         asked=_plain(asked),
+        pair=record.pair and _plain(vars(record.pair)),
+        reading=record.reading and _reading(record.reading),
         causes=[_cause(cause) for cause in record.causes],
         other_causes=[_cause(cause) for cause in record.other_causes],
         outcomes=[_outcome(record, outcome) for outcome in record.outcomes],
     )
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    excerpt = reading.excerpt
+    arrays = {"got": excerpt.got, "want": excerpt.want}
+    rounded = {
+        name: [[_plain(float(f"{x:.{DIGITS[name]}g}")) for x in row] for row in array]
+        for name, array in arrays.items()
+    }
+    place = {"lead": list(excerpt.lead), "row": excerpt.row, "column": excerpt.column}
+    return _fields(reading, "reading", wrong=reading.wrong.tolist(), **place, **rounded)
 
 
 def _cause(cause: Cause) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from npattn.conventions import Conventions
 from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.pair import Pair, Reading
 
 STEPS = (
     "refusal", "state", "layout", "nan", "s", "visible", "p", "lse", "o", "dv", "dp", "delta", "ds",
@@ -43,6 +44,10 @@ class Cause:
         Number of problems on which it was tried.
     name : str
         Short id, which outcomes have as their `diagnosis`.
+    pair : Pair or None
+        A problem that fails and its nearest neighbour that passes.
+    reading : Reading or None
+        A window of the first wrong quantity, got beside wanted.
     """
 
     text: str
@@ -54,6 +59,8 @@ class Cause:
     conventions: Conventions | None = None
     confirmed: int = 0
     name: str = ""
+    pair: Pair | None = field(default=None, repr=False, compare=False)
+    reading: Reading | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_known(self) -> bool:

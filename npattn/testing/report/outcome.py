@@ -152,7 +152,7 @@ def add_reproducer(
     return replace(
         outcome,
         problem=problem,
-        recipe=_line(recipe, trial, problem),
+        recipe=recipe_line(recipe, trial, problem),
         script_text=script(trial, outcome.rule, problem, error),
         kind=error.kind if isinstance(error, Violation) else "raised",
         cotangents=getattr(error, "cotangents", None),
@@ -169,8 +169,11 @@ def _origin(error: Exception | None) -> str:
     return f"{type(error.__cause__).__name__} at {place}" if error and place else ""
 
 
-def _line(recipe: Recipe, trial: Trial, problem: Problem) -> str:
-    """Format the recipe as a line to paste, with ``from npattn.testing import Recipe``."""
+def recipe_line(recipe: Recipe, trial: Trial, problem: Problem | None) -> str:
+    """Format the recipe as a line to paste, with ``from npattn.testing import Recipe``.
+
+    A problem that was made of it and then changed is said to be; None was not.
+    """
     kwargs = []
     if trial.conventions.causal != "bottom_right":
         kwargs.append(f"alignment={trial.conventions.causal!r}")
@@ -181,6 +184,6 @@ def _line(recipe: Recipe, trial: Trial, problem: Problem) -> str:
         return f"{line}, then quantized: script() has the arrays"
     if trial.implementation.latent is not None:
         return f"{line}, then with the first columns of k for v: script() has the arrays"
-    if are_identical(problem, trial.problem(recipe)):
+    if problem is None or are_identical(problem, trial.problem(recipe)):
         return line
     return f"{line}, then changed: script() has the arrays"

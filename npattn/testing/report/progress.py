@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from npattn.errors import OptionError
 
@@ -35,10 +36,11 @@ class ProgressBar:
     """Context manager of a bar that comes after two seconds, and goes at the end.
 
     On a terminal it is drawn on the error stream, in a notebook below its cell. Elsewhere, or
-    unless `shown`, there is none.
+    unless `shown`, there is none. With `announces`, what is known before the causes are looked for
+    is printed on the error stream, wherever that goes.
     """
 
-    def __init__(self, shown: bool = True) -> None:
+    def __init__(self, shown: bool = True, announces: bool = False) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -46,6 +48,7 @@ class ProgressBar:
             TimeElapsedColumn(),
         )
         console = Console(stderr=True)
+        self.announces = announces
         self.in_notebook = console.is_jupyter
         self.shown = shown and (self.in_notebook or console.file.isatty())
         # What is printed meanwhile goes above the bar, but not if it goes to a file or a pipe.
@@ -78,6 +81,11 @@ class ProgressBar:
         if self.picture is not None and now - self.drawn > PAUSE:
             self.drawn = now
             self.picture.update(self.bar.make_tasks_table(self.bar.tasks))
+
+    def announce(self, text: str) -> None:
+        """Print what is known already: what comes next may be interrupted, or run out of memory."""
+        if self.announces:
+            self.bar.console.print(Text(text), soft_wrap=True)
 
     def __exit__(self, *_: object) -> None:
         if self.shown:

@@ -12,6 +12,7 @@ from npattn.testing.levels import LEVELS, REQUIRED, Level
 from npattn.testing.power import Conclusion, Verdict, conclude, find_unjudged
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import DEFECT, OUT_OF_TIME, Outcome
+from npattn.testing.report.pair import Pair, Reading, reading_of_comparison
 from npattn.testing.report.sensitivity import Sensitivity
 
 
@@ -40,6 +41,15 @@ class FailureGroup:
         if self.cause is None or self.cause.passes_when.endswith(f" {self.cause.where}"):
             return ""
         return self.cause.passes_when
+
+    @property
+    def reading(self) -> Reading | None:
+        """The first wrong quantity that was read, else the worst result of its smallest failure."""
+        if self.cause is not None and self.cause.reading is not None:
+            return self.cause.reading
+        shown = self.smallest
+        readings = (reading_of_comparison(c, shown.recipe) for c in shown.comparisons)
+        return next((x for x in readings if x is not None), None)
 
     @property
     def smallest(self) -> Outcome:
@@ -231,6 +241,21 @@ class Record:
             for name in self.expected
             if name not in failed
         }
+
+    @property
+    def pair(self) -> Pair | None:
+        """The pair of the first cause: a problem that fails, and its neighbour that passes."""
+        return next((g.cause.pair for g in self._shown() if g.cause is not None), None)
+
+    @property
+    def reading(self) -> Reading | None:
+        """The first wrong quantity, got beside wanted, of the first cause."""
+        for group in self._shown()[:1]:
+            return group.reading
+        return None
+
+    def _shown(self) -> list[FailureGroup]:
+        return self.groups() or self.groups(required=False)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from rich.text import Text
 from npattn.testing.report.as_json import as_dict
 from npattn.testing.report.page import fragment, page
 from npattn.testing.report.record import Record
-from npattn.testing.report.text import lines
+from npattn.testing.report.text import feedback_lines
+from npattn.testing.report.text import lines as text_lines
 from npattn.testing.report.words import verdict
 
 NARROW = 40
@@ -41,16 +42,23 @@ class Report(Record):
         return fragment(self)
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the report as text: at most 40 lines, or with `verbose` everything."""
-        return "\n".join(line.text.rstrip() for line in lines(self, WIDTH, verbose=verbose)) + "\n"
+        """Return the report as text: at most 25 lines, or with `verbose` everything."""
+        return (
+            "\n".join(line.text.rstrip() for line in text_lines(self, WIDTH, verbose=verbose))
+            + "\n"
+        )
 
     def print_to(self, console: Console, *, verbose: bool = False) -> None:
-        """Print the report: at most 40 lines, or with `verbose` everything."""
+        """Print the report: at most 25 lines, or with `verbose` everything."""
         if console.width < NARROW:  # some terminals have no width, and nothing would be printed
             console.width = WIDTH
-        for line in lines(self, console.width, verbose=verbose):
+        for line in text_lines(self, console.width, verbose=verbose):
             # Lines that are to be pasted must not be broken.
             console.print(Text(line.text, line.style), soft_wrap=True)
+
+    def feedback(self, lines: int = 12) -> str:
+        """Return what failed in words that fit a prompt: cause, pair, matrix and rules."""
+        return "\n".join(feedback_lines(self, lines)) + "\n"
 
     def script(self) -> str:
         """Return a standalone Python file that shows the first failure; "" if nothing failed.

@@ -12,7 +12,7 @@ from npattn.testing.report import words
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.record import FailureGroup, Record
 
-LINES = 40
+LINES = 25
 """Lines of a short report of failures."""
 PASSED_LINES = 25
 """Lines of a short report that passed."""
@@ -31,20 +31,30 @@ class Room(NamedTuple):
         Lines of what is refused.
     sizes : int
         Lines of each part of what was tested and what was not.
+    matrix : int
+        Rows of the first wrong quantity.
+    groups : int
+        Causes that are named at all.
     """
 
     blocks: int
     names: int
     refused: int
     sizes: int
+    matrix: int
+    groups: int = 99
 
 
-ROOM = (
-    *(Room(3, 9, 4, 4), Room(2, 9, 4, 4), Room(1, 9, 3, 4), Room(1, 9, 2, 4)),
-    *(Room(0, 1, 2, 3), Room(0, 0, 1, 2)),
+GREEN_ROOM = (Room(0, 0, 4, 4, 0), Room(0, 0, 2, 3, 0), Room(0, 0, 1, 2, 0))
+RED_ROOM = (
+    *(Room(2, 3, 0, 1, 8), Room(1, 3, 0, 1, 8), Room(1, 2, 0, 1, 4), Room(1, 1, 0, 1, 2)),
+    *(Room(0, 1, 0, 1, 4), Room(0, 1, 0, 1, 2), Room(0, 0, 0, 1, 2), Room(0, 0, 0, 1, 0)),
+    *(Room(0, 0, 0, 1, 0, n) for n in (6, 5, 4, 3)),
 )
 """The first with which a report fits is printed; else the last."""
 MESSAGE_LINES = 2
+CAUSE_LINES = 3
+"""Lines of a cause that is not the first."""
 
 GREEN, RED, YELLOW, DIM, BOLD = "green", "bold red", "yellow", "dim", "bold"
 
@@ -69,7 +79,8 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
     """
     limit = PASSED_LINES if record.passed else LINES
     first = [Line(words.UNCONFINED, RED)] if record.confined == "no" else []
-    short = (_short(record, width, room) for room in ROOM)
+    rooms = GREEN_ROOM if record.passed or not record.tested else RED_ROOM
+    short = (_short(record, width, room) for room in rooms)
     for form in [_verbose(record, width)] if verbose else short:
         text = first + [  # a text of several lines becomes several
             Line(part, line.style)
@@ -88,11 +99,15 @@ def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
     """Yield the short form: the causes, each with a failure, the first with the problem too."""
     groups = record.groups()
     yield from [Line(words.headline(groups), RED)] if groups else []
-    for i, group in enumerate(groups):
-        yield from _group(record, group, width, whole=i < room.blocks, names=room.names)
+    for i, group in enumerate(groups[: room.groups]):
+        yield from _group(record, group, width, room, i)
+    if len(groups) > room.groups:
+        yield Line(f"and {len(groups) - room.groups} more causes (--verbose: all)", BOLD)
     yield from [Line()] if groups else []
     yield from _head(record)
     for level, outcomes in record.by_level().items():
+        if groups and not any(map(record.counts, outcomes)):
+            continue  # the last line counts what else passed or failed
         for part in _wrap(words.level_line(record, level, outcomes), width):
             yield Line(part, RED if any(map(record.counts, outcomes)) else "")
     for outcome in record.outcomes:  # suspects may count, and are shown then
@@ -107,33 +122,47 @@ def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
 
 
 def _group(
-    record: Record, group: FailureGroup, width: int, *, whole: bool, names: int
+    record: Record, group: FailureGroup, width: int, room: Room, number: int
 ) -> Iterator[Line]:
-    """Yield a cause in words, a failure that shows it, and the other rules.
+    """Yield a cause in words, what was measured of the first, a failure, and the other rules.
 
-    If not `whole`, one line of the failure, and `names` lines of the other rules.
+    Beyond the blocks that there is room for, one line of the failure and few of other rules.
     """
-    cause, shown = group.cause, group.smallest
-    yield from _cause_lines(group, width)
+    cause, shown, whole = group.cause, group.smallest, number < room.blocks
+    yield from _cause_lines(group, width, None if whole else CAUSE_LINES)
+    if number == 0:
+        yield from _measured(record, group, width, room.matrix)
     others = [o for o in group.outcomes if o is not shown]
-    if whole:
-        lines = words.failure_lines(shown, MESSAGE_LINES, problem=False)
-        yield from (Line(f"  {x}") for x in lines)
-    else:
-        more = f" and {len(others)} more" if others and not names else ""
-        yield Line(f"  {shown.id}{more} {shown.status}: {shown.message.partition(chr(10))[0]}")
-    if others and (whole or names):
+    lines = list(words.failure_lines(shown, MESSAGE_LINES if whole else 0, problem=False))
+    measured = number == 0 and record.pair is not None  # which has the recipe
+    show = lines[: -1 if measured else None] if whole else lines[:1]
+    yield from (Line(f"  {x}") for x in show)
+    if others and room.names:
         text = f"also failed: {words.rule_names(record, others)}"
-        yield from (Line(x) for x in _wrap(text, width, "  ", None if whole else names))
-    if whole and cause is not None and words.convention_flag(cause):
+        yield from (Line(x) for x in _wrap(text, width, "  ", room.names))
+    elif others:
+        yield Line(f"  also failed: {len(others)} more rules (--verbose: all)")
+    if cause is not None and words.convention_flag(cause):
         yield Line(f"  passes with {words.convention_flag(cause)}")
 
 
-def _cause_lines(group: FailureGroup, width: int) -> Iterator[Line]:
+def _measured(record: Record, group: FailureGroup, width: int, rows: int) -> Iterator[Line]:
+    """Yield the pair of the first cause, and rows of its matrix."""
+    pair, reading = record.pair, group.reading
+    if pair is not None:
+        yield Line(f"  {pair.text}")
+        yield Line(f"    fails  {pair.failing}")
+        if pair.passing:
+            yield Line(f"    passes {pair.passing}")
+    if reading is not None and rows:
+        yield from (Line(f"  {x}") for x in reading.lines(min(width, 80) - 2, rows))
+
+
+def _cause_lines(group: FailureGroup, width: int, limit: int | None = None) -> Iterator[Line]:
     """Yield the words of a cause, and when it passes."""
     if group.cause is None:
         return
-    yield from (Line(part, BOLD) for part in _wrap(group.cause.text, width))
+    yield from (Line(part, BOLD) for part in _wrap(group.cause.text, width, limit=limit))
     if group.contrast:
         yield Line(f"  {group.contrast}")
 
@@ -143,8 +172,9 @@ def _head(record: Record) -> Iterator[Line]:
     yield Line(words.settings_line(record), DIM)
     if "reads" in record.settings:
         yield Line(f"reads {words.value_text(record.settings['reads'])}", DIM)
-    yield from (Line(text, DIM) for text in words.behaviour_lines(record))
-    yield Line()
+    if not any(map(record.counts, record.outcomes)):
+        yield from (Line(text, DIM) for text in words.behaviour_lines(record))
+        yield Line()
 
 
 def _missing(record: Record, width: int, room: Room) -> Iterator[Line]:
@@ -156,9 +186,12 @@ def _missing(record: Record, width: int, room: Room) -> Iterator[Line]:
         for text in (*record.untested, *record.refused):
             yield Line(f"not tested: {text}", YELLOW)
         return
-    for text in words.coverage_lines(record):
+    red = any(map(record.counts, record.outcomes))
+    for text in words.coverage_lines(record)[: 1 if red else None]:
         yield from (Line(part, YELLOW) for part in _wrap(text, width, limit=room.sizes))
     late = [text for text in record.refused if LATE in text]  # seen whatever the limit
+    if red:
+        return  # what is refused and which sizes were asked is of green reports, and of --verbose
     others = [text for text in record.refused if LATE not in text]
     shown = late + (others if len(others) <= room.refused else others[: room.refused - 1])
     for text in shown:
@@ -184,6 +217,34 @@ def _end(record: Record) -> Iterator[Line]:
     if record.passed and record.sensitivity is not None:
         yield Line(str(record.sensitivity), DIM)
     yield Line(words.verdict(record), GREEN if record.passed else RED)
+
+
+def feedback_lines(record: Record, most: int) -> list[str]:
+    """Return what failed in words that fit a prompt: the cause, the pair, the matrix, the rules.
+
+    Parameters
+    ----------
+    record : Record
+    most : int
+        Lines at most; the matrix is cut first, and then what comes last.
+    """
+    groups = record.groups()
+    if not groups:
+        return [words.verdict(record)][:most]
+    first = groups[0]
+    head = [words.headline(groups), *(line.text for line in _cause_lines(first, 10_000))]
+    tail = [f"failed rules: {words.rule_names(record, (o for g in groups for o in g.outcomes))}"]
+    if first.cause is None:
+        tail = [first.smallest.message.partition("\n")[0], *tail]
+    told: list[str] = []
+    for rows in (8, 4, 2, 0):
+        told = [*head, *(line.text.strip() for line in _measured(record, first, 100, 0))]
+        if rows and first.reading is not None:
+            told += first.reading.lines(100, rows)
+        told += tail
+        if len(told) <= most:
+            break
+    return told[:most]
 
 
 # --- the long form --------------------------------------------------------------------------------

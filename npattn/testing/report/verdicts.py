@@ -109,7 +109,10 @@ def _failure_text(record: Record, outcome: Outcome) -> str:
     lines += escape_controls(outcome.message).splitlines()
     if contrast := FailureGroup(cause, (outcome,)).contrast:
         lines.append(contrast)
-    lines += failure_lines(outcome, most=0)
+    head, *rest = failure_lines(outcome, most=0)
+    if outcome.message:  # which stands above: the name of the rule is followed by what it says
+        head = f"{outcome.id} {outcome.status}: {rest.pop(0).removeprefix('  rule: ')}"
+    lines += [head, *rest]
     if cause is not None and cause.conventions is not None:
         lines.append(f"  passes with conventions={write_conventions(cause.conventions)}")
     return "\n".join(lines)

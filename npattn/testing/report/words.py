@@ -30,13 +30,15 @@ def not_tested(record: Record) -> str:
 def headline(groups: Sequence[FailureGroup]) -> str:
     """Return how many causes explain how many of the failed rules, in words."""
     total = sum(len(g.outcomes) for g in groups)
-    rules = _count(total, "failed rule")
+    rules = f"FAILED: {_count(total, 'rule')}"
     explained = [g for g in groups if g.is_explained]
     if not explained:
-        return f"no known cause explains the {rules}:"
+        return f"{rules}, by no cause that is known"
     share = sum(len(g.outcomes) for g in explained)
-    verb = "explains" if len(explained) == 1 else "explain"
-    return f"{_count(len(explained), 'cause')} {verb} {share} of the {rules}:"
+    number = _count(len(explained), "cause")
+    if share == total:
+        return f"{rules}, by {number}"
+    return f"{rules}, {share} of them by {number}"
 
 
 def convention_flag(cause: Cause) -> str:
@@ -49,10 +51,13 @@ def convention_flag(cause: Cause) -> str:
 def failure_lines(
     outcome: Outcome, most: int | None = None, *, problem: bool = True
 ) -> Iterator[str]:
-    """Yield a failure: the rule, its message (`most` lines of it), and its smallest problem."""
+    """Yield a failure: what failed, `most` further lines of its message, the rule, the problem."""
     cited = f" [semantics {outcome.semantics}]" if outcome.semantics else ""
-    yield f"{outcome.id} {outcome.status}: {outcome.about}{cited}"
-    yield from (f"  {line}" for line in escape_controls(outcome.message).splitlines()[:most])
+    told, *more = escape_controls(outcome.message).splitlines() or [outcome.about]
+    yield f"{outcome.id} {outcome.status}: {told.removesuffix(':')}"
+    yield from (f"  {line}" for line in more[: None if most is None else max(most - 1, 0)])
+    if outcome.message:
+        yield f"  rule: {outcome.about}{cited}"
     if problem and outcome.problem is not None:
         yield f"  on {outcome.problem!r}"
     if outcome.recipe:

@@ -10,7 +10,7 @@ import pytest
 from npattn import engines
 from npattn.testing.diagnosis import names
 from npattn.testing.diagnosis.names import Name, name_of
-from npattn.testing.diagnosis.say import LINES, WORDS, line_of, say
+from npattn.testing.diagnosis.say import EQUATIONS, LINES, WORDS, line_of, say
 from npattn.testing.report.cause import STEPS
 
 DENSE = (Path(engines.__path__[0]) / "dense.py").read_text("utf-8").splitlines()
@@ -19,6 +19,7 @@ DENSE = (Path(engines.__path__[0]) / "dense.py").read_text("utf-8").splitlines()
 @pytest.mark.parametrize("step", LINES)
 @pytest.mark.every
 def test_a_step_has_one_line_of_dense(step):
+    assert step in EQUATIONS
     found = [n for n, x in enumerate(DENSE, 1) if x.strip().startswith(LINES[step])]
     assert found == [line_of(step)]
 
@@ -45,7 +46,8 @@ def test_what_no_line_computes_has_none():
 )
 def test_sentence(cause, text):
     line = line_of(cause[0])
-    assert say(*cause) == text + (f" [dense.py line {line}]" if line else "")
+    place = line and f" [{EQUATIONS[cause[0]]}; oracle: npattn/engines/dense.py:{line}]"
+    assert say(*cause) == text + (place or "")
 
 
 def test_a_name_is_added_only_if_its_pattern_holds(monkeypatch):

@@ -167,7 +167,7 @@ kernel(
     "head_tile",
     {"H": 28, "K": 4, "T": 2, "S": 5},
     ("mask",),
-    ("s", "H > 8", "keys of another head: h = "),
+    ("s", "H > 8", "query head h takes keys of key head "),
     share=head_of_the_tile,
 )
 

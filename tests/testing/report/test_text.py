@@ -9,7 +9,9 @@ from npattn import Conventions, Problem
 from npattn.testing import Cause, Outcome, Report
 from npattn.testing.cases.asked import MODELS, Asked
 from npattn.testing.comparison import Comparison
+from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import LEVELS
+from npattn.testing.report.pair import Pair, Reading
 from npattn.testing.report.text import LINES, PASSED_LINES
 from npattn.testing.report.words import CLOSE, MUST
 
@@ -63,18 +65,55 @@ FAILED = (failure("key-euler", 7), failure("directional", 5), failure("bias-shif
 def test_causes_come_first_with_the_smallest_problem():
     text = str(report(*FAILED, outcome("views", level="conduct"), causes=(SCALE,)))
     assert text.splitlines()[:9] == [
-        "1 cause explains 3 of the 3 failed rules:",
+        "FAILED: 3 rules, by 1 cause",
         "dk is wrong everywhere: × √D",
         "  fails only where D > 1",
-        "  directional[float32] failed: directional holds. [semantics 1-10]",
-        "    o[0, 1]: got 1, want 2 (directional)",
+        "  directional[float32] failed: o[0, 1]: got 1, want 2 (directional)",
         "    lse[0]: got 3",
+        "    rule: directional holds. [semantics 1-10]",
         "    sampled as Recipe(S=5).problem()",
         "  also failed: key-euler, bias-shift",
         "",
     ]
     assert text.splitlines()[9] == "npattn check mine:f"
     assert text.endswith("FAILED: 1 passed, 3 failed\n")
+
+
+def test_pair_and_matrix_of_the_first_cause_are_shown():
+    got, want = np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([[0.5, 0.5], [0.25, 0.75]])
+    excerpt = Excerpt((0, 1), 0, 4, got, want, np.full((2, 2), 1e-6))
+    reading = Reading("p", "bhts", excerpt, got != want, "Recipe(S=5).problem()")
+    pair = Pair("fails with S = 5, passes with S = 4, all else equal", "Recipe(S=5)", "Recipe(S=4)")
+    text = str(report(*FAILED, causes=(replace(SCALE, pair=pair, reading=reading),)))
+    assert text.splitlines()[3:11] == [
+        "  fails with S = 5, passes with S = 4, all else equal",
+        "    fails  Recipe(S=5)",
+        "    passes Recipe(S=4)",
+        "  p at b = 0, h = 1 (* out of tolerance)",
+        "           got           wanted",
+        "         s = 4      5     s = 4      5",
+        "  t = 0   0.5    0.5       0.5    0.5",
+        "  t = 1     1*     0*     0.25*  0.75*",
+    ]
+
+
+@pytest.mark.parametrize("most", [1, 6, 12])
+def test_feedback_fits_a_prompt(most):
+    got = np.arange(16.0).reshape(8, 2)
+    excerpt = Excerpt((0,), 0, 0, got, got + 1, np.full((8, 2), 1e-6))
+    reading = Reading("lse", "bht", excerpt, got >= 0, "Recipe(T=8).problem()")
+    pair = Pair("fails with T = 8, passes with T = 7, all else equal", "Recipe(T=8)", "Recipe(T=7)")
+    judged = report(*FAILED, causes=(replace(SCALE, pair=pair, reading=reading),))
+    told = judged.feedback(most).splitlines()
+    assert len(told) <= most
+    assert told[0] == "FAILED: 3 rules, by 1 cause"
+    assert most < 12 or told[1] == SCALE.text
+    assert most < 12 or "fails with T = 8, passes with T = 7, all else equal" in told
+    assert most < 12 or "h = 1" in "\n".join(told)
+
+
+def test_feedback_of_a_passed_report_is_its_verdict():
+    assert report(outcome()).feedback() == "passed: 1 passed\n"
 
 
 def test_agreement_is_shown_before_smaller_problems():
@@ -85,7 +124,7 @@ def test_agreement_is_shown_before_smaller_problems():
 def test_failures_without_a_cause_are_counted_and_shown():
     more = failure("late-keys"), failure("empty-row", level="edges")
     text = str(report(*FAILED, *more, causes=(SCALE,)))
-    assert text.startswith("1 cause explains 3 of the 5 failed rules:\n")
+    assert text.startswith("FAILED: 5 rules, 3 of them by 1 cause\n")
     assert "late-keys[float32] failed" in text
     assert "empty-row[float32] failed" in text
 
@@ -108,10 +147,10 @@ def test_group_of_most_required_rules_comes_first():
 
 
 def test_every_group_shows_a_failure_with_its_numbers():
-    rules = [failure(f"rule-{i}") for i in range(22)]
-    causes = tuple(Cause(f"mistake {i}", (rules[2 * i].id, rules[2 * i + 1].id)) for i in range(11))
+    rules = [failure(f"rule-{i}") for i in range(10)]
+    causes = tuple(Cause(f"mistake {i}", (rules[2 * i].id, rules[2 * i + 1].id)) for i in range(5))
     text = str(report(*rules, causes=causes))
-    for i in range(11):
+    for i in range(5):
         block = text.split(f"mistake {i}\n")[1]
         assert block.startswith(f"  rule-{2 * i}[float32]")
         assert "got 1, want 2" in block.split("\n")[0] + block.split("\n")[1]
@@ -126,14 +165,14 @@ def test_contrast_is_left_out_where_the_cause_says_it():
 def test_unexplained_cause_of_fewest_rules_is_printed_last():
     contrast = Cause("unexplained", ("late-keys[float32]",), passes_when="only S > 8")
     text = str(report(*FAILED, failure("late-keys"), causes=(contrast, SCALE)))
-    assert text.startswith("1 cause explains 3 of the 4 failed rules:\ndk is")
+    assert text.startswith("FAILED: 4 rules, 3 of them by 1 cause\ndk is")
     assert "\nunexplained\n  only S > 8\n  late-keys[float32] failed" in text
 
 
 def test_failures_without_any_cause_read_well():
     text = str(report(failure("agreement-o")))
     assert text.startswith(
-        "no known cause explains the 1 failed rule:\n  agreement-o[float32] failed"
+        "FAILED: 1 rule, by no cause that is known\n  agreement-o[float32] failed"
     )
 
 
@@ -293,9 +332,13 @@ def test_what_was_not_tested_is_said_of_every_report(status, verbose):
     known = report(outcome(status=status), asked={"float32": sizes}, skipped={"float32": skipped})
     text = known.text(verbose=verbose)
     assert verbose or f"not tested {MUST}: no option and no result is left out\n" in text
-    assert "\nasked and accepted: B 1–3, S 2–4096\n" in text
-    assert "\nmodel sizes not asked: D = E = 24, 48 (no E ≠ D); B = 9 (rank 3)\n" in text
-    assert "\nmodel sizes not asked: none\n" in str(replace(known, skipped={"float32": {}}))
+    green = status == "passed"  # which sizes were asked is of green reports, and of --verbose
+    shown = verbose or green
+    assert ("\nasked and accepted: B 1–3, S 2–4096\n" in text) == shown
+    skipped = "\nmodel sizes not asked: D = E = 24, 48 (no E ≠ D); B = 9 (rank 3)\n"
+    assert (skipped in text) == shown
+    none = str(replace(known, skipped={"float32": {}}))
+    assert ("\nmodel sizes not asked: none\n" in none) == green
 
 
 def test_sizes_are_said_of_each_dtype_where_they_differ():
@@ -336,15 +379,16 @@ def test_verbose_has_the_table_by_level_and_every_failure():
     )
     text = report(*others, *FAILED, causes=(SCALE,)).text(verbose=True)
     parts = [
-        "1 cause explains 3 of the 3 failed rules:",
+        "FAILED: 3 rules, by 1 cause",
         "dk is",
         "  rule         §     bfloat16     float32",
         "values: 3 of 3 failed",
         "  key-euler    1-10               failed 12",
         "conduct 1 passed",
         "  views        1-10  passed 0.25  – refuses [all] views",
-        "key-euler[float32] failed: key-euler holds. [semantics 1-10]",
+        "key-euler[float32] failed: o[0, 1]: got 1, want 2 (key-euler)",
         "  dq[0]: got 4",
+        "  rule: key-euler holds. [semantics 1-10]",
         "  on Problem(",
         "  sampled as Recipe(S=7).problem()",
         "bias-shift[float32] failed",

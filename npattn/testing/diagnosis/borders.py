@@ -1,0 +1,194 @@
+"""On which problems it fails, by asking: the conditions of a place, and the nearest that passes.
+
+A problem is told to `find_place` by its sizes and options; each is asked with the numbers of one
+seed. What could not show the fault, as a row of one key, tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from npattn.errors import NpattnError
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.space import STRUCTURE
+from npattn.testing.diagnosis.evidence import Evidence, observe
+from npattn.testing.diagnosis.explore import LARGE, PLAIN, VALUES, fit, scores_of
+from npattn.testing.places import Answer, Place, Value, find_place
+from npattn.testing.places import Pair as Border
+from npattn.testing.report.outcome import Outcome, recipe_line
+from npattn.testing.report.pair import Pair
+from npattn.testing.rules import RULES
+from npattn.testing.trial import Trial
+
+QUESTIONS = 300
+SECONDS = 3.0
+"""Questions and seconds for the borders around a failing problem."""
+ENOUGH = 20
+"""Problems that must have been asked before all sizes and options are said to have been tried."""
+FEW = {"B": range(1, 5), "K": range(1, 5), "G": (1, 2, 3, 4, 8)}
+"""Heads and samples that are asked."""
+LONGEST = 520
+"""Largest size that is asked, unless the failing problem is larger."""
+
+
+@dataclass
+class Neighbours:
+    """Problems around a failing one, by their sizes and options.
+
+    Attributes
+    ----------
+    trial : Trial
+    base : Recipe
+        The failing problem.
+    names : frozenset of str
+        Results that are wrong there; others tell nothing.
+    tells : callable, optional
+        Problem that passes → False if the fault could not have been seen in it.
+    """
+
+    trial: Trial
+    base: Recipe
+    names: frozenset[str]
+    tells: Callable[[Evidence], bool] = field(default=lambda evidence: True)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Value of each option that the space takes, if it is on: the one of the base first."""
+        on = options_on(self.base)
+        values = {name: getattr(self.base, name) for name in on}
+        if self.base.distribution == "normal":
+            more = {name: first for name, (first, *_) in VALUES.items() if name not in on}
+            more = {name: x for name, x in more.items() if self._takes({name: x})}
+            values |= more
+        return values
+
+    def _takes(self, changes: dict[str, Any]) -> bool:
+        recipe = replace(self.base, **changes)
+        return self.trial.space.takes(recipe) and not self.trial.refuses_recipe(recipe)
+
+    def sample(self, recipe: Recipe) -> dict[str, Value]:
+        """Return sizes and options of a recipe, as far as they are asked."""
+        on = options_on(recipe)
+        sizes = {"B": recipe.lead[0] if recipe.lead else 1, "K": recipe.K}
+        sizes |= {"G": recipe.H // max(recipe.K, 1)}
+        sizes |= {x: getattr(recipe, x) for x in "TSDE"}
+        asked = {x: n for x, n in sizes.items() if x in self.domains}
+        return asked | {name: name in on for name in self.values}
+
+    @cached_property
+    def domains(self) -> dict[str, Sequence[int]]:
+        """Sizes that are asked, by letter."""
+        space, base = self.trial.space, self.base
+        if space.few_shapes:
+            return {}
+        heads = {} if base.lead is None or {"H", "K"} & set(space.sizes) else FEW
+        domains: dict[str, Sequence[int]] = {**heads}
+        for x in "TSDE":
+            domains[x] = range(1, max(LONGEST, 2 * getattr(base, x)))
+            if x in "DE" and "D % 8" not in space.structure:
+                domains[x] = range(8, LONGEST, 8)
+        for name, own in (("T != S", "T"), ("E != D", "E")):
+            if name not in space.structure:
+                del domains[own]
+        domains |= {x: sorted(own) for x, own in space.sizes.items() if x in domains}
+        return domains
+
+    def recipe(self, sample: Mapping[str, Value]) -> Recipe:
+        """Return the recipe of a problem."""
+        changes: dict[str, Any] = {x: sample[x] for x in "TSDE" if x in sample}
+        if "B" in sample:
+            changes |= {"lead": (sample["B"],), "K": sample["K"], "H": sample["K"] * sample["G"]}
+        for name, value in self.values.items():
+            changes[name] = value if sample[name] else getattr(PLAIN, name)
+        return fit(self.trial.space, replace(self.base, **changes), self.base)
+
+    def fails(self, sample: Mapping[str, Value]) -> Answer:
+        """Return whether a result is wrong; None if it is refused, or would tell nothing."""
+        recipe, trial = self.recipe(sample), self.trial
+        if scores_of(recipe) > max(LARGE, 2 * scores_of(self.base)):
+            return None
+        if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
+            return None
+        trial.memo.clear()
+        try:
+            problem = trial.problem(recipe)
+            evidence = observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
+        except (ImplementationError, NpattnError):
+            return None
+        if self.names & {*evidence.wrong}:
+            return True
+        return False if self.tells(evidence) else None
+
+    def place(self, known: Iterable[Recipe] = (), seconds: float = SECONDS) -> Place | None:
+        """Return the place of the failures around the base; None if it does not fail.
+
+        Parameters
+        ----------
+        known : iterable of Recipe
+            Other failing problems of the run, on which the place must hold.
+        """
+        start = self.sample(self.base)
+        if self.fails(start) is not True:
+            return None
+        others = [(self.sample(r), True) for r in known if {*options_on(r)} <= {*self.values}]
+        return find_place(
+            self.fails,
+            start,
+            domains=self.domains,
+            known=others,
+            questions=QUESTIONS,
+            seconds=seconds,
+        )
+
+    def pair(self, place: Place) -> Pair:
+        """Return the nearest problem that passes, with recipes to paste."""
+        found = min(place.pairs, key=_rank, default=None)
+        line = recipe_line(self.base, self.trial, None)
+        if found is None:
+            tried = f"{place.questions} problems beside it"
+            text = f"fails with every size and option that was tried ({tried})"
+            if place.questions < ENOUGH:
+                text = f"no problem that passes was found in the time ({tried})"
+            return Pair(text, line, tried=place.questions)
+        bad, good = (recipe_line(self.recipe(p), self.trial, None) for p in found)
+        others = dict.fromkeys(str(p) for p in place.pairs[1:] if p.name != found.name)
+        return Pair(str(found), bad, good, tuple(others), place.questions)
+
+
+def _rank(pair: Border) -> int:
+    """Return how little a pair tells: least that of an option, most that of a size of 1.
+
+    Of one key the weight is 1, whatever its score is, and a row of one column has one product.
+    """
+    value = pair.passing[pair.name]
+    if isinstance(value, bool):
+        return 0
+    if value > 1:
+        return 1
+    return 2 if pair.name in FEW else 3 if pair.name == "T" else 4
+
+
+def neighbours_of(trial: Trial, outcome: Outcome, names: Iterable[str]) -> Neighbours | None:
+    """Return the problems around that of a failure; None if it is not one of a single call."""
+    recipe = outcome.sampled
+    if recipe is None or outcome.kind != "value" or "then changed" in outcome.recipe:
+        return None
+    if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
+        trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
+    trial = replace(trial, memo={}, skips_empty_rows=False)
+    return Neighbours(trial, replace(recipe, view=outcome.view), frozenset(names))
+
+
+def find_pair(trial: Trial, outcomes: Sequence[Outcome]) -> Pair | None:
+    """Return the first failure of one call with its nearest neighbour that passes, if any."""
+    for outcome in outcomes:
+        near = neighbours_of(trial, outcome, (c.name for c in outcome.comparisons))
+        place = None if near is None else near.place()
+        if near is not None and place is not None:
+            return near.pair(place)
+    return None

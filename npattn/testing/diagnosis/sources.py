@@ -1,0 +1,188 @@
+"""Where wrong values come from, as a function of the indices: "head h reads key head h % K".
+
+Wrong values that are right values of another place have a source for each index. It is looked for
+in a small grammar, and named only if it gives every pair of places:
+
+    i ± c    n − 1 − i    c · i    c · (i // c)    i % c    i // c    and h // G, h % K of these
+
+The same is asked of a mask: which mask, of the same problem with another index or another option,
+are the weights that were read?
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.errors import NpattnError
+from npattn.problem import Problem
+from npattn.problem.arrays import Array
+from npattn.testing.trial import Trial
+
+NAMES = {"b": "sample", "h": "head", "t": "row", "s": "key", "d": "column", "e": "column"}
+STEPS = (2, 3, 4, 8, 16, 32, 64, 128)
+"""Factors and tiles of the grammar."""
+SHIFT = re.compile(r". [−+] \d+")
+"""A shift is told by two different indices, any other expression by three."""
+SHIFTS = 130
+"""Largest shift of an index."""
+MISSED = 0.03
+"""Share of the weights that a source of masks may miss: some are 0 by chance."""
+WINDOW = (-2, -1, 1, 2)
+"""Keys by which an edge of a window is looked for beside its place."""
+
+
+class Expression(NamedTuple):
+    """A source of one index: its text, and its value by the index i and the size n."""
+
+    text: str
+    value: Callable[..., Any]
+
+
+def expressions(x: str) -> Iterator[Expression]:
+    """Yield the grammar for an index by its letter, the plainest first."""
+    for c in range(1, SHIFTS):
+        yield Expression(f"{x} − {c}", lambda i, n, c=c: i - c)
+        yield Expression(f"{x} + {c}", lambda i, n, c=c: i + c)
+    yield Expression(f"{x.upper()} − 1 − {x}", lambda i, n: n - 1 - i)
+    for c in STEPS:
+        yield Expression(f"{c}{x}", lambda i, n, c=c: c * i)
+        yield Expression(f"{c} · ({x} // {c})", lambda i, n, c=c: c * (i // c))
+        yield Expression(f"{x} % {c}", lambda i, n, c=c: i % c)
+        yield Expression(f"{x} // {c}", lambda i, n, c=c: i // c)
+        yield Expression(f"{c}{x} % {x.upper()}", lambda i, n, c=c: c * i % np.maximum(n, 1))
+    for c in (1, 2):
+        yield Expression(f"({x} − {c}) % {x.upper()}", lambda i, n, c=c: (i - c) % np.maximum(n, 1))
+        yield Expression(f"({x} + {c}) % {x.upper()}", lambda i, n, c=c: (i + c) % np.maximum(n, 1))
+
+
+def source_of(x: str, here: Array, there: Array, sizes: Array) -> str:
+    """Return the source of an index in words; "another …" if no expression gives every pair.
+
+    Parameters
+    ----------
+    x : str
+        Letter of the index.
+    here, there : (n,) arrays of int
+        The index of each wrong element, and of the element whose value it has.
+    sizes : (n,) array of int
+        Size of the axis in the problem of each pair.
+    """
+    name = NAMES[x]
+    same = here == there
+    if same.all():
+        return ""
+    if (there == there[0]).all() and len({*here.tolist()}) > 1:
+        return f"{name} {there[0]}"
+    different = len({*zip(here.tolist(), sizes.tolist(), strict=True)})
+    for text, value in expressions(x):
+        needed = 2 if SHIFT.fullmatch(text) else 3
+        if different >= needed and np.array_equal(value(here, sizes), there):
+            return f"{name} {text}"
+    return f"another {name}"
+
+
+def head_source(heads: Array, read: Array, K: Array, G: Array) -> str:
+    """Return the key head that query heads read as an expression; "" if none gives every pair."""
+    known = [e for e in expressions("h") if "% H" not in e.text]  # of key heads, % K is asked
+    shifts = [e for e in known if SHIFT.fullmatch(e.text)]
+    # Heads are tiled sooner than shifted.
+    inner = [Expression("h", lambda h, n: h), *known[len(shifts) :], *shifts]
+    if len({*zip(heads.tolist(), K.tolist(), G.tolist(), strict=True)}) < 3:
+        return ""
+    if (read == read[0]).all() and len({*heads.tolist()}) > 2:
+        return f"{read[0]}"
+    for text, value in inner:
+        own = value(heads, K * G)
+        bracket = text if text == "h" else f"({text})"
+        outer = {f"{bracket} % K": own % np.maximum(K, 1), f"{bracket} // G": own // G, text: own}
+        for whole, found in outer.items():
+            if whole != "h // G" and np.array_equal(found, read):
+                return whole
+    return ""
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+def masks_like(trial: Trial, problem: Problem) -> Iterator[tuple[str, Array]]:
+    """Yield masks of the same problem with another option or index, each with what it is called.
+
+    Each is a visible array, (B, H, T, S). The plainest comes first.
+    """
+    for text, changes in _options(problem):
+        try:
+            other = problem.replace(**changes)
+            yield text, _flat(trial.visible(other), problem)
+        except NpattnError:  # an option that is not legal of this problem
+            continue
+    heads = () if problem.headless else (problem.H,)
+    shape = (*problem.lead, *heads, problem.T, problem.S)
+    mask, visible = problem.mask_array, _flat(trial.visible(problem), problem)
+    for axis, x in enumerate("bhts"):
+        index = np.arange(visible.shape[axis])
+        for text, value in expressions(x):
+            source = value(index, np.full(len(index), len(index)))
+            source = np.where((source >= 0) & (source < len(index)), source, index)
+            if (source == index).all():
+                continue
+            if mask is not None:
+                flat = _flat(np.broadcast_to(mask, shape), problem)
+                other = problem.replace(mask=np.take(flat, source, axis).reshape(shape))
+                told = f"{NAMES[x]} {x} has the mask of {NAMES[x]} {text}"
+                yield told, _flat(trial.visible(other), problem)
+            if x == "t":
+                yield f"the mask is of query {text}", np.take(visible, source, axis)
+
+
+def _flat(visible: Array, problem: Problem) -> Array:
+    return visible.reshape(math.prod(problem.lead), problem.H, problem.T, problem.S)
+
+
+def _options(problem: Problem) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield options of another meaning: left out, turned round, off by a key."""
+    if problem.window is not None:
+        for side, name in enumerate(("left", "right")):
+            edge = problem.window[side]
+            for c in WINDOW:
+                if edge is None:
+                    continue
+                moved = list(problem.window)
+                moved[side] = edge + c
+                keys = "one key" if abs(c) == 1 else f"{abs(c)} keys"
+                size = "long" if c > 0 else "short"
+                yield f"the window is {keys} too {size} on the {name}", {"window": tuple(moved)}
+        yield "the window is not applied", {"window": None}
+    if problem.causal:
+        yield "causal is not applied", {"causal": False}
+        other = "bottom_right" if problem.alignment == "top_left" else "top_left"
+        yield f"causal is aligned {other.replace('_', ' ')}", {"alignment": other}
+    if problem.mask_array is not None:
+        yield "the mask is not applied", {"mask": None}
+        if problem.mask_array.dtype == bool:
+            yield "the mask is turned round", {"mask": ~np.asarray(problem.mask_array)}
+
+
+def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
+    """Return which other mask the weights follow, on all problems; "" if none, or it is the own.
+
+    Parameters
+    ----------
+    cases : sequence of (Trial, Problem, array of bool, array of bool)
+        For each problem the keys with weight, (B, H, T, S), and the elements of which it is known.
+    """
+    left: dict[str, int] | None = None  # source → weights that it misses
+    for trial, problem, seen, known in cases:
+        fits: dict[str, int] = {}
+        for text, visible in masks_like(trial, problem):
+            missed = int(((seen ^ visible) & known).sum())
+            if missed <= MISSED * known.sum():
+                fits.setdefault(text, missed)
+        left = fits if left is None else {x: n + fits[x] for x, n in left.items() if x in fits}
+        if not left:
+            return ""
+    return min(left, key=left.__getitem__) if left else ""

@@ -1,0 +1,159 @@
+"""What every red report shows because it was measured: a pair of problems, and a matrix.
+
+The pair is a problem that fails and its nearest neighbour that passes, one change apart. The
+matrix is the first wrong quantity, got beside wanted, in a window of at most 8 × 8.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+from npattn.testing.comparison import Comparison
+from npattn.testing.excerpt import Excerpt
+
+SIDE = 8
+"""Rows and columns of a reading at most."""
+CELL = 7
+"""Columns of a number in two digits, with its mark and the space before it."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A failing problem and its nearest neighbour that passes, one change apart.
+
+    Attributes
+    ----------
+    text : str
+        The change: "fails with S = 33, passes with S = 32, all else equal".
+    failing, passing : str
+        Recipes to paste; `passing` is "" if no neighbour passes.
+    others : tuple of str
+        Other changes of the failing problem that pass: "without causal", "with T = 1".
+    tried : int
+        Number of problems that were asked.
+    """
+
+    text: str
+    failing: str
+    passing: str = ""
+    others: tuple[str, ...] = ()
+    tried: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A window of the first wrong quantity, got beside wanted.
+
+    Attributes
+    ----------
+    quantity : str
+        "p", "o", "ds", "dk", …
+    axes : str
+        Letters of its axes: "bhts".
+    excerpt : Excerpt
+        At most 8 × 8 elements, with the tolerance of each; NaN where nothing was read.
+    wrong : array of bool
+        Cells out of tolerance.
+    problem : str
+        Recipe of the problem, or its text.
+    """
+
+    quantity: str
+    axes: str
+    excerpt: Excerpt
+    wrong: Array
+    problem: str
+
+    @property
+    def got(self) -> Array:
+        return self.excerpt.got
+
+    @property
+    def want(self) -> Array:
+        return self.excerpt.want
+
+    def lines(self, width: int = 80, most: int = SIDE) -> list[str]:
+        """Return two small tables of two digits, of `most` rows; an asterisk marks what is wrong.
+
+        The rows begin with the first that is wrong, if not all fit.
+        """
+        first = int(np.argmax(self.wrong.any(-1)))
+        start = max(0, min(first, len(self.got) - most))
+        shown = slice(start, start + most)
+        rows, columns = self.got[shown].shape
+        side_by_side = 2 * columns * CELL + 12 <= width
+        label, across = self.axes[-2:-1] or " ", self.axes[-1:]
+        lead = zip(self.axes[:-2], self.excerpt.lead, strict=False)
+        place = ", ".join(f"{x} = {i}" for x, i in lead)
+        title = f"{self.quantity} at {place}" if place else self.quantity
+        heads = [f"{across} = {self.excerpt.column + i}" for i in range(columns)]
+        heads = [h if i == 0 else h.rpartition(" ")[2] for i, h in enumerate(heads)]
+        head = "".join(h.rjust(CELL) for h in heads)
+        names = [
+            f"{label} = {self.excerpt.row + start + i}" if label.strip() else ""
+            for i in range(rows)
+        ]
+        left = max(map(len, names))
+        got, want = (
+            [
+                "".join(map(_cell, row, marks))
+                for row, marks in zip(array[shown], self.wrong[shown], strict=True)
+            ]
+            for array in (self.got, self.want)
+        )
+        if side_by_side:
+            table = [f"{'':{left}}{head}   {head}"]
+            table += [f"{n:{left}}{a}   {b}" for n, a, b in zip(names, got, want, strict=True)]
+            over = f"{'':{left}}{'got':>{CELL}}{'':{(columns - 1) * CELL}}   {'wanted':>{CELL}}"
+            return [f"{title} (* out of tolerance)", over, *table]
+        found = [f"{title}, got (* out of tolerance)", f"{'':{left}}{head}"]
+        found += [f"{n:{left}}{a}" for n, a in zip(names, got, strict=True)]
+        found += ["wanted"]
+        return found + [f"{n:{left}}{b}" for n, b in zip(names, want, strict=True)]
+
+
+def _cell(x: float, wrong: bool) -> str:
+    """Return a number in two digits, with a mark if it is out of tolerance."""
+    return (two_digits(float(x)) + ("*" if wrong else " ")).rjust(CELL)
+
+
+def two_digits(x: float) -> str:
+    """Return a number in at most five characters: "0.25", "−1.3", "31", "2e4", "nan"."""
+    if math.isnan(x) or math.isinf(x):
+        return "–" if math.isnan(x) else "∞" if x > 0 else "−∞"
+    size = abs(x)
+    if size and (size < 0.005 or size >= 9999.5):
+        text = f"{x:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    elif size < 9.995:
+        text = f"{x:.2f}".rstrip("0").rstrip(".") if x else "0"
+    else:
+        text = f"{x:.0f}"
+    return text.replace("-0.", "-.") if len(text) > 4 else text
+
+
+def reading_of_comparison(comparison: Comparison, problem: str) -> Reading | None:
+    """Return the window around the worst element of a result; None if it has no excerpt."""
+    excerpt = comparison.excerpt
+    if excerpt is None:
+        return None
+    wrong = excerpt.ratio > 1
+    place = np.argwhere(wrong)
+    starts = place[0] if len(place) else np.zeros(2, int)
+    a, b = (
+        max(0, min(int(i) - SIDE // 2, n - SIDE)) for i, n in zip(starts, wrong.shape, strict=True)
+    )
+    window = (slice(a, a + SIDE), slice(b, b + SIDE))
+    parts = (x[window] for x in (excerpt.got, excerpt.want, excerpt.allowed))
+    cut = Excerpt(excerpt.lead, excerpt.row + a, excerpt.column + b, *parts)
+    return Reading(comparison.name, AXES.get(comparison.name, ""), cut, wrong[window], problem)
+
+
+AXES = {
+    "o": "bhte", "lse": "bht", "weights": "bhts", "max_score": "bht", "dq": "bhtd", "dk": "bhsd",
+    "dv": "bhse", "dsinks": "h", "dbias": "bhts", "dgate": "bhte",
+}  # fmt: skip
+"""Letters of the axes of each result; of dk and dv, h is the key head."""

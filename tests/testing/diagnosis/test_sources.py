@@ -1,0 +1,85 @@
+"""Sources of wrong values, as functions of the indices."""
+
+import numpy as np
+import pytest
+
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
+from tests.testing.diagnosis.failures import trial_of
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (lambda t: t - 32, "row t − 32"),
+        (lambda t: 47 - t, "row T − 1 − t"),
+        (lambda t: 16 * (t // 16), "row 16 · (t // 16)"),
+        (lambda t: t % 8, "row t % 8"),
+        (lambda t: 0 * t + 3, "row 3"),
+        (lambda t: t, ""),
+        (lambda t: t * t, "another row"),
+    ],
+)
+def test_a_source_is_an_expression_of_the_index(source, text):
+    here = np.arange(1, 48)
+    assert source_of("t", here, source(here), np.full(47, 48)) == text
+
+
+def test_two_rows_do_not_tell_an_expression():
+    here, there = np.array([0, 1]), np.array([1, 0])
+    assert source_of("t", here, there, np.array([2, 2])) == "another row"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (lambda h, K, G: h % K, "h % K"),
+        (lambda h, K, G: 16 * (h // 16) // G, "(16 · (h // 16)) // G"),
+        (lambda h, K, G: 0 * h, "0"),
+        (lambda h, K, G: h * h % K, ""),
+    ],
+)
+def test_query_heads_read_a_key_head(source, text):
+    heads, K, G = np.arange(40), np.full(40, 10), np.full(40, 4)
+    assert head_source(heads, source(heads, K, G), K, G) == text
+
+
+def masks(seen, **changes):
+    trial = trial_of(lambda q, k, v, mask=None: v)
+    cases = []
+    for samples in (2, 3, 5):
+        recipe = Recipe(lead=(samples,), T=6, S=9, **changes)
+        problem = recipe.problem()
+        visible = trial.visible(problem).reshape(samples, 1, 6, 9)
+        own = seen(visible, problem)
+        known = np.broadcast_to((own != visible).any(-1, keepdims=True), own.shape)
+        cases.append((trial, problem, own, known))
+    return mask_source(cases)
+
+
+def test_the_mask_of_another_sample_is_told():
+    """invergent-ai/surogate#110: sample b reads the mask of sample 2b."""
+    seen = masks(lambda x, p: x[2 * np.arange(len(x)) % len(x)], mask="full")
+    assert seen == "sample b has the mask of sample 2b % B"
+
+
+@pytest.mark.parametrize(
+    ("changes", "option", "text"),
+    [
+        ({"window": (3, 0)}, {"window": (2, 0)}, "the window is one key too short on the left"),
+        ({"window": (3, 0)}, {"window": (5, 0)}, "the window is 2 keys too long on the left"),
+        ({"causal": True}, {"causal": False}, "causal is not applied"),
+        ({"causal": True}, {"alignment": "top_left"}, "causal is aligned top left"),
+    ],
+)
+def test_options_that_are_taken_otherwise_are_told(changes, option, text):
+    trial = trial_of(lambda q, k, v: v)
+
+    def seen(visible, problem):
+        return trial.visible(problem.replace(**option)).reshape(visible.shape)
+
+    assert masks(seen, **changes) == text
+
+
+def test_a_mask_of_nothing_known_has_no_source():
+    assert masks(lambda x, p: np.random.default_rng(1).random(x.shape) < 0.5, mask="full") == ""
