@@ -67,6 +67,7 @@ TEXTS = {
     "causal=bottom_right": (
         "causal and windows are aligned bottom-right: query t sees keys s ≤ t + S − T"
     ),
+    "causal=unless_masked": "causal holds where no mask is given, and the mask alone where one is",
     "empty_row=zero": "a query that sees nothing gives 0",
     "empty_row=nan": "a query that sees nothing gives NaN",
     "empty_row=mean": "a query that sees nothing gives the mean of all values",

@@ -19,7 +19,9 @@ from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.compare import Comparison, compare_result, compare_shape
 from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
-from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan
+from npattn.testing.modules.inside import Inside, Traits, read_traits
+from npattn.testing.modules.named import Named
+from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan, unnamed_window
 from npattn.testing.modules.roles import Reading, find_roles
 
 EMPTY_ROWS = (
@@ -33,6 +35,12 @@ EMPTY_ROWS = (
 LENGTHS: tuple[Any, ...] = (1, 2, 3, 5, 7, 13)
 OWN_LENGTH: tuple[Any, ...] = ("T",)
 """Numbers of keys of their own: any, or that of queries."""
+OTHERS = [c for c in CHANGES if c.kind != "mask"]
+CHANGED = [
+    *((c,) for c in OTHERS),
+    *(p for p in itertools.combinations(OTHERS, 2) if p[0].kind != p[1].kind),
+]
+"""Changes to try, one and two at a time."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
 
 
@@ -57,33 +65,45 @@ class Judge:
         They do not, but without dropout they do.
     """
 
-    def __init__(
-        self,
-        module: TorchModule,
-        roles: Mapping[str, str] | None = None,
-        num_heads: int | None = None,
-        scale: float | None = None,
-    ) -> None:
+    def __init__(self, module: TorchModule, named: Named | None = None) -> None:
         self.module, self.call = module, Call.read(module)
-        self.flat, readings, self.unread = find_roles(module, roles, num_heads)
+        self.named = named or Named()
+        own = self.named.roles, self.named.num_heads, self.named.num_kv_heads
+        self.notes: list[str] = []
+        self.flat, readings, self.unread = find_roles(module, *own)
+        norms = {n.rpartition(".")[0] for n in self.unread if "norm" in module.holder(n).lower()}
+        if norms:
+            module.stack.enter_context(module.leaving_out(sorted(norms)))
+            self.notes.append(f"{', '.join(sorted(norms))} not judged: replaced by the identity")
+            self.flat, readings, self.unread = find_roles(module, *own)
         self.values = self.flat.join(module.parameters())
         self.answers: dict[ModuleCase, tuple[Comparison, ...]] = {}
         self.refused: list[str] = []
         self.changes: list[Change] = []
+        self.unknown = ""
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
-        self._learn(readings, scale)
+        self._learn(readings)
 
     # --- learn what it means ----------------------------------------------------------------------
 
-    def _learn(self, readings: Sequence[Reading], scale: float | None) -> None:
+    def _learn(self, readings: Sequence[Reading]) -> None:
         """Find the reading, steps that are replaced, forms of masks, and empty rows."""
+        self.named = self.named.completed(self.module, readings[0])
+        self.notes += self.named.notes
         plans = [
-            (reading, Plan(reading.build(self.values), causal=causal, scale=scale))
+            (reading, Plan(reading.build(self.values), causal=causal, scale=self.named.scale,
+                           softcap=self.named.softcap))
             for causal in (False, True)
             for reading in readings
-        ]
+        ]  # fmt: skip
         self.reading, self.plan = plans[0]
         self.call.num_heads = self.reading.num_heads
+        if self.module.batch_first is None:
+            self._learn_axes()
+        first = self.ask(self.probe)
+        self.module.returns_scores = first.weights is not None and bool((first.weights < 0).any())
+        if self.module.returns_scores:
+            self.notes.append("returns scores in place of weights: their softmax is compared")
         first = self.ask(self.probe)
         self.repeats = _same(first, self.ask(self.probe))
         self.dropout_stays = False
@@ -94,7 +114,10 @@ class Judge:
                 self.dropout_stays = _same(first, self.ask(self.probe))
             inputs = self.inputs(self.probe)
             self.returns_weights = first.weights is not None
-            found = next(self._explain(plans, inputs, first), None)
+            found = next(self._explain(plans, inputs, first, [()]), None)
+            own = readings if found is None else [found[0]]
+            found = next(self._read_positions(own, inputs, first), found)
+            found = found or next(self._explain(plans, inputs, first, CHANGED), None)
             self.is_known = found is not None
             if found is not None:
                 self.reading, self.plan, self.changes = found
@@ -102,19 +125,94 @@ class Judge:
             self._learn_lengths()
             self._learn_masks()
 
+    def _learn_axes(self) -> None:
+        """Find out whether inputs are (T, B, C): a sample does not change others, a token does."""
+        self.module.batch_first = True
+        case = replace(TRY, B=TRY.T)
+        inputs, before = self.inputs(case), self.ask(case)
+        reaches = []
+        for axis in (0, 1):
+            moved = [None if x is None else x.copy() for x in inputs[:3]]
+            for x in moved:
+                if x is not None:
+                    x[(slice(None),) * axis + (0,)] += 1
+            after = self.call(case, Inputs(*moved, None))  # type: ignore[arg-type]
+            differs = (before.out != after.out) & ~np.isnan(after.out)
+            reaches.append(bool(np.moveaxis(differs, axis, 0)[1:].any()))
+        if reaches == [True, False]:
+            self.module.batch_first = False
+            self.notes.append("inputs are (T, B, C)")
+
     def _explain(
-        self, plans: Sequence[tuple[Reading, Plan]], inputs: Inputs, got: Returned
+        self,
+        plans: Sequence[tuple[Reading, Plan]],
+        inputs: Inputs,
+        got: Returned,
+        tried: Iterable[Sequence[Change]],
     ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
-        """Yield the plans that give a result: without changes, with one, with two."""
+        """Yield the plans that give a result with some of the changes that are tried."""
         plans = [x for x in plans if x[1].forward(inputs).out.shape == got.out.shape]
-        others = [c for c in CHANGES if c.kind != "mask"]
-        pairs = [p for p in itertools.combinations(others, 2) if p[0].kind != p[1].kind]
-        for changes in ([()], [(c,) for c in others], pairs):
+        for own in tried:
             for reading, plan in plans:
-                for own in changes:
-                    changed = apply(plan, own)
-                    if changed is not None and self._fits(changed, inputs, got):
-                        yield reading, plan, list(own)
+                changed = apply(plan, own)
+                if changed is not None and self._fits(changed, inputs, got):
+                    yield reading, plan, list(own)
+
+    # --- what selections show ---------------------------------------------------------------------
+
+    def inside(self, reading: Reading, plan: Plan) -> Inside:
+        """Return the module as a function; its weights are to be restored by `restoring`."""
+        call = self.call
+        if len(call.inputs) == 2 and not call.module.arguments()[call.inputs[1]]:
+            if not getattr(self, "key_lengths", ()):
+                call = replace(call, inputs=call.inputs[:1])  # an input that it need not have
+        scale = reading_scale(reading) if plan.scale is None else plan.scale
+        return Inside(self.module, call, self.flat, reading, scale, plan.rope)
+
+    @contextmanager
+    def restoring(self, reading: Reading) -> Iterator[None]:
+        """Leave out norms of q and k for a while, and restore the weights at its end."""
+        norms = {n.rpartition(".")[0] for n in self.flat.shapes
+                 if any(set(self.flat.index(n).ravel()) & set(index.ravel())
+                        for role, index in reading.indices.items() if role.startswith("norm"))}  # fmt: skip
+        try:
+            with self.module.leaving_out(sorted(norms)):
+                yield
+        finally:
+            self.module.write(self.flat.split(self.values))
+
+    def _read_positions(
+        self, readings: Sequence[Reading], inputs: Inputs, got: Returned
+    ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
+        """Yield plans with the windows, rotary positions and norms that probes show.
+
+        What no argument and no attribute names is a change: it explains, and does not excuse.
+        """
+        seen: dict[Any, Traits] = {}
+        for reading in readings:
+            plan = Plan(reading.build(self.values), scale=self.named.scale,
+                        softcap=self.named.softcap)  # fmt: skip
+            key = reading.num_heads, reading.num_kv_heads, reading.order
+            if key not in seen:
+                try:
+                    with self.restoring(reading):
+                        seen[key] = read_traits(self.inside(reading, plan))
+                except ImplementationError:
+                    seen[key] = Traits()  # it does not take a probe: another reading may
+            traits = seen[key]
+            self.unknown = self.unknown or traits.unknown
+            plan = replace(plan, causal=traits.causal)
+            for rope, note in self.named.ropes(traits.rotary):
+                declared = replace(plan, rope=rope)
+                window, words = self.named.window_of(traits.window)
+                declared = replace(declared, window=window)
+                if self._fits(declared, inputs, got):
+                    self.notes += [x for x in (note, words) if x]
+                    yield reading, declared, []
+                inferred = replace(declared, window=traits.window)
+                if window != traits.window and self._fits(inferred, inputs, got):
+                    self.notes += [note] if note else []
+                    yield reading, declared, [unnamed_window(traits.window)]
 
     def _learn_lengths(self) -> None:
         """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
@@ -132,6 +230,7 @@ class Judge:
         """Find the forms in which it takes a mask, and what an empty row gives."""
         case = replace(self.probe, mask="random")
         plan = self.own_plan
+        alone = replace(plan, conventions=replace(plan.conventions, causal="unless_masked"))
         for parameter, shapes in self.call.masks:
             errors, answers = [], []
             for kind, shape in itertools.product(KINDS, shapes):
@@ -142,6 +241,10 @@ class Judge:
                 except ImplementationError as err:
                     errors.append(f"{form}: {err}")
             known = [f for f, got in answers if self._fits(plan, self.inputs(case, f), got)]
+            if plan.causal and not known:
+                known = [f for f, got in answers if self._fits(alone, self.inputs(case, f), got)]
+                if known:
+                    plan, self.plan = alone, replace(self.plan, conventions=alone.conventions)
             for change in [c for c in CHANGES if c.kind == "mask"]:
                 changed = apply(plan, (change,))
                 if known or changed is None:
@@ -188,10 +291,16 @@ class Judge:
             self.refused.append(f"a query that sees nothing: {err}")
             return
         for conventions in EMPTY_ROWS:
+            conventions = replace(conventions, causal=self.plan.conventions.causal)
             plan = replace(self.own_plan, conventions=conventions)
             if self._fits(plan, self.inputs(case, form), got, finite=True):
                 self.plan = replace(self.plan, conventions=conventions)
                 return
+
+    @property
+    def is_unknown(self) -> bool:
+        """True if a probe shows what the reference does not know, and the reference does not fit."""
+        return not self.is_known and bool(self.unknown)
 
     @property
     def own_plan(self) -> Plan:
@@ -382,6 +491,11 @@ def compare_forward(got: Returned, exact: Exact, dtype: Any) -> tuple[Comparison
             p = p.mean(-3)
         found.append(compare_result("weights", got.weights, p, e))
     return tuple(found)
+
+
+def reading_scale(reading: Reading) -> float:
+    """Return 1/√D."""
+    return float((reading.indices["wq"].shape[1] // reading.num_heads) ** -0.5)
 
 
 def apply(plan: Plan, changes: Sequence[Change]) -> Plan | None:
