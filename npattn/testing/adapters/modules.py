@@ -145,11 +145,14 @@ class TorchModule:
         if self._kept is not None:
             self._kept.restore(self.owner)
 
-    def copy(self) -> TorchModule:
-        """Return another copy."""
+    def copy(self, dtype: str = "") -> TorchModule:
+        """Return another copy, in another dtype if one is given."""
         other = copy.copy(self)
         other.owner, other._kept, other.compiled = copy_module(self.owner), None, None
         other.method = other._bind(other.owner)
+        if dtype:
+            other.owner.to(getattr(self.torch, dtype))
+            other.dtype = dtype
         return other
 
     @contextmanager

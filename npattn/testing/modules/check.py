@@ -285,6 +285,11 @@ def compare_module(
         module = TorchModule(m)
         with module.computing(0), np.errstate(**ERRORS):
             judge = _begin(module, Named(roles, num_heads, scale=scale, **named))
+        if judge.left_out:
+            raise OptionError(
+                f"m has {', '.join(judge.left_out)}, which no reference has: compare the outputs of "
+                "a copy in which it is torch.nn.Identity()"
+            )
         m, plan, names = judge.plan.mha, judge.plan, judge.call.inputs
     given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
     given = {("query", "key", "value")[names.index(n)] if n in names else n: x

@@ -231,6 +231,8 @@ class Inside:
             if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or q.shape[0] != k.shape[0]:
                 raise NotImplementedError("a module takes (B, T, C)")
             T, S = q.shape[-2], k.shape[-2]
+            if 0 in (len(q), T, S):
+                raise NotImplementedError("sizes of 0 are asked of functions alone")
             if T != S and not crosses:
                 raise NotImplementedError("self-attention: T = S")
             wide = self.module.framework.give(np.zeros(0, self.module.array_dtype)).dtype

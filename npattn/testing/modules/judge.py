@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from npattn.conventions import Conventions
+from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
@@ -72,10 +73,18 @@ class Judge:
         self.notes: list[str] = []
         self.flat, readings, self.unread = find_roles(module, *own)
         norms = {n.rpartition(".")[0] for n in self.unread if "norm" in module.holder(n).lower()}
+        self.left_out = sorted(norms)
         if norms:
-            module.stack.enter_context(module.leaving_out(sorted(norms)))
-            self.notes.append(f"{', '.join(sorted(norms))} not judged: replaced by the identity")
+            module.stack.enter_context(module.leaving_out(self.left_out))
+            self.notes.append(f"{', '.join(self.left_out)} not judged: replaced by the identity")
             self.flat, readings, self.unread = find_roles(module, *own)
+        width = {n: readings[0].indices["w" + n].shape[0] for n in "qkv"}
+        if len(self.call.inputs) == 1 and len(set(width.values())) > 1:
+            raise OptionError(
+                f"{readings[0].name('wk')} takes {width['k']} channels, and queries come from "
+                f"{width['q']}: keys that are projected twice (latent, MLA) are not read; judge "
+                "the function of q, k and v inside with npattn.testing.check"
+            )
         self.values = self.flat.join(module.parameters())
         self.answers: dict[ModuleCase, tuple[Comparison, ...]] = {}
         self.refused: list[str] = []
@@ -254,8 +263,27 @@ class Judge:
             if not known and answers:
                 known = [answers[0][0]]
             self.call.forms += known + self._suspect_forms(known, answers)
-            self.refused += [] if answers else [f"{parameter}: {errors[0]}"]
+            if not answers:
+                self.refused.append(f"{parameter}: {errors[0]}")
+                self.call.forms += self._forms_of_float32(parameter, shapes)
         self._learn_empty_rows()
+
+    def _forms_of_float32(self, parameter: str, shapes: Sequence[str]) -> list[Form]:
+        """Return a form that the module takes in float32, if all raise in a narrower dtype."""
+        if self.module.dtype not in ("float16", "bfloat16"):
+            return []
+        call = replace(self.call, module=self.module.copy("float32"))
+        case = replace(self.probe, mask="random")
+        for kind, shape in itertools.product(KINDS, shapes):
+            form = Form(parameter, kind, shape)
+            inputs = self.inputs(case, form)
+            arrays = (None if x is None else x.astype(np.float32) for x in inputs[:3])
+            try:
+                call(case, Inputs(*arrays, inputs.visible), None, form)  # type: ignore[arg-type]
+            except ImplementationError:
+                continue
+            return [form]
+        return []
 
     def _suspect_forms(
         self, known: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
@@ -370,7 +398,8 @@ class Judge:
 
         def cotangents(out: Array, weights: Array | None) -> tuple[Array, Array | None]:
             dout, dweights = np.asarray(rng.standard_normal(out.shape), dtype), None
-            if weights is not None and weights.shape in _weight_shapes(fwd.weights.shape):
+            scores = self.module.returns_scores
+            if weights is not None and not scores and weights.shape in _weight_shapes(fwd.weights.shape):
                 dweights = np.asarray(rng.standard_normal(weights.shape), dtype)
             given.extend((dout, dweights))
             return dout, dweights

@@ -33,6 +33,8 @@ NOISE = re.compile(
     r"^(w|weights?|bias|proj|projection|linear|lin|layer|to|fc|dense|attn|attention|self|net|mha|"
     r"transform|matrix|mat|kernel|heads?|embed|b|\d+)$"
 )
+OTHER_PARTS = re.compile(r"(^|\.)(mlp|ffn?|feed_?forward|c_fc)(\.|_|$)")
+"""Parts of a block that are not attention."""
 OUTPUTS = {"proj", "projection", "dense", "fc", "linear"}
 """Words of a layer that has no other word: the projection of the output."""
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads", "nheads", "h",
@@ -159,8 +161,9 @@ def find_projection(name: str) -> str:
     >>> [find_projection(name) for name in names]
     ['q', 'o', 'qkv', '']
     """
-    parts = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split(".")
-    if parts[-1] in ("bias_k", "bias_v"):  # keys and values, not terms
+    plain = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+    parts = plain.split(".")
+    if parts[-1] in ("bias_k", "bias_v") or OTHER_PARTS.search(plain):  # keys, values; no terms
         return ""
     for part in reversed(parts):
         tokens = part.split("_")
@@ -202,7 +205,6 @@ def find_roles(
         projection = given.get(name, "" if by_name in given.values() else by_name)
         if projection:
             found.setdefault(projection, []).append(name)
-    _keep_nearest(found, given)
     weights = {x for x, own in found.items() if any(len(flat.shapes[n]) > 1 for n in own)}
     kinds = {"q", "k", "v"} if "qkv" not in weights else set()
     kinds -= {"k", "v"} if "kv" in weights else set()
@@ -239,19 +241,6 @@ def find_roles(
     readings = [x for one in readings for x in _with_norms(module, flat, one)]
     unread = set(range(flat.size)) - set(readings[0].unit.tolist())
     return flat, readings, [n for n in flat.shapes if set(flat.index(n).ravel().tolist()) <= unread]
-
-
-def _keep_nearest(found: dict[str, list[str]], given: Mapping[str, str]) -> None:
-    """Of several output projections keep those that lie beside the projections of queries."""
-    own, beside = found.get("o", []), next(iter(found.get("q", found.get("qkv", []))), "")
-    if any(n in given for n in own) or not own:
-        return
-    parents = beside.split(".")[:-1]
-    for depth in range(len(parents), -1, -1):
-        prefix = "".join(f"{part}." for part in parents[:depth])
-        if nearest := [n for n in own if n.startswith(prefix)]:
-            found["o"] = nearest
-            return
 
 
 def _with_norms(module: TorchModule, flat: Flat, reading: Reading) -> Iterator[Reading]:
