@@ -56,6 +56,8 @@ class Inside:
     ----------
     module : TorchModule
         Its weights are changed.
+    values : array
+        Its own weights, as one vector.
     scale : float
         What the module multiplies q·k by.
     rotary : Rotary, optional
@@ -66,6 +68,7 @@ class Inside:
     call: Call
     flat: Flat
     reading: Reading
+    values: Array
     scale: float
     rotary: Rotary | None = None
 
@@ -135,7 +138,7 @@ class Inside:
 
     def select(self, chosen: Selection) -> None:
         """Set the projections to selections."""
-        values = self.flat.join(self.module.parameters())
+        values = self.values.copy()
         values[self.reading.unit] = 0
         starts = self._starts(chosen)
         D, E = self.head_sizes
@@ -362,7 +365,8 @@ def read_traits(inside: Inside) -> Traits:
         return traits
     one = np.ones((1, 1))
     row = inside.weights((0,), one, one, 3)[0, -1]
-    if np.ptp(row[row > SEEN]) <= SEEN:
+    seen = row[row > SEEN]
+    if not len(seen) or np.ptp(seen) <= SEEN:
         return traits
     for R in (D, D // 2, D // 4):
         for layout, partner in (("half", R // 2), ("interleaved", 1)):

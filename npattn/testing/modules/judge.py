@@ -176,7 +176,7 @@ class Judge:
             if not getattr(self, "key_lengths", ()):
                 call = replace(call, inputs=call.inputs[:1])  # an input that it need not have
         scale = reading_scale(reading) if plan.scale is None else plan.scale
-        return Inside(self.module, call, self.flat, reading, scale, plan.rope)
+        return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope)
 
     @contextmanager
     def restoring(self, reading: Reading) -> Iterator[None]:
