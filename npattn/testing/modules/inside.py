@@ -25,6 +25,8 @@ from npattn.testing.modules.roles import Flat, Reading
 
 LENGTH = 18
 """Tokens of a probe."""
+NATS = 6.0
+"""Size of the scores from which positions are read, and more than rounding is."""
 SEEN = 0.02
 """Weight above which a key of a probe is visible, each of which has 1/18 or more; and how far what
 is read may be off, in any dtype."""
@@ -296,7 +298,14 @@ class Inside:
     # --- what it does -----------------------------------------------------------------------------
 
     def weights(
-        self, features: Sequence[int], q: Array, k: Array, T: int, size: float = 1.0
+        self,
+        features: Sequence[int],
+        q: Array,
+        k: Array,
+        T: int,
+        size: float = 1.0,
+        visible: Array | None = None,
+        form: Form | None = None,
     ) -> Array:
         """Return P (B, T, T) of the first head, times `size`, for q and k (B, d).
 
@@ -319,7 +328,7 @@ class Inside:
             for i in range(min(e, T - start)):
                 v[:, :, start + i, i] = size
             with self.module.torch.no_grad(), catch_foreign("raised"):
-                o = self.attend(chosen, give(heads[0]), give(heads[1]), give(v))
+                o = self.attend(chosen, give(heads[0]), give(heads[1]), give(v), visible, form)
             columns.append(self.module.framework.take(o)[:, 0, :, : T - start].astype(float))
         return np.concatenate(columns, -1)
 
@@ -410,16 +419,26 @@ def _read_turn(inside: Inside, pair: tuple[int, int]) -> float | None:
     With q = e_i and k = e_j in every row, s(t, s) is A cos ω(t − s) for j = i and ± A sin ω(t − s)
     for its partner. The scale A is not used: it is judged.
     """
-    q, k = np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 1.0]])
     if pair[1] >= inside.head_sizes[0] or inside.fit(pair, 1) is None:
         return None
-    P = inside.weights(pair, q, k, 3)[:, -1]  # of keys 2, 1 and 0 steps back
-    with np.errstate(divide="ignore", invalid="ignore"):
-        (c2, c1), (s2, s1) = (np.log(row[:2] / row[2]) for row in P)  # A (cos − 1), ± A sin
-    if not np.isfinite([c1, c2, s1, s2]).all() or abs(s1) < 1e-5:
+    size = math.sqrt(NATS / abs(inside.scale)) if inside.scale else 1.0
+    q, k = size * np.array([[1.0, 0.0], [1.0, 0.0]]), size * np.array([[1.0, 0.0], [0.0, 1.0]])
+
+    def read(lag: int) -> tuple[float, float, float]:
+        """Return the angle, A (cos − 1) and A sin of `lag` steps."""
+        P = inside.weights(pair, q, k, lag + 1)[:, -1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            c, s = np.log(P[:, 0] / P[:, -1])
+        return (2 * math.atan(-c / abs(s)) if s else math.nan), c, s
+
+    one, _, sine = read(1)
+    if not math.isfinite(one) or one < 1e-5:
         return None
-    angle = 2 * math.atan(-c1 / abs(s1))
-    A = abs(s1) / math.sin(angle)
-    fits = np.allclose([c2, abs(s2)], [A * (math.cos(2 * angle) - 1), abs(A * math.sin(2 * angle))],
-                       atol=SEEN * abs(A))  # fmt: skip
-    return angle if fits and angle > 0 else None
+    A = abs(sine) / math.sin(one)
+    two = read(2)[1:]
+    if not np.allclose(two[0], A * (math.cos(2 * one) - 1), atol=SEEN * A) or not np.allclose(
+        abs(two[1]), abs(A * math.sin(2 * one)), atol=SEEN * A
+    ):
+        return None
+    far = max(1, min(LENGTH - 1, int(1 / one)))  # a larger angle is read more sharply
+    return read(far)[0] / far

@@ -20,9 +20,9 @@ from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.compare import Comparison, compare_result, compare_shape
 from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
-from npattn.testing.modules.inside import Inside, Traits, read_traits
+from npattn.testing.modules.inside import SEEN, Inside, Traits, read_traits
 from npattn.testing.modules.named import Named
-from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan, unnamed_window
+from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan, unnamed
 from npattn.testing.modules.roles import Reading, find_roles
 
 EMPTY_ROWS = (
@@ -90,6 +90,7 @@ class Judge:
         self.refused: list[str] = []
         self.changes: list[Change] = []
         self.unknown = ""
+        self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
         self._learn(readings)
 
@@ -130,6 +131,8 @@ class Judge:
             self.is_known = found is not None
             if found is not None:
                 self.reading, self.plan, self.changes = found
+            elif self.declared is not None:
+                self.reading, self.plan = self.declared
             self.call.num_heads = self.reading.num_heads
             self._learn_lengths()
             self._learn_masks()
@@ -211,17 +214,18 @@ class Judge:
             traits = seen[key]
             self.unknown = self.unknown or traits.unknown
             plan = replace(plan, causal=traits.causal)
-            for rope, note in self.named.ropes(traits.rotary):
-                declared = replace(plan, rope=rope)
-                window, words = self.named.window_of(traits.window)
-                declared = replace(declared, window=window)
-                if self._fits(declared, inputs, got):
+            rope, note = self.named.rope_of(traits.rotary)
+            window, words = self.named.window_of(traits.window)
+            declared = replace(plan, rope=rope, window=window)
+            self.declared = self.declared or (reading, declared)
+            shown = {"window": traits.window, "rope": traits.rotary}
+            for names in ((), ("window",), ("rope",), ("window", "rope")):
+                own = {n: shown[n] for n in names}
+                if any(x == getattr(declared, n) for n, x in own.items()):
+                    continue
+                if self._fits(replace(declared, **own), inputs, got):
                     self.notes += [x for x in (note, words) if x]
-                    yield reading, declared, []
-                inferred = replace(declared, window=traits.window)
-                if window != traits.window and self._fits(inferred, inputs, got):
-                    self.notes += [note] if note else []
-                    yield reading, declared, [unnamed_window(traits.window)]
+                    yield reading, declared, [unnamed(own)] if own else []
 
     def _learn_lengths(self) -> None:
         """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
@@ -249,9 +253,10 @@ class Judge:
                     answers.append((form, self.ask(case, form)))
                 except ImplementationError as err:
                     errors.append(f"{form}: {err}")
-            known = [f for f, got in answers if self._fits(plan, self.inputs(case, f), got)]
+            fits = self._fits_masked if self.is_known else self._shows
+            known = [f for f, got in answers if fits(plan, case, f, got)]
             if plan.causal and not known:
-                known = [f for f, got in answers if self._fits(alone, self.inputs(case, f), got)]
+                known = [f for f, got in answers if fits(alone, case, f, got)]
                 if known:
                     plan, self.plan = alone, replace(self.plan, conventions=alone.conventions)
             for change in [c for c in CHANGES if c.kind == "mask"]:
@@ -267,6 +272,23 @@ class Judge:
                 self.refused.append(f"{parameter}: {errors[0]}")
                 self.call.forms += self._forms_of_float32(parameter, shapes)
         self._learn_empty_rows()
+
+    def _fits_masked(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
+        return self._fits(plan, self.inputs(case, form), got)
+
+    def _shows(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
+        """Return True if equal scores show the keys that a plan does, whatever else is wrong."""
+        inputs = self.inputs(case, form)
+        zeros, shown = np.zeros((case.B, 1)), plan.visible(inputs)
+        try:
+            with self.restoring(self.reading):
+                P = self.inside(self.reading, plan).weights(
+                    (0,), zeros, zeros, case.T, visible=inputs.visible, form=form
+                )
+        except ImplementationError:
+            return False
+        expected = np.broadcast_to(np.asarray(shown), (case.B, 1, case.T, case.T))[:, 0]
+        return np.array_equal(np.nan_to_num(P) > SEEN, expected)
 
     def _forms_of_float32(self, parameter: str, shapes: Sequence[str]) -> list[Form]:
         """Return a form that the module takes in float32, if all raise in a narrower dtype."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,23 +67,23 @@ class Named:
             changes["window"] = module.attribute(WINDOWS)
         if self.rotary is None:
             parameters = getattr(config, "rope_parameters", None)
-            base = parameters.get("rope_theta") if isinstance(parameters, dict) else None
+            kind = getattr(module.owner, "layer_type", None)
+            parameters = parameters if isinstance(parameters, dict) else {}
+            base = (parameters.get(kind) or parameters).get("rope_theta")
             changes["rotary"] = base or module.attribute(BASES, (int, float))
         return replace(self, notes=tuple(notes), **changes)
 
-    def ropes(self, read: Rotary | None) -> Iterator[tuple[Rotary | None, str]]:
-        """Yield the rotary positions to try, each with a note: as named, else as read."""
+    def rope_of(self, read: Rotary | None) -> tuple[Rotary | None, str]:
+        """Return the rotary positions as named, else as read, with a note; None if none are read."""
         if read is None:
-            yield None, ""
-            return
-        about = f"rotary, {read.layout}"
+            return None, ""
         if isinstance(self.rotary, Rotary):
-            yield self.rotary, "rotary as passed"
-        elif self.rotary:
+            return self.rotary, "rotary as passed"
+        part = "" if read.size is None else f" of {read.size} features"
+        if self.rotary:
             base = float(self.rotary)
-            yield replace(read, base=base), f"{about}, base {base:g}"
-        else:
-            yield read, f"{about}, base {read.base:g} read, not checked"
+            return replace(read, base=base), f"rotary, {read.layout}{part}, base {base:g}"
+        return read, f"rotary, {read.layout}{part}, base {read.base:g} read, not checked"
 
     def window_of(self, read: Window | None) -> tuple[Window | None, str]:
         """Return the window as named, with a note; a number counts the query or does not."""

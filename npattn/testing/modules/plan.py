@@ -135,15 +135,16 @@ class Plan:
             mha, arrays, errors = self._rearrange(inputs, dtype)
         options = self.options
         multiplied = None
+        shown = inputs.visible
         if kept is not None:
             options |= {"dropout_mask": kept[0], "dropout_rate": kept[1]}
-        if self.mask != "before" and visible is not None:
+        if self.mask != "before" and shown is not None:
             if self.mask == "after":
-                multiplied = visible
-                options |= {"dropout_mask": visible, "dropout_rate": 0.0}
+                multiplied = shown
+                options |= {"dropout_mask": shown, "dropout_rate": 0.0}
             if self.mask == "added":
-                options["bias"] = visible.astype(float)
-            visible = None
+                options["bias"] = shown.astype(float)
+            visible = self.visible(inputs._replace(visible=None))
         fwd = mha.forward(**arrays, mask=visible, **options)
         allowed = multihead_tolerance(fwd, dtype, errors=errors, mixed=mixed)
         values = {"out": fwd.out, "weights": fwd.weights}
@@ -223,11 +224,18 @@ class Change(NamedTuple):
     apply: Callable[[Plan], Plan | None]
 
 
-def unnamed_window(window: Any) -> Change:
-    """Return a window that neither an argument nor an attribute names."""
-    text = f"keys outside a window are hidden, which nothing names: passes with window={window}"
-    return Change(text, "visible", "outside a window", "hidden", "window",
-                  lambda plan: replace(plan, window=window))  # fmt: skip
+def unnamed(shown: dict[str, Any]) -> Change:
+    """Return a window or rotary positions that neither an argument nor an attribute names."""
+    texts, cures = [], []
+    if (window := shown.get("window")) is not None:
+        texts.append("keys outside a window are hidden")
+        cures.append(f"window={window}")
+    if (rope := shown.get("rope")) is not None:
+        texts.append("rotary positions have another base")
+        cures.append(f"rotary={rope.base:g}")
+    text = f"{' and '.join(texts)}, as nothing names: passes with {', '.join(cures)}"
+    return Change(text, "visible" if window else "s", "everywhere", "", "option",
+                  lambda plan: replace(plan, **shown))  # fmt: skip
 
 
 def _scale_by(factor: Callable[[int, int], float]) -> Callable[[Plan], Plan | None]:
