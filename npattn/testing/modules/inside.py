@@ -307,7 +307,7 @@ class Inside:
         visible: Array | None = None,
         form: Form | None = None,
     ) -> Array:
-        """Return P (B, T, T) of the first head, times `size`, for q and k (B, d).
+        """Return P (B, T, T) of the first head, times `size`, for q (B, d) and k (B, d) or (B, T, d).
 
         Raises
         ------
@@ -321,7 +321,8 @@ class Inside:
         B, d, e = len(q), len(features), chosen.values
         give, kind = self.module.framework.give, self.module.array_dtype
         heads = np.zeros((B, self.group, T, d), kind), np.zeros((B, 1, T, d), kind)
-        heads[0][:], heads[1][:] = q[:, None, None], k[:, None, None]
+        heads[0][:] = q[:, None, None]
+        heads[1][:] = k[:, None, None] if k.ndim == 2 else k[:, None]
         columns = []
         for start in range(0, T, e):
             v = np.zeros((B, 1, T, e), kind)
@@ -344,6 +345,8 @@ class Traits(NamedTuple):
         Band of visible keys, if it is one.
     rotary : Rotary, optional
         Turn of queries and keys, with the frequency that was read.
+    scale : float
+        What q·k is multiplied by, 0 if it was not read.
     unknown : str
         What no reference expresses; "" if nothing is seen.
     """
@@ -351,6 +354,7 @@ class Traits(NamedTuple):
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
     rotary: Rotary | None = None
+    scale: float = 0.0
     unknown: str = ""
 
 
@@ -372,11 +376,13 @@ def read_traits(inside: Inside) -> Traits:
     D = inside.head_sizes[0]
     if traits.unknown or D < 2 or D % 2:
         return traits
-    one = np.ones((1, 1))
+    one = size_of(inside) * np.ones((1, 1))
     row = inside.weights((0,), one, one, 3)[0, -1]
     seen = row[row > SEEN]
     if not len(seen) or np.ptp(seen) <= SEEN:
-        return traits
+        steps = one[:, :, None] * np.array([0.0, 1.0])[None, :, None]  # (1, T, 1): key 0 is 0
+        P = inside.weights((0,), one, steps, 2)[0, 1]
+        return traits._replace(scale=_log_ratio(P) / size_of(inside) ** 2)
     for R in (D, D // 2, D // 4):
         for layout, partner in (("half", R // 2), ("interleaved", 1)):
             if R % 2 or (layout == "interleaved" and R == 2):
@@ -386,13 +392,13 @@ def read_traits(inside: Inside) -> Traits:
                 continue
             more = (1, 1 + R // 2) if layout == "half" else (2, 3)
             second = _read_turn(inside, more) if R > 2 else first
-            base = second ** (-R / 2) if second and R > 2 else 10000.0
+            base = second[0] ** (-R / 2) if second and R > 2 else 10000.0
             near = float(f"{base:.3g}")
             base = near if math.isclose(base, near, rel_tol=1e-3) else base
             size = None if R == D else R
             rotary = Rotary(layout=layout, base=base, size=size)  # type: ignore[arg-type]
-            if math.isclose(first, 1, rel_tol=SEEN):
-                return traits._replace(rotary=rotary)
+            if math.isclose(first[0], 1, rel_tol=SEEN):
+                return traits._replace(rotary=rotary, scale=first[1])
     return traits._replace(unknown="positions move queries and keys, not as plain rotary ones do")
 
 
@@ -413,22 +419,33 @@ def _read_band(P: Array) -> Traits:
     return Traits(causal, ends if band and ends not in ((None, None), (None, 0)) else None)
 
 
-def _read_turn(inside: Inside, pair: tuple[int, int]) -> float | None:
-    """Return the angle of a step of a pair of features, from log P; None if they are no pair.
+def size_of(inside: Inside) -> float:
+    """Return the size of features of q and k with which scores are `NATS` apart."""
+    return math.sqrt(NATS / abs(inside.scale)) if inside.scale else 1.0
+
+
+def _log_ratio(P: Array) -> float:
+    """Return the score of the last key of a row less that of the first; 0 if one is hidden."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = float(np.log(P[-1] / P[0]))
+    return gap if math.isfinite(gap) else 0.0
+
+
+def _read_turn(inside: Inside, pair: tuple[int, int]) -> tuple[float, float] | None:
+    """Return the angle of a step of a pair of features, and the scale; None if they are no pair.
 
     With q = e_i and k = e_j in every row, s(t, s) is A cos ω(t − s) for j = i and ± A sin ω(t − s)
     for its partner. The scale A is not used: it is judged.
     """
     if pair[1] >= inside.head_sizes[0] or inside.fit(pair, 1) is None:
         return None
-    size = math.sqrt(NATS / abs(inside.scale)) if inside.scale else 1.0
+    size = size_of(inside)
     q, k = size * np.array([[1.0, 0.0], [1.0, 0.0]]), size * np.array([[1.0, 0.0], [0.0, 1.0]])
 
     def read(lag: int) -> tuple[float, float, float]:
         """Return the angle, A (cos − 1) and A sin of `lag` steps."""
         P = inside.weights(pair, q, k, lag + 1)[:, -1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            c, s = np.log(P[:, 0] / P[:, -1])
+        c, s = (-_log_ratio(row) for row in P)
         return (2 * math.atan(-c / abs(s)) if s else math.nan), c, s
 
     one, _, sine = read(1)
@@ -441,4 +458,4 @@ def _read_turn(inside: Inside, pair: tuple[int, int]) -> float | None:
     ):
         return None
     far = max(1, min(LENGTH - 1, int(1 / one)))  # a larger angle is read more sharply
-    return read(far)[0] / far
+    return read(far)[0] / far, A / size**2

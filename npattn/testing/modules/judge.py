@@ -218,11 +218,12 @@ class Judge:
             window, words = self.named.window_of(traits.window)
             declared = replace(plan, rope=rope, window=window)
             self.declared = self.declared or (reading, declared)
-            shown = {"window": traits.window, "rope": traits.rotary}
-            for names in ((), ("window",), ("rope",), ("window", "rope")):
+            shown = {"window": traits.window, "rope": traits.rotary, "scale": traits.scale or None}
+            shown = {n: x for n, x in shown.items() if x != getattr(declared, n)}
+            for names in itertools.chain.from_iterable(
+                itertools.combinations(shown, n) for n in range(len(shown) + 1)
+            ):
                 own = {n: shown[n] for n in names}
-                if any(x == getattr(declared, n) for n, x in own.items()):
-                    continue
                 if self._fits(replace(declared, **own), inputs, got):
                     self.notes += [x for x in (note, words) if x]
                     yield reading, declared, [unnamed(own)] if own else []

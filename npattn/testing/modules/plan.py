@@ -225,7 +225,7 @@ class Change(NamedTuple):
 
 
 def unnamed(shown: dict[str, Any]) -> Change:
-    """Return a window or rotary positions that neither an argument nor an attribute names."""
+    """Return a window, positions or a scale that neither an argument nor an attribute names."""
     texts, cures = [], []
     if (window := shown.get("window")) is not None:
         texts.append("keys outside a window are hidden")
@@ -233,8 +233,11 @@ def unnamed(shown: dict[str, Any]) -> Change:
     if (rope := shown.get("rope")) is not None:
         texts.append("rotary positions have another base")
         cures.append(f"rotary={rope.base:g}")
+    if (scale := shown.get("scale")) is not None:
+        texts.append("scores have another scale than 1/√D")
+        cures.append(f"scale={scale:.9g}")
     text = f"{' and '.join(texts)}, as nothing names: passes with {', '.join(cures)}"
-    return Change(text, "visible" if window else "s", "everywhere", "", "option",
+    return Change(text, "visible" if "window" in shown else "s", "everywhere", "", "option",
                   lambda plan: replace(plan, **shown))  # fmt: skip
 
 
