@@ -376,13 +376,13 @@ def read_traits(inside: Inside) -> Traits:
     D = inside.head_sizes[0]
     if traits.unknown or D < 2 or D % 2:
         return traits
-    one = size_of(inside) * np.ones((1, 1))
+    one = size_of(inside) / math.sqrt(NATS) * np.ones((1, 1))  # scores of 1 at most
     row = inside.weights((0,), one, one, 3)[0, -1]
     seen = row[row > SEEN]
     if not len(seen) or np.ptp(seen) <= SEEN:
         steps = one[:, :, None] * np.array([0.0, 1.0])[None, :, None]  # (1, T, 1): key 0 is 0
         P = inside.weights((0,), one, steps, 2)[0, 1]
-        return traits._replace(scale=_log_ratio(P) / size_of(inside) ** 2)
+        return traits._replace(scale=_log_ratio(P) / float(one[0, 0]) ** 2)
     for R in (D, D // 2, D // 4):
         for layout, partner in (("half", R // 2), ("interleaved", 1)):
             if R % 2 or (layout == "interleaved" and R == 2):
