@@ -11,13 +11,13 @@ import numpy as np
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, InternalError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
+from npattn.positions.attention import Rotary
 from npattn.problem.arrays import Array, to_numpy
 from npattn.problem.checks import check_integer
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.bounds.multihead import multihead_tolerance
-from npattn.testing.compare import Comparison, compare_arrays
-from npattn.positions.attention import Rotary
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase
