@@ -27,6 +27,7 @@ from npattn.testing.modules.judge import Judge
 from npattn.testing.modules.named import Named
 from npattn.testing.modules.plan import Inputs
 from npattn.testing.modules.rules import INSIDE, RULES, SLOW, Rule
+from npattn.testing.power import union
 from npattn.testing.reference.search import Search, write_replay
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
@@ -57,6 +58,7 @@ def check_module(
     require: Iterable[str] | str = REQUIRED,
     must: Iterable[str] = (),
     expect: Mapping[str, str] | None = None,
+    accept: str | Iterable[str] = (),
     progress: Callable[[str, str, int, int], None] | None = None,
     spec: str | None = None,
 ) -> Report:
@@ -103,6 +105,8 @@ def check_module(
         Rules that have to apply, such as "mask"; if one does not, the report does not pass.
     expect : mapping, optional
         Expected failures with reasons, as of `npattn.testing.check`.
+    accept : str or iterable of str
+        Results that may be not judged, as "dW_k.bias": where no error of a factor 2 would be seen.
     progress : callable, optional
         Called with ``(dtype, rule, done, total)``.
     spec : str, optional
@@ -184,6 +188,7 @@ def check_module(
         refused=tuple(dict.fromkeys(line for judge in judges for line in judge.refused)),
         expected=asked_of(check_expected(expect or {}), RULES, outcomes),
         missing=tuple(name for name in must if name not in applied),
+        accept=(accept,) if isinstance(accept, str) else tuple(accept),
     )
 
 
@@ -358,7 +363,10 @@ class _Asked:
         search.run(choices, lambda values: ModuleCase(**values), examples, seed)
         outcome = replace(outcome, status="passed", examples=len(search.answers))
         if search.failure is None:
-            return replace(outcome, worst=max(search.worst.values(), default=0.0)), None
+            outcome = replace(outcome, worst=max(search.worst.values(), default=0.0))
+            powers = [{c.name: c.power for c in answer.comparisons if c.power is not None}
+                      for answer in search.answers.values()]  # fmt: skip
+            return (outcome.with_powers(union(powers)) if self.rule.has_power else outcome), None
         case, _, error = search.failure
         wrong = sorted(search.failure.wrong, key=lambda c: -c.ratio)
         # Results before gradients: a wrong output makes these wrong.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.check import check
+from npattn.testing.judge import check
 from npattn.testing.modules.call import Form
 from npattn.testing.modules.judge import Judge
 from npattn.testing.modules.rules import INSIDE
@@ -37,7 +37,7 @@ def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport |
         return None, "the cause is known" if judge.changes else "two calls differ"
     if judge.is_unknown:
         return None, judge.unknown
-    if plan.window or plan.softcap or "bias_k" in reading.indices or reading.add_zero_attn:
+    if plan.window or plan.softcap or judge.appends:
         return None, "a window, a cap or keys of its own hold always: the other rules judge them"
     inside = judge.inside(reading, plan)
     chosen, exact = inside.exact_selection()
@@ -69,9 +69,11 @@ def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport |
         return None, f"a probe raised: {err}"
     names = {o.id: f"{INSIDE}-{o.rule}[{judge.module.dtype}]" for o in report.outcomes}
     outcomes = [
-        replace(o, rule=f"{INSIDE}-{o.rule}", dtype=judge.module.dtype)
+        replace(o, rule=f"{INSIDE}-{o.rule}", dtype=judge.module.dtype,
+                **({"status": "not applicable"} if o.status == "not judged" else {}))
         for o in report.outcomes if o.status != "not applicable" and o.rule != "structure"
     ]  # fmt: skip
+    # What few features leave without power is not passed here; the module's own results are judged.
     causes = [replace(c, rules=tuple(names[r] for r in c.rules)) for c in report.causes]
     return InsideReport(outcomes, causes), ""
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from npattn.positions.attention import Rotary
 from npattn.problem.arrays import Array
-from npattn.testing.adapters.base import catch_foreign
+from npattn.testing.adapters.base import ResultError, catch_foreign
 from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.modules.call import Call, Form
 from npattn.testing.modules.roles import Flat, Reading
@@ -189,6 +189,8 @@ class Inside:
                 visible = np.pad(visible, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=True)
         inputs = self._inputs(chosen, {"q": q, "k": k, "v": v})
         out = self.call.invoke(inputs, visible, form)
+        if out.ndim != 3 or out.shape[:2] != (q.shape[0], q.shape[2]):
+            raise ResultError(f"returned shape {tuple(out.shape)}, must be (B, T, C)")
         n, e = chosen.groups * self.group, chosen.values
         if self.reading.indices.get("wo") is None:
             E = self.head_sizes[1]

@@ -349,6 +349,11 @@ class Judge:
                 return
 
     @property
+    def appends(self) -> bool:
+        """True if it has keys of its own."""
+        return self.reading.add_zero_attn or "bias_k" in self.reading.indices
+
+    @property
     def is_unknown(self) -> bool:
         """True if a probe shows what the reference does not know, and the reference does not fit."""
         return not self.is_known and bool(self.unknown)
@@ -516,7 +521,10 @@ class Judge:
             for (name, x), role in zip(got.inputs.items(), ("query", "key", "value"), strict=False)
             if x is not None
         }
-        want = self.flat.split(self.reading.scatter(exact.values, self.flat.size))
+        plan, values = self.plan, dict(exact.values)
+        if plan.rope is None and not plan.mha.qk_norm and not self.appends and "bk" in values:
+            values["bk"] = 0 * values["bk"]  # one term for all keys moves no weight
+        want = self.flat.split(self.reading.scatter(values, self.flat.size))
         allowed = self.flat.split(self.reading.scatter(exact.allowed, self.flat.size))
         parameters = {n: g for n, g in got.parameters.items() if n not in self.unread}
         return pairs | {f"d{n}": (g, want[n], allowed[n]) for n, g in parameters.items()}

@@ -43,6 +43,11 @@ class Rule(NamedTuple):
     compare: Callable[[Judge, ModuleCase], Sequence[Comparison]]
     examples: int = 1000
 
+    @property
+    def has_power(self) -> bool:
+        """True if its results must be judged so sharply that twice the result would be seen."""
+        return self.about.startswith(("the output", "returned weights", "gradients"))
+
 
 # --- agreement ------------------------------------------------------------------------------------
 
