@@ -187,7 +187,10 @@ def check_module(
         causes=tuple(causes.values()),
         refused=tuple(dict.fromkeys(line for judge in judges for line in judge.refused)),
         expected=asked_of(check_expected(expect or {}), RULES, outcomes),
-        missing=tuple(name for name in must if name not in applied),
+        missing=(
+            *(name for name in must if name not in applied),
+            *{f"agreement ({judge.unknown})": 0 for judge in judges if judge.is_unknown},
+        ),
         accept=(accept,) if isinstance(accept, str) else tuple(accept),
     )
 

@@ -370,11 +370,17 @@ def read_traits(inside: Inside) -> Traits:
     """
     if inside.fit((0,), 1) is None:
         return Traits()
-    zeros = np.zeros((1, 1))
-    alone = [inside.weights((0,), zeros, zeros, 1, size=x)[0, 0, 0] for x in (1.0, 2.0)]
-    if not np.isclose(alone[1], 2 * alone[0], rtol=SEEN):
-        return Traits(unknown="something that is not linear stands before or behind attention")
-    traits = _read_band(inside.weights((0,), zeros, zeros, LENGTH)[0])
+    zeros, ones = np.zeros((1, 1)), np.ones((1, 1))
+    # A token alone has a weight of 1, whatever its query is.
+    alone, twice, other = (
+        inside.weights((0,), q, zeros, 1, size=x)[0, 0, 0]
+        for q, x in ((zeros, 1.0), (zeros, 2.0), (ones, 1.0))
+    )
+    if np.isfinite([alone, twice, other]).all() and not np.allclose(
+        [twice / 2, other], alone, rtol=SEEN
+    ):
+        return Traits(unknown="a gate or a norm, or another thing that is not linear in the input")
+    traits = _read_band(inside.weights((0,), zeros, zeros, LENGTH)[0], alone)
     D = inside.head_sizes[0]
     if traits.unknown or D < 2 or D % 2:
         return traits
@@ -384,7 +390,7 @@ def read_traits(inside: Inside) -> Traits:
     if not len(seen) or np.ptp(seen) <= SEEN:
         steps = one[:, :, None] * np.array([0.0, 1.0])[None, :, None]  # (1, T, 1): key 0 is 0
         P = inside.weights((0,), one, steps, 2)[0, 1]
-        return traits._replace(scale=_log_ratio(P) / float(one[0, 0]) ** 2)
+        return traits._replace(scale=_round_off(_log_ratio(P) / float(one[0, 0]) ** 2))
     for R in (D, D // 2, D // 4):
         for layout, partner in (("half", R // 2), ("interleaved", 1)):
             if R % 2 or (layout == "interleaved" and R == 2):
@@ -395,23 +401,21 @@ def read_traits(inside: Inside) -> Traits:
             more = (1, 1 + R // 2) if layout == "half" else (2, 3)
             second = _read_turn(inside, more) if R > 2 else first
             base = second[0] ** (-R / 2) if second and R > 2 else 10000.0
-            near = float(f"{base:.3g}")
-            base = near if math.isclose(base, near, rel_tol=1e-3) else base
+            base = _round_off(base)
             size = None if R == D else R
             rotary = Rotary(layout=layout, base=base, size=size)  # type: ignore[arg-type]
             if math.isclose(first[0], 1, rel_tol=SEEN):
-                return traits._replace(rotary=rotary, scale=first[1])
+                return traits._replace(rotary=rotary, scale=_round_off(first[1]))
     return traits._replace(unknown="positions move queries and keys, not as plain rotary ones do")
 
 
-def _read_band(P: Array) -> Traits:
-    """Return what a probe with equal scores shows: P (T, T)."""
+def _read_band(P: Array, alone: float) -> Traits:
+    """Return what a probe with equal scores shows: P (T, T), and the weight of a token alone."""
     P = np.nan_to_num(P)
     visible = SEEN < P
-    uniform = visible / np.maximum(visible.sum(-1, keepdims=True), 1)
-    if not np.allclose(P, uniform, atol=SEEN):
-        if (P.sum(-1) < 1 - SEEN).all():
-            return Traits(unknown="a sink, or keys of its own, take a part of the weights")
+    if P[-1].sum() > alone + SEEN:  # its share falls as tokens are added
+        return Traits(unknown="a sink, or keys of its own, take a part of the weights")
+    if any(np.ptp(row[seen]) > SEEN for row, seen in zip(P, visible, strict=True) if seen.any()):
         return Traits(unknown="scores have a bias of positions (ALiBi, T5)")
     offset = np.arange(len(P)) - np.arange(len(P))[:, None]  # s − t
     left, right = -int(offset[visible].min(initial=0)), int(offset[visible].max(initial=0))
@@ -419,6 +423,12 @@ def _read_band(P: Array) -> Traits:
     band = np.array_equal(visible, (-left <= offset) & (offset <= right))
     ends = left if left < len(P) - 1 else None, right if right < len(P) - 1 else None
     return Traits(causal, ends if band and ends not in ((None, None), (None, 0)) else None)
+
+
+def _round_off(x: float) -> float:
+    """Return the number of three digits that a number is meant to be, as far as it is read; or itself."""
+    near = float(f"{x:.3g}")
+    return near if math.isclose(x, near, rel_tol=1e-5) else x
 
 
 def size_of(inside: Inside) -> float:
