@@ -16,6 +16,7 @@ from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.foreign import reject_unknown_options
+from npattn.problem.options import Alignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,11 @@ class Conventions:
         check_fields(self)
 
     # --- problem in -------------------------------------------------------------------------------
+
+    @property
+    def alignment(self) -> Alignment:
+        """Alignment of causal and of windows, for `Problem`."""
+        return "bottom_right" if self.causal == "bottom_right" else "top_left"
 
     @property
     def attends_hidden(self) -> bool:

@@ -245,8 +245,6 @@ def check_causal(
     causal: Any, alignment: Any, T: int, S: int
 ) -> tuple[Literal[False] | Alignment, Alignment]:
     """Return causal as False or an alignment, and the alignment of a window [6, 7]."""
-    if alignment == "unless_masked":  # of conventions, which drop causal beside a mask themselves
-        alignment = "top_left"
     if alignment is not None:
         check_alignment(alignment)
     if isinstance(causal, (bool, np.bool_)):

@@ -18,6 +18,7 @@ import numpy as np
 from npattn.errors import OptionError
 from npattn.multihead.multihead import MultiHeadForward
 from npattn.multihead.projections import (
+    Norm,
     linear,
     merge,
     merge_backward,
@@ -242,10 +243,13 @@ class MultiHeadBound:
         self, name: str, dy: Array, e: Array, allowed: dict[str, Array]
     ) -> tuple[Array, Array]:
         """Return the gradient before a norm and its error; note those of its parameters."""
-        kind, own, w = str(self.mha.qk_norm), self.steps.norms[name], self._beside("norm_" + name[0])
-        dx, _, _ = normalise_backward(
-            dy, own, self.mha.qk_norm, self.steps.parameters.get("norm_" + name[0])  # type: ignore[arg-type]
+        kind, own, w = (
+            str(self.mha.qk_norm),
+            self.steps.norms[name],
+            self._beside("norm_" + name[0]),
         )
+        weight = self.steps.parameters.get("norm_" + name[0])
+        dx, _, _ = normalise_backward(dy, own, cast(Norm, kind), weight)
         whole, heads = kind.endswith("_projection"), dy.shape[-3]
         dy, e = (merge(x, "concat") if whole else x for x in (dy, e))
         eu, rho = self.norm_errors[name]

@@ -166,7 +166,6 @@ class Call:
         grads = {n: None if x is None else x.swapaxes(0, 1) for n, x in returned.inputs.items()}
         return Returned(returned.out.swapaxes(0, 1), returned.weights, grads, returned.parameters)
 
-
     def _options(
         self, ask: str, B: int, T: int, visible: Array | None, form: Form | None
     ) -> dict[str, Any]:

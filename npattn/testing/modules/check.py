@@ -295,7 +295,7 @@ def compare_module(
             judge = _begin(module, Named(roles, num_heads, scale=scale, **named))
         if judge.left_out:
             raise OptionError(
-                f"m has {', '.join(judge.left_out)}, which no reference has: compare the outputs of "
+                f"m has {', '.join(judge.left_out)}, which no reference has: compare outputs of "
                 "a copy in which it is torch.nn.Identity()"
             )
         m, plan, names = judge.plan.mha, judge.plan, judge.call.inputs
@@ -314,8 +314,8 @@ def compare_module(
         fwd = m.forward(**arrays, mask=mask, conventions=conventions, scale=scale)
     else:
         plan = replace(plan, conventions=conventions or plan.conventions)
-        own = (arrays.get(n) for n in ("query", "key", "value"))
-        fwd = plan.forward(Inputs(*own, None if mask is None else np.asarray(mask)))  # type: ignore[arg-type]
+        shown = None if mask is None else np.asarray(mask)
+        fwd = plan.forward(Inputs(arrays["query"], arrays.get("key"), arrays.get("value"), shown))
     allowed = multihead_tolerance(fwd, dtype or arrays["query"].dtype)
     exact = {"out": fwd.out, "weights": fwd.weights}
     if plan is not None and judge.module.batch_first is False:

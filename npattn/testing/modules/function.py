@@ -68,11 +68,11 @@ def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport |
     except ImplementationError as err:
         return None, f"a probe raised: {err}"
     names = {o.id: f"{INSIDE}-{o.rule}[{judge.module.dtype}]" for o in report.outcomes}
-    outcomes = [
-        replace(o, rule=f"{INSIDE}-{o.rule}", dtype=judge.module.dtype,
-                **({"status": "not applicable"} if o.status == "not judged" else {}))
-        for o in report.outcomes if o.status != "not applicable" and o.rule != "structure"
-    ]  # fmt: skip
+    outcomes = []
+    for o in report.outcomes:
+        if o.status != "not applicable" and o.rule != "structure":
+            o = replace(o, rule=f"{INSIDE}-{o.rule}", dtype=judge.module.dtype)
+            outcomes.append(replace(o, status="not applicable") if o.status == "not judged" else o)
     # What few features leave without power is not passed here; the module's own results are judged.
     causes = [replace(c, rules=tuple(names[r] for r in c.rules)) for c in report.causes]
     return InsideReport(outcomes, causes), ""

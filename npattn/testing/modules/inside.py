@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,8 +152,9 @@ class Inside:
                 for i, feature in enumerate(own):
                     values[index[starts[name] + h * len(own) + i, h * size + feature]] = 1
         wo = self.reading.indices.get("wo")
-        for h in range(heads["q"] if wo is not None else 0):
-            for i in range(chosen.values):
+        for h in range(heads["q"]):
+            for i in range(chosen.values if wo is not None else 0):
+                assert wo is not None
                 values[wo[h * E + i, h * chosen.values + i]] = 1
         self.module.write(self.flat.split(values))
 
@@ -209,8 +210,9 @@ class Inside:
             for name in letters:
                 part = own[name].movedim(1, 2).flatten(2)  # (B, length, heads · features)
                 start = starts[name]
-                pads = x.new_zeros(*x.shape[:2], start), x.new_zeros(
-                    *x.shape[:2], width - start - part.shape[-1]
+                pads = (
+                    x.new_zeros(*x.shape[:2], start),
+                    x.new_zeros(*x.shape[:2], width - start - part.shape[-1]),
                 )
                 x = x + self.module.torch.cat((pads[0], part, pads[1]), -1)
             inputs.append(x)
@@ -276,11 +278,11 @@ class Inside:
         turned = []
         places = np.arange(T) + (S - T), np.arange(S)
         for x, at in zip((q, k), places, strict=True):
-            parts = []
+            parts: list[Any] = []
             for one, two in zip(chosen.features[::2], chosen.features[1::2], strict=True):
                 angle = at * self.frequencies[pairs[one, two]]
-                c, s = (self.module.framework.give(f(angle).astype(self.module.array_dtype))[:, None]
-                        for f in (np.cos, np.sin))  # fmt: skip
+                both = (f(angle).astype(self.module.array_dtype) for f in (np.cos, np.sin))
+                c, s = (self.module.framework.give(table)[:, None] for table in both)
                 i = len(parts)
                 a, b = x[..., i : i + 1], x[..., i + 1 : i + 2]
                 parts += [a * c + b * s, b * c - a * s]
@@ -309,7 +311,9 @@ class Inside:
         visible: Array | None = None,
         form: Form | None = None,
     ) -> Array:
-        """Return P (B, T, T) of the first head, times `size`, for q (B, d) and k (B, d) or (B, T, d).
+        """Return P (B, T, T) of the first head, times `size`.
+
+        q is (B, d), the same for every token; k is too, or (B, T, d).
 
         Raises
         ------
@@ -426,7 +430,7 @@ def _read_band(P: Array, alone: float) -> Traits:
 
 
 def _round_off(x: float) -> float:
-    """Return the number of three digits that a number is meant to be, as far as it is read; or itself."""
+    """Return a number that was read with three digits, if it has no more; else as it is."""
     near = float(f"{x:.3g}")
     return near if math.isclose(x, near, rel_tol=1e-5) else x
 

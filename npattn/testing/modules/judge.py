@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -90,6 +90,7 @@ class Judge:
         self.refused: list[str] = []
         self.changes: list[Change] = []
         self.unknown = ""
+        self.key_lengths: tuple[Any, ...] = ()
         self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
         self._learn(readings)
@@ -148,7 +149,8 @@ class Judge:
             for x in moved:
                 if x is not None:
                     x[(slice(None),) * axis + (0,)] += 1
-            after = self.call(case, Inputs(*moved, None))  # type: ignore[arg-type]
+            assert moved[0] is not None
+            after = self.call(case, Inputs(moved[0], moved[1], moved[2], None))
             differs = (before.out != after.out) & ~np.isnan(after.out)
             reaches.append(bool(np.moveaxis(differs, axis, 0)[1:].any()))
         if reaches == [True, False]:
@@ -175,18 +177,19 @@ class Judge:
     def inside(self, reading: Reading, plan: Plan) -> Inside:
         """Return the module as a function; its weights are to be restored by `restoring`."""
         call = self.call
-        if len(call.inputs) == 2 and not call.module.arguments()[call.inputs[1]]:
-            if not getattr(self, "key_lengths", ()):
-                call = replace(call, inputs=call.inputs[:1])  # an input that it need not have
+        needs = len(call.inputs) != 2 or call.module.arguments()[call.inputs[1]]
+        if not needs and not self.key_lengths:
+            call = replace(call, inputs=call.inputs[:1])
         scale = reading_scale(reading) if plan.scale is None else plan.scale
         return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope)
 
     @contextmanager
     def restoring(self, reading: Reading) -> Iterator[None]:
         """Leave out norms of q and k for a while, and restore the weights at its end."""
+        own = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
+        indices = set(np.concatenate(own).tolist() if own else ())
         norms = {n.rpartition(".")[0] for n in self.flat.shapes
-                 if any(set(self.flat.index(n).ravel()) & set(index.ravel())
-                        for role, index in reading.indices.items() if role.startswith("norm"))}  # fmt: skip
+                 if indices.intersection(self.flat.index(n).ravel().tolist())}  # fmt: skip
         try:
             with self.module.leaving_out(sorted(norms)):
                 yield
@@ -218,7 +221,8 @@ class Judge:
             window, words = self.named.window_of(traits.window)
             declared = replace(plan, rope=rope, window=window)
             self.declared = self.declared or (reading, declared)
-            shown = {"window": traits.window, "rope": traits.rotary, "scale": traits.scale or None}
+            shown: dict[str, Any] = {"window": traits.window, "rope": traits.rotary}
+            shown["scale"] = traits.scale or None
             shown = {n: x for n, x in shown.items() if x != getattr(declared, n)}
             for names in itertools.chain.from_iterable(
                 itertools.combinations(shown, n) for n in range(len(shown) + 1)
@@ -230,7 +234,6 @@ class Judge:
 
     def _learn_lengths(self) -> None:
         """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
-        self.key_lengths: tuple[Any, ...] = ()
         for lengths, words in ((LENGTHS, "S ≠ T"), (OWN_LENGTH, "keys of their own")):
             if not self.call.crosses or self.key_lengths:
                 return
@@ -300,9 +303,10 @@ class Judge:
         for kind, shape in itertools.product(KINDS, shapes):
             form = Form(parameter, kind, shape)
             inputs = self.inputs(case, form)
-            arrays = (None if x is None else x.astype(np.float32) for x in inputs[:3])
+            query, *others = (None if x is None else x.astype(np.float32) for x in inputs[:3])
+            assert query is not None
             try:
-                call(case, Inputs(*arrays, inputs.visible), None, form)  # type: ignore[arg-type]
+                call(case, Inputs(query, others[0], others[1], inputs.visible), None, form)
             except ImplementationError:
                 continue
             return [form]
@@ -355,7 +359,7 @@ class Judge:
 
     @property
     def is_unknown(self) -> bool:
-        """True if a probe shows what the reference does not know, and the reference does not fit."""
+        """True if the reference does not fit, and a probe shows something that it does not know."""
         return not self.is_known and bool(self.unknown)
 
     @property
@@ -427,7 +431,11 @@ class Judge:
         def cotangents(out: Array, weights: Array | None) -> tuple[Array, Array | None]:
             dout, dweights = np.asarray(rng.standard_normal(out.shape), dtype), None
             scores = self.module.returns_scores
-            if weights is not None and not scores and weights.shape in _weight_shapes(fwd.weights.shape):
+            if (
+                weights is not None
+                and not scores
+                and weights.shape in _weight_shapes(fwd.weights.shape)
+            ):
                 dweights = np.asarray(rng.standard_normal(weights.shape), dtype)
             given.extend((dout, dweights))
             return dout, dweights

@@ -74,7 +74,7 @@ class Named:
         return replace(self, notes=tuple(notes), **changes)
 
     def rope_of(self, read: Rotary | None) -> tuple[Rotary | None, str]:
-        """Return the rotary positions as named, else as read, with a note; None if none are read."""
+        """Return the rotary positions as named, else as read, with a note."""
         if read is None:
             return None, ""
         if isinstance(self.rotary, Rotary):

@@ -250,7 +250,10 @@ def _with_norms(module: TorchModule, flat: Flat, reading: Reading) -> Iterator[R
         *_, layer, last = ("", *name.lower().split("."))
         words = set(re.split(r"_|(?<=[qk])(?=norm|ln)", layer if layer else last))
         for letter in ("q", "k"):
-            if NORM.search("_".join(words)) and words & {letter, {"q": "query", "k": "key"}[letter]}:
+            if NORM.search("_".join(words)) and words & {
+                letter,
+                {"q": "query", "k": "key"}[letter],
+            }:
                 own[f"norm_{letter}{'_bias' if last == 'bias' else ''}"] = name
     H, K = reading.num_heads, reading.num_kv_heads
     D = reading.indices["wq"].shape[1] // H

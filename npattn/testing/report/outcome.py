@@ -173,7 +173,7 @@ def _line(recipe: Recipe, trial: Trial, problem: Problem) -> str:
     """Format the recipe as a line to paste, with ``from npattn.testing import Recipe``."""
     kwargs = []
     if trial.conventions.causal != "bottom_right":
-        kwargs.append(f"alignment={trial.conventions.causal!r}")
+        kwargs.append(f"alignment={trial.conventions.alignment!r}")
     if trial.conventions.mask_true != "attend":
         kwargs.append(f"mask_true={trial.conventions.mask_true!r}")
     line = f"{trial.translate(recipe)!r}.problem({', '.join(kwargs)})"

@@ -33,9 +33,14 @@ def test_a_module_that_cannot_be_copied_is_restored_after_an_interrupt():
     before = {n: x.clone() for n, x in m.state_dict().items()}
     judged = TorchModule(m, "float64")
     assert judged.owner is m
-    with pytest.raises(KeyboardInterrupt), judged.computing(0):
-        judged.write({"W_q.bias": np.full(15, 3)})
-        raise KeyboardInterrupt
+
+    def interrupt():
+        with judged.computing(0):
+            judged.write({"W_q.bias": np.full(15, 3)})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
     assert m.training
     assert not m.W_k.weight.requires_grad
     assert all(torch.equal(x, before[n]) for n, x in m.state_dict().items())

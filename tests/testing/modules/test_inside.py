@@ -185,7 +185,7 @@ def test_latent_keys_are_a_sentence():
         def forward(self, x):
             return self.down(x)
 
-    with pytest.raises(OptionError, match="takes 5 channels, .* judge the function"):
+    with pytest.raises(OptionError, match=r"takes 5 channels, .* judge the function"):
         check_module(Latent())
 
 
