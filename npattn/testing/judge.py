@@ -161,8 +161,8 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     if s.conventions is not None:
         if s.conventions.causal == "unless_masked":
             raise OptionError(
-                'causal is "unless_masked", a convention of modules (check_module) and of the oracle: '
-                "wrap the function in one that adds the triangle to a mask"
+                'causal is "unless_masked", a convention of modules and of the oracle: wrap the '
+                "function in one that adds the triangle to a mask"
             )
         implementation.conventions = s.conventions
     sizes = implementation.restrict({**implementation.sizes, **(s.sizes or {})})

@@ -37,6 +37,7 @@ LENGTHS: tuple[Any, ...] = (1, 2, 3, 5, 7, 13)
 OWN_LENGTH: tuple[Any, ...] = ("T",)
 """Numbers of keys of their own: any, or that of queries."""
 OTHERS = [c for c in CHANGES if c.kind != "mask"]
+SCALES = [c for c in CHANGES if c.kind == "scale"]
 CHANGED = [
     *((c,) for c in OTHERS),
     *(p for p in itertools.combinations(OTHERS, 2) if p[0].kind != p[1].kind),
@@ -228,6 +229,10 @@ class Judge:
                 itertools.combinations(shown, n) for n in range(len(shown) + 1)
             ):
                 own = {n: shown[n] for n in names}
+                for change in SCALES if names == ("scale",) else ():  # a mistake that has a name
+                    known = change.apply(declared)
+                    if known is not None and self._fits(known, inputs, got):
+                        yield reading, declared, [change]
                 if self._fits(replace(declared, **own), inputs, got):
                     self.notes += [x for x in (note, words) if x]
                     yield reading, declared, [unnamed(own)] if own else []
