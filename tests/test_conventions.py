@@ -52,7 +52,7 @@ from tests.engines.test_dense import (
 Array = np.ndarray[Any, Any]
 
 FIELDS: dict[str, tuple[Any, ...]] = {
-    "causal": ("top_left",),
+    "causal": ("top_left", "unless_masked"),
     "empty_row": ("nan", "mean"),
     "empty_row_bias": ("nan", "mean"),
     "hidden_fill": (-1e9, 1.5, "min"),

@@ -9,7 +9,7 @@ from typing import Any
 from npattn.errors import OptionError
 
 LEGAL = {
-    "causal": ("bottom_right", "top_left"),
+    "causal": ("bottom_right", "top_left", "unless_masked"),
     "empty_row": ("zero", "nan", "mean"),
     "empty_row_bias": (None, "zero", "nan", "mean"),
     "mask_true": ("attend", "hide"),

@@ -16,6 +16,7 @@ from npattn.errors import OptionError
 from npattn.problem import Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.foreign import reject_unknown_options
+from npattn.problem.options import Alignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,9 @@ class Conventions:
 
     Parameters
     ----------
-    causal : {"bottom_right", "top_left"}
-        Alignment of ``causal=True`` where T ≠ S, and of windows.
+    causal : {"bottom_right", "top_left", "unless_masked"}
+        Alignment of ``causal=True`` where T ≠ S, and of windows. "unless_masked": top-left, and a
+        mask replaces causal: with one, later keys are visible where the mask shows them.
     empty_row : {"zero", "nan", "mean"}
         Result of an empty row. "mean": the mean of all S values, with 1/S of its cotangent to each
         of them and nothing to q, k, bias. "nan": NaN; it adds nothing to the gradients of others,
@@ -72,7 +74,7 @@ class Conventions:
         If a field has another value, or both `hidden_fill` and `hidden_add` are given.
     """
 
-    causal: Literal["bottom_right", "top_left"] = "bottom_right"
+    causal: Literal["bottom_right", "top_left", "unless_masked"] = "bottom_right"
     empty_row: Literal["zero", "nan", "mean"] = "zero"
     empty_row_bias: Literal["zero", "nan", "mean"] | None = None
     hidden_fill: float | Literal["min"] | None = None
@@ -91,6 +93,11 @@ class Conventions:
         check_fields(self)
 
     # --- problem in -------------------------------------------------------------------------------
+
+    @property
+    def alignment(self) -> Alignment:
+        """Alignment of causal and of windows, for `Problem`."""
+        return "bottom_right" if self.causal == "bottom_right" else "top_left"
 
     @property
     def attends_hidden(self) -> bool:
@@ -149,6 +156,8 @@ class Conventions:
     def translate_options(self, problem: Problem) -> Problem:
         """Translate mask, window, heads, bias and dropout."""
         changes: dict[str, object] = {}
+        if self.causal == "unless_masked" and problem.mask is not None:
+            changes["causal"] = False
         if self.mask_true == "hide" and problem.mask is not None:
             changes["mask"] = ~problem.mask
         if self.window == "inclusive" and problem.window is not None:

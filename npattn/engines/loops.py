@@ -249,7 +249,8 @@ def _sees(task: _ScalarProblem, at: Index, s: int) -> bool:
         value = bool(task.mask[_within(task.mask.shape, (*at, s))])
         if value == (task.conventions.mask_true == "hide"):
             return False
-    if problem.causal == "top_left" and s > t:
+    replaced = task.mask is not None and task.conventions.causal == "unless_masked"
+    if problem.causal == "top_left" and s > t and not replaced:
         return False
     if problem.causal == "bottom_right" and s > from_end:
         return False

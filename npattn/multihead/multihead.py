@@ -605,4 +605,4 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _alignment(options: Mapping[str, Any]) -> Any:
     conventions = options.get("conventions")
-    return None if conventions is None else conventions.causal
+    return None if conventions is None else conventions.alignment

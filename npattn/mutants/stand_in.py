@@ -38,7 +38,7 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
     if "gate" in terms.signature.features:
         base: Any = type(instance)
         instance = with_gate(base)()
-    instance.alignment = terms.conventions.causal
+    instance.alignment = terms.conventions.alignment
     signature = inspect.signature(f)
     defaults = {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
     starred = {n: p.kind for n, p in signature.parameters.items() if p.kind in (2, 4)}

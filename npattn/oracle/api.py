@@ -207,7 +207,7 @@ def forward(
         gate=gate,
         dtype=dtype,
         engine=engine,
-        alignment=None if conventions is None else conventions.causal,
+        alignment=None if conventions is None else conventions.alignment,
     )
     return evaluate(problem, conventions, chosen)
 

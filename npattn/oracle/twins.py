@@ -148,7 +148,7 @@ class Arrays:
             own = dict(options)
             conventions = own.pop("conventions", None)
             check_conventions(conventions)
-            alignment = None if conventions is None else conventions.causal
+            alignment = None if conventions is None else conventions.alignment
             try:
                 problems.append((Problem(*xs, **own, alignment=alignment), conventions))
             except NpattnError as err:

@@ -166,6 +166,11 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     models = [Rounding.choose(rounding, dtype, storage) for dtype in s.dtypes]
     sweeps = _choose_sweeps(implementation, s.sweep, s.only, models)
     if s.conventions is not None:
+        if s.conventions.causal == "unless_masked":
+            raise OptionError(
+                'causal is "unless_masked", a convention of modules and of the oracle: wrap the '
+                "function in one that adds the triangle to a mask"
+            )
         implementation.conventions = s.conventions
     sizes = implementation.restrict({**implementation.sizes, **(s.sizes or {})})
     space, refused = _read_space(implementation, sizes)

@@ -204,7 +204,7 @@ class Trial:
         conventions = self.conventions
 
         def make() -> Problem:
-            own = self.translate(recipe).problem(conventions.causal, conventions.mask_true)
+            own = self.translate(recipe).problem(conventions.alignment, conventions.mask_true)
             return self.implementation.fit(own)
 
         return self._remember(("problem", recipe), make)

@@ -151,7 +151,7 @@ def _forward(
         return _forward_in_no_graph(q, k, v, mask, conventions, **options)
     refuse_batched(q, k, v, options.get("bias"), options.get("gate"))
     check_conventions(conventions)
-    alignment = None if conventions is None else conventions.causal
+    alignment = None if conventions is None else conventions.alignment
     return evaluate(read_problem(q, k, v, mask, alignment=alignment, **options), conventions)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -38,6 +39,28 @@ class Returned:
     parameters: Mapping[str, Array]
 
 
+class _State(NamedTuple):
+    """Parameters and buffers of a module that is not copied, its modes, and what they were."""
+
+    tensors: list[tuple[Any, Any, Any, bool, Any]]  # tensor, data, values, requires_grad, grad
+    modes: list[tuple[Any, bool]]
+
+    @classmethod
+    def of(cls, owner: Any) -> _State:
+        own = [*owner.parameters(), *owner.buffers()]
+        rows = [(x, x.data, x.detach().clone(), x.requires_grad, x.grad) for x in own]
+        return cls(rows, [(m, m.training) for m in owner.modules()])
+
+    def restore(self, owner: Any) -> None:
+        for x, data, values, requires_grad, grad in self.tensors:
+            x.data = data
+            x.data.copy_(values)
+            x.requires_grad_(requires_grad)
+            x.grad = grad
+        for module, training in self.modes:
+            module.training = training
+
+
 class TorchModule:
     """A copy of a torch module, in a dtype, so that the original keeps its mode and gradients.
 
@@ -47,6 +70,17 @@ class TorchModule:
         It is called instead of ``forward``.
     dtype : str, optional
         Name of the dtype to convert it to; default: its own.
+    call : callable, optional
+        ``call(m, x, ...)``, which is called instead of the module.
+
+    A module that cannot be copied is judged in place; `computing` restores it to the bit.
+
+    Attributes
+    ----------
+    batch_first : bool or None
+        False if its inputs are (T, B, C), as it says itself; None if it does not say.
+    returns_scores : bool
+        What it returns beside the output are scores: their softmax is taken.
 
     Raises
     ------
@@ -54,7 +88,9 @@ class TorchModule:
         If it is something else, or has parameters of several dtypes, or none.
     """
 
-    def __init__(self, module: Any, dtype: str | None = None) -> None:
+    def __init__(
+        self, module: Any, dtype: str | None = None, call: Callable[..., Any] | None = None
+    ) -> None:
         import torch
 
         self.torch = torch
@@ -65,20 +101,28 @@ class TorchModule:
                 "function of q, k and v is judged by npattn.testing.check"
             )
         self.name = type(owner).__qualname__
-        self.owner = copy_module(owner)
-        method = "forward" if owner is module else module.__name__
-        self.signature = inspect.signature(getattr(self.owner, method))
-        self.method: Callable[..., Any] = (
-            self.owner if owner is module else getattr(self.owner, method)
-        )
+        self._kept: _State | None = None
+        try:
+            self.owner = copy_module(owner)
+        except (TypeError, RuntimeError, NotImplementedError, AttributeError):
+            self.owner, self._kept = owner, _State.of(owner)
+        self._call, self._path = call, "" if owner is module else module.__name__
+        called = call or getattr(self.owner, self._path or "forward")
+        parameters = list(inspect.signature(called).parameters.values())
+        self.signature = inspect.Signature(parameters[1:] if call else parameters)
+        self.method = self._bind(self.owner)
         if dtype is not None:
             self.owner.to(getattr(torch, dtype))
         self.owner.requires_grad_(True)
         kinds = {p.dtype for p in self.owner.parameters()}
         if len(kinds) != 1:
+            self.restore()
             raise OptionError(
                 f"m has parameters of {len(kinds)} dtypes, must have one: pass dtypes=('float32',)"
             )
+        self.batch_first: bool | None = getattr(self.owner, "batch_first", None)
+        self.returns_scores = False
+        self.stack = ExitStack()  # of what holds while it is judged
         self.dtype = str(kinds.pop()).removeprefix("torch.")
         self.device = next(self.owner.parameters()).device
         self.framework = make_framework("torch", str(self.device))
@@ -91,10 +135,42 @@ class TorchModule:
         """Dtype of its parameters and inputs."""
         return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
 
-    @property
-    def batch_first(self) -> bool:
-        """False if it says that its inputs are (T, B, C)."""
-        return bool(getattr(self.owner, "batch_first", True))
+    def _bind(self, owner: Any) -> Callable[..., Any]:
+        if self._call is not None:
+            return functools.partial(self._call, owner)
+        return getattr(owner, self._path) if self._path else owner
+
+    def restore(self) -> None:
+        """Give a module that was not copied what it had."""
+        if self._kept is not None:
+            self._kept.restore(self.owner)
+
+    def copy(self, dtype: str = "") -> TorchModule:
+        """Return another copy, in another dtype if one is given."""
+        other = copy.copy(self)
+        other.owner, other._kept, other.compiled = copy_module(self.owner), None, None
+        other.method = other._bind(other.owner)
+        if dtype:
+            other.owner.to(getattr(self.torch, dtype))
+            other.dtype = dtype
+        return other
+
+    @contextmanager
+    def leaving_out(self, names: Iterable[str]) -> Iterator[None]:
+        """Replace submodules by the identity for a while."""
+        places = [(self.owner.get_submodule(n.rpartition(".")[0]), n.split(".")[-1]) for n in names]
+        before = [getattr(parent, own) for parent, own in places]
+        try:
+            for parent, own in places:
+                setattr(parent, own, self.torch.nn.Identity())
+            yield
+        finally:
+            for (parent, own), module in zip(places, before, strict=True):
+                setattr(parent, own, module)
+
+    def holder(self, name: str) -> str:
+        """Return the name of the class of the layer that has a parameter."""
+        return type(self.owner.get_submodule(name.rpartition(".")[0])).__name__
 
     def parameters(self) -> dict[str, Array]:
         """Return the parameters by their dotted names, each once."""
@@ -107,12 +183,12 @@ class TorchModule:
             return False
         return True if type(layer).__name__ == "Conv1D" else None  # of transformers
 
-    def attribute(self, names: Sequence[str]) -> int | None:
-        """Return the first of these attributes that is an integer, of it or of its config."""
-        for holder in (self.owner, getattr(self.owner, "config", None)):
+    def attribute(self, names: Sequence[str], kind: Any = int) -> Any:
+        """Return the first of these attributes that is a number, of it, a part or its config."""
+        for holder in (*self.owner.modules(), getattr(self.owner, "config", None)):
             for name in names:
                 value = getattr(holder, name, None)
-                if isinstance(value, int) and not isinstance(value, bool):
+                if isinstance(value, kind) and not isinstance(value, bool):
                     return value
         return None
 
@@ -127,20 +203,12 @@ class TorchModule:
         """Put it into training mode, or into that of evaluation."""
         self.owner.train(mode)
 
-    @contextmanager
-    def replacing(self, arrays: Mapping[str, Array]) -> Iterator[None]:
-        """Give parameters other values for a while."""
+    def write(self, arrays: Mapping[str, Array]) -> None:
+        """Give parameters other values."""
         own = dict(self.owner.named_parameters())
-        before = {name: own[name].detach().clone() for name in arrays}
         with self.torch.no_grad():
-            for name, array in arrays.items():
-                own[name].copy_(self.framework.give(array))
-        try:
-            yield
-        finally:
-            with self.torch.no_grad():
-                for name, value in before.items():
-                    own[name].copy_(value)
+            for name in arrays.keys() & own.keys():
+                own[name].copy_(self.framework.give(arrays[name]))
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -183,12 +251,7 @@ class TorchModule:
 
     def loaded_copy(self, rng: np.random.Generator) -> TorchModule:
         """Return a copy with other parameters, into which its state dict was then loaded."""
-        other = copy.copy(self)
-        other.owner = copy_module(self.owner)
-        if self.method is not self.owner:
-            other.method = getattr(other.owner, self.method.__name__)
-        else:
-            other.method = other.owner
+        other = self.copy()
         with self.torch.no_grad():
             for p in other.owner.parameters():
                 noise = rng.standard_normal(tuple(p.shape)).astype(self.array_dtype)
@@ -201,7 +264,11 @@ class TorchModule:
         """Compute with one thread, and with random numbers that leave those of others alone."""
         with self.framework.one_thread(), self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
-            yield
+            try:
+                with self.stack:
+                    yield
+            finally:
+                self.restore()
 
     # --- call it ----------------------------------------------------------------------------------
 
@@ -244,7 +311,7 @@ class TorchModule:
         recording = self.torch.set_grad_enabled(cotangents is not None)
         mixed = self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.mixed)
         with recording, mixed, catch_foreign("raised"):
-            out, weights = self._results(self.method(**tensors, **given))
+            out, weights = self.results(self.method(**tensors, **given))
             o, w = self._read(out), None if weights is None else self._read(weights)
             if cotangents is None:
                 return Returned(o, w, {}, {})
@@ -272,7 +339,7 @@ class TorchModule:
             dict(zip(names, arrays[count:], strict=True)),
         )
 
-    def _results(self, value: Any) -> tuple[Any, Any]:
+    def results(self, value: Any) -> tuple[Any, Any]:
         """Return output and weights: a tensor, (output, weights, ...), or a mapping of these."""
         values = list(value.values()) if isinstance(value, Mapping) else value
         values = [values] if isinstance(values, self.torch.Tensor) else values
@@ -282,7 +349,10 @@ class TorchModule:
             )
         others = [x for x in values[1:] if isinstance(x, self.torch.Tensor) and x.ndim > 2]
         weights = [x for x in others if bool(x.any()) and not bool((x < 0).any())]  # not a bias
-        return values[0], next(iter(weights or others), None)
+        chosen = next(iter(weights or others), None)
+        if self.returns_scores and chosen is not None:
+            chosen = chosen.detach().softmax(-1)
+        return values[0], chosen
 
     def _read(self, tensor: Any) -> Array:
         return self.framework.take(tensor)

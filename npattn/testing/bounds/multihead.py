@@ -17,8 +17,17 @@ import numpy as np
 
 from npattn.errors import OptionError
 from npattn.multihead.multihead import MultiHeadForward
-from npattn.multihead.projections import merge, merge_backward, split
+from npattn.multihead.projections import (
+    Norm,
+    linear,
+    merge,
+    merge_backward,
+    normalise_backward,
+    split,
+)
 from npattn.oracle import api
+from npattn.positions import plain
+from npattn.positions.rotary import Turn, turn_array
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
@@ -60,7 +69,7 @@ def multihead_tolerance(
     Raises
     ------
     OptionError
-        If the module has norms, a gate or rotary positions.
+        If the module has a gate.
 
     Examples
     --------
@@ -89,13 +98,14 @@ class MultiHeadBound:
         mixed: bool = False,
     ) -> None:
         mha = fwd.module
-        if mha.qk_norm is not None or mha.wg is not None or fwd.inputs.rope is not None:
+        if mha.wg is not None:
             raise OptionError(
-                "the module has norms, a gate or rotary positions, whose errors have no bound yet: "
-                "judge the attention between them with npattn.testing.check"
+                "the module has a gate, whose error has no bound yet: judge the attention before "
+                "it with npattn.testing.check"
             )
         self.fwd, self.mha, self.dtype, self.errors = fwd, mha, dtype, errors or {}
         self.steps, self.attention = fwd.steps, fwd.attention
+        self.norm_errors: dict[str, tuple[Array, Array]] = {}
         self.unit = Units.of(Rounding.undeclared(dtype), dtype)
         self.operands = self.unit.low.times(2) if mixed else 0.0  # both rounded
         self.oracle = 1 + unit_roundoff(np.float64) / self.unit.u  # its error obeys the same bound
@@ -140,6 +150,7 @@ class MultiHeadBound:
         self.scale = abs(cast(float, problem.scale))
         # What scores move by, and what weights do, of the exact attention of these q, k, v.
         a = self.scale * (eq @ _t(self.k) + (self.q + eq) @ _t(ek))  # (..., H, T, S)
+        self.a = a
         p = self.attention.weights
         self.p = p
         moved = p * np.expm1(np.minimum(a, VAST))
@@ -173,10 +184,96 @@ class MultiHeadBound:
         """Error of the heads of a projection, appended keys included, which are exact."""
         steps, letter = self.steps, name[0]
         p, x = steps.parameters, steps.inputs[name]
-        e = self.linear(x, self.errors.get(name, 0.0), p["w" + letter], p.get("b" + letter))
-        e = split(e, self.mha.num_heads if name == "query" else self._kv_heads)
+        w, b = p["w" + letter], p.get("b" + letter)
+        heads = self.mha.num_heads if name == "query" else self._kv_heads
+        e = split(self.linear(x, self.errors.get(name, 0.0), w, b), heads)
+        y = split(linear(x, w, b), heads)
+        if name in steps.norms:
+            y, e = steps.norms[name].y, self._normalised(name, y, e)
+        if name in steps.turns:
+            e = self._turned(name, y, e, steps.turns[name])
         more = 0 if name == "query" else self.attention.problem.S - x.shape[-2]
         return np.pad(e, [(0, 0)] * (e.ndim - 2) + [(0, more), (0, 0)])
+
+    def _turned(self, name: str, y: Array, e: Array, turn: Turn) -> Array:
+        """Error of the turned heads y (..., n, T, D) that err by e.
+
+        The angles and their cosines are numbers of float32, whatever the dtype of the module: t · ω
+        and ω = base^(−2i/R) round, an exponential by the size of its exponent.
+        """
+        rope = self.fwd.inputs.rope
+        assert rope is not None
+        u = max(self.unit.u, unit_roundoff(np.float32))
+        own = rope.frequencies or plain(rope.size or y.shape[-1], base=rope.base)
+        angles = self.fwd.attention.problem.S * own.values
+        relative = 2 * abs(np.log(np.maximum(own.values, self.unit.tiny))) + 4
+        each = u * (angles * relative + 2) + 4 * self.unit.low.u  # (R/2,)
+        out, c, s = e.copy(), abs(turn.cos), abs(turn.sin)
+        for one, two in ((turn.first, turn.second), (turn.second, turn.first)):
+            sizes = own.amplitude * (abs(y[..., one]) + abs(y[..., two]))
+            out[..., one] = c * e[..., one] + s * e[..., two] + each * sizes
+        return out
+
+    def _normalised(self, name: str, y: Array, e: Array) -> Array:
+        """Error of the normalised heads of y (..., n, T, D) that err by e."""
+        kind, own = str(self.mha.qk_norm), self.steps.norms[name]
+        whole, heads = kind.endswith("_projection"), y.shape[-3]
+        y, e = (merge(x, "concat") if whole else x for x in (y, e))
+        n = y.shape[-1]
+        if kind.startswith("layer"):
+            rounded = self.gamma(n + 3) * (abs(y) + abs(y).mean(-1, keepdims=True))
+            e = e + e.mean(-1, keepdims=True) + rounded
+        unit, count = abs(own.unit), 1 if kind == "l2" else n
+        # Relative error of the divisor; twice covers the quotient, for errors below a half.
+        rho = np.minimum((unit * e).sum(-1, keepdims=True) / (count * own.size), 0.5)
+        rounding = self.gamma(n + 8) + self.unit.low.u
+        eu = 2 * (e / own.size + unit * rho) + rounding * unit
+        self.norm_errors[name] = eu, rho + rounding
+        w, b = (self._beside(f"norm_{name[0]}{x}") for x in ("", "_bias"))
+        size = unit if w is None else unit * abs(w)
+        size = size if b is None else size + abs(b)
+        ey = (eu if w is None else eu * abs(w)) + 2 * self.unit.low.times(2) * size
+        return split(ey, heads) if whole else ey
+
+    def _beside(self, name: str) -> Array | None:
+        w = self.steps.parameters.get(name)
+        return w if w is None or w.ndim == 1 else w[:, None, :]
+
+    def _normalised_backward(
+        self, name: str, dy: Array, e: Array, allowed: dict[str, Array]
+    ) -> tuple[Array, Array]:
+        """Return the gradient before a norm and its error; note those of its parameters."""
+        kind, own, w = (
+            str(self.mha.qk_norm),
+            self.steps.norms[name],
+            self._beside("norm_" + name[0]),
+        )
+        weight = self.steps.parameters.get("norm_" + name[0])
+        dx, _, _ = normalise_backward(dy, own, cast(Norm, kind), weight)
+        whole, heads = kind.endswith("_projection"), dy.shape[-3]
+        dy, e = (merge(x, "concat") if whole else x for x in (dy, e))
+        eu, rho = self.norm_errors[name]
+        unit, n = abs(own.unit), dy.shape[-1]
+        count = 1 if kind == "l2" else n
+        rounding = self.gamma(n + 8) + self.unit.low.times(2)
+        for more, of, own_error in (("", unit, eu), ("_bias", np.ones(1), np.zeros(1))):
+            if f"norm_{name[0]}{more}" in self.steps.parameters:
+                shape = self.steps.parameters[f"norm_{name[0]}{more}"].shape
+                wide = shape if len(shape) == 1 else (shape[0], 1, shape[1])
+                total = e * of + abs(dy) * own_error
+                rows = math.prod(dy.shape[:-1])
+                total = total + (self.gamma(rows + 3) + rounding) * abs(dy) * of
+                allowed[f"norm_{name[0]}{more}"] = sum_to(total, wide).reshape(shape)
+        g, eg = (abs(dy), e) if w is None else (abs(dy * w), e * abs(w))
+        along = (g * unit).sum(-1, keepdims=True) / count
+        ealong = (eg * unit + g * eu).sum(-1, keepdims=True) / count + rounding * along
+        edx = eg + eu * along + unit * ealong + rounding * (g + unit * along)
+        if kind.startswith("layer"):
+            edx = edx + eg.mean(-1, keepdims=True) + rounding * g.mean(-1, keepdims=True)
+        edx = edx / own.size
+        edx = split(edx, heads) if whole else edx
+        rho = rho[..., None, :, :] if whole else rho
+        return dx, edx + 2 * rho * abs(dx)
 
     @property
     def _kv_heads(self) -> int:
@@ -214,7 +311,13 @@ class MultiHeadBound:
             if f"bias_{letter}" in steps.parameters:
                 own = self._sum(grads[name][..., length[name], :], e[..., length[name], :], 2)
                 allowed[f"bias_{letter}"] = own.reshape(-1)
-            dy, edy = (merge(z[..., : length[name], :], "concat") for z in (grads[name], e))
+            dh, edh = (z[..., : length[name], :] for z in (grads[name], e))
+            if name in steps.turns:
+                back = steps.turns[name].inverse()
+                dh, edh = turn_array(dh, back, None), self._turned(name, dh, edh, back)
+            if name in steps.norms:
+                dh, edh = self._normalised_backward(name, dh, edh, allowed)
+            dy, edy = merge(dh, "concat"), merge(edh, "concat")
             x, w = steps.inputs[name], steps.parameters["w" + letter]
             allowed["w" + letter] = self.sum_of_rows(x, self.errors.get(name, 0.0), dy, edy)
             allowed["b" + letter] = self._sum(dy, edy)
@@ -234,6 +337,8 @@ class MultiHeadBound:
         g = dp - delta
         eds = ep * abs(g) + (p + ep) * (edp + edelta)
         ds = p * abs(g)
+        if (cap := self.attention.problem.softcap) is not None:  # of the slope: |(tanh²)′| < 1
+            eds = eds + (ds + eds) * np.minimum(2 * self.a / cap, 1)
         errors = {
             "query": self.scale * (eds @ self.k + (ds + eds) @ self.ek),
             "key": self.scale * (_t(eds) @ self.q + _t(ds + eds) @ self.eq),

@@ -147,7 +147,7 @@ class Sweep:
         return sample_on_device(
             self.trial.translate(recipe),
             self.device,
-            alignment=self.trial.conventions.causal,
+            alignment=self.trial.conventions.alignment,
             mask_true=self.trial.conventions.mask_true,
             dtype=torch.float64 if has_float64(self.device.type) else torch.float32,
         )
@@ -259,7 +259,7 @@ class Sweep:
         """Format the line to paste; `sample_on_device` is in npattn.testing.device.sampling."""
         arguments = [repr(self.trial.translate(recipe)), repr(str(self.device))]
         if self.trial.conventions.causal != "bottom_right":
-            arguments.append(f"alignment={self.trial.conventions.causal!r}")
+            arguments.append(f"alignment={self.trial.conventions.alignment!r}")
         if self.trial.conventions.mask_true != "attend":
             arguments.append(f"mask_true={self.trial.conventions.mask_true!r}")
         return f"sample_on_device({', '.join(arguments)})"

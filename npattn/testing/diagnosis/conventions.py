@@ -67,6 +67,7 @@ TEXTS = {
     "causal=bottom_right": (
         "causal and windows are aligned bottom-right: query t sees keys s ≤ t + S − T"
     ),
+    "causal=unless_masked": "causal holds where no mask is given, and the mask alone where one is",
     "empty_row=zero": "a query that sees nothing gives 0",
     "empty_row=nan": "a query that sees nothing gives NaN",
     "empty_row=mean": "a query that sees nothing gives the mean of all values",
@@ -141,7 +142,7 @@ def _list_changes(candidate: Candidate, declared: Conventions) -> dict[str, Any]
 def _changes(declared: Conventions) -> Iterator[tuple[str, Any]]:
     for field, values in (LEGAL | NUMBERS).items():
         for value in values:
-            if value != getattr(declared, field):
+            if value not in (getattr(declared, field), "unless_masked"):  # of modules
                 yield field, value
 
 
@@ -247,4 +248,4 @@ def _move_keys(problem: Problem, evidence: Evidence) -> tuple[Problem, Array | N
 
 def realign(problem: Problem, conventions: Conventions) -> Problem:
     """Return the problem with its diagonal where the conventions have it."""
-    return problem.replace(causal=bool(problem.causal), alignment=conventions.causal)
+    return problem.replace(causal=bool(problem.causal), alignment=conventions.alignment)

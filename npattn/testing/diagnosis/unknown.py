@@ -114,7 +114,7 @@ class Unknown:
 
     def problem(self, recipe: Recipe) -> Problem:
         """Return the problem of a recipe, its mask as the conventions known so far mean it."""
-        problem = recipe.problem(self.conventions.causal, self.conventions.mask_true)
+        problem = recipe.problem(self.conventions.alignment, self.conventions.mask_true)
         return self.trial.implementation.fit(problem)
 
     def kind(self, option: str) -> str | None:
@@ -201,7 +201,7 @@ class Unknown:
     ) -> tuple[Array, Array]:
         """Return the exact result under candidate conventions, and its tolerance."""
         trial = replace(self.trial, conventions=conventions, gradients=frozenset(), memo={})
-        problem = problem.replace(alignment=conventions.causal)
+        problem = problem.replace(alignment=conventions.alignment)
         cotangents = Cotangents(np.zeros((*problem.q.shape[:-1], problem.E)), None)
         exact, tolerance = trial.oracle(problem, cotangents)
         return exact[result], tolerance[result]

@@ -227,7 +227,7 @@ def _continue(own: Plain) -> Moved | str:
         return "takes no causal"
     if "T != S" not in trial.space.structure:
         return "takes no T ≠ S"
-    causal = problem.replace(causal=True, alignment=trial.conventions.causal)
+    causal = problem.replace(causal=True, alignment=trial.conventions.alignment)
     whole = Plain(trial, own.recipe, answer(trial, causal, own.answer.cotangents))
     last = trial.conventions.causal == "bottom_right"  # aligned with the same keys
     half = np.arange(problem.T // 2)

@@ -252,4 +252,4 @@ def _tolerance(
 
 def _align(size: Size, options: Options, slope: bool, conventions: Conventions) -> Problem:
     problem, _ = _make(size, options, slope)
-    return problem.replace(causal=bool(problem.causal), alignment=conventions.causal)
+    return problem.replace(causal=bool(problem.causal), alignment=conventions.alignment)

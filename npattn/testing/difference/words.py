@@ -27,6 +27,8 @@ TOPICS: dict[str, tuple[str, ...]] = {
 SENTENCES = {
     "causal=bottom_right": "the last query sees the last key: query t sees keys s ≤ t + S − T",
     "causal=top_left": "the first query sees the first key alone: query t sees keys s ≤ t",
+    "causal=unless_masked": "query t sees keys s ≤ t where no mask is given, and what a mask shows "
+    "where one is",
     "window=exclusive": "left counts the keys beside the query",
     "window=inclusive": "left counts the query too",
     "mask_true=attend": "True shows a key",

@@ -232,7 +232,7 @@ def compare_dump(
             )
     if conventions is None and dump.alignment is not None:
         conventions = Conventions(causal=dump.alignment)
-    alignment = None if conventions is None else conventions.causal
+    alignment = None if conventions is None else conventions.alignment
     call: dict[str, Any] = {**dump.arrays, **dump.options, **options}
     problem = Problem(**call, alignment=alignment)
     meaning = _Meaning(problem, conventions or Conventions(), rounding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -119,8 +119,8 @@ class Call:
         known = (*inputs, *(n for n, _ in masks), *WANTED)
         if more := [n for n, required in arguments.items() if required and n not in known]:
             raise OptionError(
-                f"{module.name} requires {', '.join(more)}, which is no input and no mask: wrap it "
-                "in a module that fills it in"
+                f"{module.name} requires {', '.join(more)}, which is no input and no mask: pass "
+                f"call=lambda m, x, mask: m(x, mask, {more[0]}=...)"
             )
         return cls(module, tuple(inputs), tuple(masks))
 
@@ -147,19 +147,13 @@ class Call:
             If it raises, or returns something else.
         """
         arrays: list[Array | None] = list(inputs[:3])
-        names = self.module.arguments()
         own = self.inputs
         if self.crosses and own[1] in CONTEXTS:
             arrays[2] = None
-            if inputs.key is None and not names[own[1]]:  # self-attention is the default
-                own = own[:1]
-        options: dict[str, Any] = {n: case.ask != "none" for n in WANTED if n in names}
-        if AVERAGE in names:
-            options[AVERAGE] = case.ask == "average"
-        if inputs.visible is not None and form is not None:
-            sizes = {"B": case.B, "T": case.T, "H": self.num_heads}
-            options[form.parameter] = form.array(inputs.visible, sizes, self.module.array_dtype)
-        first = self.module.batch_first
+            if inputs.key is None and not self.module.arguments()[own[1]]:
+                own = own[:1]  # self-attention is the default
+        options = self._options(case.ask, case.B, case.T, inputs.visible, form)
+        first = self.module.batch_first is not False
         given = {n: x if x is None or first else x.swapaxes(0, 1)
                  for n, x in zip(own, arrays, strict=False)}  # fmt: skip
         if first or cotangents is None:
@@ -171,6 +165,37 @@ class Call:
             return returned
         grads = {n: None if x is None else x.swapaxes(0, 1) for n, x in returned.inputs.items()}
         return Returned(returned.out.swapaxes(0, 1), returned.weights, grads, returned.parameters)
+
+    def _options(
+        self, ask: str, B: int, T: int, visible: Array | None, form: Form | None
+    ) -> dict[str, Any]:
+        """Return the flags that ask for weights, and the mask in its form."""
+        names = self.module.arguments()
+        options: dict[str, Any] = {n: ask != "none" for n in WANTED if n in names}
+        if AVERAGE in names:
+            options[AVERAGE] = ask == "average"
+        if visible is not None and form is not None:
+            sizes = {"B": B, "T": T, "H": self.num_heads}
+            options[form.parameter] = form.array(visible, sizes, self.module.array_dtype)
+        return options
+
+    def invoke(self, inputs: Sequence[Any], visible: Array | None, form: Form | None) -> Any:
+        """Return the output (B, T, C) for tensors, which autograd may follow.
+
+        Raises
+        ------
+        ResultError
+            If it returns something else.
+        """
+        B, T = inputs[0].shape[:2]
+        options = self._options(self.asks[-1], B, T, visible, form)
+        given = {n: self.module.framework.give(x) if isinstance(x, np.ndarray) else x
+                 for n, x in options.items()}  # fmt: skip
+        swap = self.module.batch_first is False
+        own = {n: x.transpose(0, 1) if swap else x
+               for n, x in zip(self.inputs, inputs, strict=False)}  # fmt: skip
+        out, _ = self.module.results(self.module.method(**own, **given))
+        return out.transpose(0, 1) if swap else out
 
 
 def _swap_axes(dout: Array, dweights: Array | None) -> tuple[Array, Array | None]:

@@ -11,6 +11,7 @@ import numpy as np
 from npattn.conventions import Conventions
 from npattn.errors import DtypeError, InternalError, OptionError, ShapeError
 from npattn.multihead import MultiHeadAttention
+from npattn.positions.attention import Rotary
 from npattn.problem.arrays import Array, to_numpy
 from npattn.problem.checks import check_integer
 from npattn.testing.adapters.base import ImplementationError
@@ -21,9 +22,12 @@ from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.causes import explain
+from npattn.testing.modules.function import judge_inside
 from npattn.testing.modules.judge import Judge
-from npattn.testing.modules.rules import RULES, SLOW, Rule
-from npattn.testing.modules.words import describe_roles
+from npattn.testing.modules.named import Named
+from npattn.testing.modules.plan import Inputs
+from npattn.testing.modules.rules import INSIDE, RULES, SLOW, Rule
+from npattn.testing.power import union
 from npattn.testing.reference.search import Search, write_replay
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
@@ -40,7 +44,12 @@ def check_module(
     *,
     roles: Mapping[str, str] | None = None,
     num_heads: int | None = None,
+    num_kv_heads: int | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    rotary: Rotary | float | None = None,
+    call: Callable[..., Any] | None = None,
     dtypes: Sequence[str] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     examples: int = 30,
@@ -49,6 +58,7 @@ def check_module(
     require: Iterable[str] | str = REQUIRED,
     must: Iterable[str] = (),
     expect: Mapping[str, str] | None = None,
+    accept: str | Iterable[str] = (),
     progress: Callable[[str, str, int, int], None] | None = None,
     spec: str | None = None,
 ) -> Report:
@@ -65,10 +75,21 @@ def check_module(
     roles : mapping, optional
         "wq", "wk", "wv", "wo", or packed "wqkv", "wkv" → name of the parameter or layer, where the
         name does not tell: ``{"wq": "to_q"}``.
-    num_heads : int, optional
-        Default: an attribute of `m`; else the number with which it fits.
+        Packed rows are said with their axes, ``{"wqkv": "qkv: 3 H D"}``; else as they fit.
+    num_heads, num_kv_heads : int, optional
+        Default: an attribute of `m`; else the numbers with which it fits.
     scale : float, optional
-        What it means to multiply q·k by. Default: 1/√D.
+        What it means to multiply q·k by. Default: by `m.config` or an attribute, else 1/√D.
+    softcap : float, optional
+        Default: an attribute of `m`.
+    window : (int or None, int or None), optional
+        Keys that a query sees beside its own, always. Default: an attribute of `m`.
+    rotary : npattn.positions.Rotary or float, optional
+        Turn of queries and keys inside, or its base. Default: `m.config` or an attribute; without
+        one the base is read and not checked.
+    call : callable, optional
+        ``call(m, x, mask)``, or ``(m, query, key, value, mask)``, which is called instead of `m`
+        and passes what else it needs.
     dtypes : sequence of str, optional
         Dtypes to convert it to; default: its own.
     sizes : mapping, optional
@@ -84,6 +105,8 @@ def check_module(
         Rules that have to apply, such as "mask"; if one does not, the report does not pass.
     expect : mapping, optional
         Expected failures with reasons, as of `npattn.testing.check`.
+    accept : str or iterable of str
+        Results that may be not judged, as "dW_k.bias": where no error of a factor 2 would be seen.
     progress : callable, optional
         Called with ``(dtype, rule, done, total)``.
     spec : str, optional
@@ -96,8 +119,8 @@ def check_module(
     Raises
     ------
     OptionError
-        If `m` is no module, has no readable projections, requires other arguments, cannot be
-        called, or another argument is not legal.
+        If `m` is no module, has no readable projections, requires other arguments without `call`,
+        cannot be called, or another argument is not legal.
     DtypeError
         If `dtypes` has another than float64, float32, float16 and bfloat16.
 
@@ -118,24 +141,38 @@ def check_module(
     must = tuple(_choose_rules(must))
     required = (*check_levels(require), *(rules if only is not None else ()))
     fields_of_sizes = _read_sizes(sizes or {})
+    named = Named(roles, num_heads, num_kv_heads, scale, softcap, window, rotary)
     outcomes: list[Outcome] = []
     causes: dict[str, Cause] = {}
     judges = []
     for dtype in dtypes or (None,):
-        module = TorchModule(m, dtype)
+        module = TorchModule(m, dtype, call)
         with module.computing(seed), np.errstate(**ERRORS):
-            judge = _begin(module, roles, num_heads, scale)
+            judge = _begin(module, named)
             judges.append(judge)
             failed: dict[str, tuple[Outcome, ModuleCase]] = {}
             for done, (name, rule) in enumerate(rules.items()):
-                asked = _Asked(judge, name, rule, spec, _call_text(roles, num_heads, scale, dtype))
+                if name == INSIDE:
+                    continue
+                asked = _Asked(judge, name, rule, spec, _call_text(named, dtype))
                 outcome, case = asked.search(fields_of_sizes, min(examples, rule.examples), seed)
                 outcomes.append(outcome)
                 if case is not None:
                     failed[name] = outcome, case
                 if progress is not None:
                     progress(module.dtype, name, done + 1, len(rules))
-            for cause in explain(judge, failed):
+            own = explain(judge, failed)
+            if INSIDE in rules:
+                inside, why = judge_inside(judge, examples, seed)
+                known = {rule for cause in own for rule in cause.rules}
+                left = tuple(o.id for o, _ in failed.values() if o.id not in known)
+                outcomes += inside.outcomes if inside else [_not_judged(judge, why)]
+                causes_inside = list(inside.causes if inside else ())
+                if causes_inside:
+                    first = causes_inside[0]
+                    causes_inside[0] = replace(first, rules=(*first.rules, *left))
+                own += causes_inside
+            for cause in own:
                 rules_before = causes[cause.text].rules if cause.text in causes else ()
                 causes[cause.text] = replace(cause, rules=(*rules_before, *cause.rules))
     applied = {o.rule for o in outcomes if o.status != "not applicable"}
@@ -150,7 +187,11 @@ def check_module(
         causes=tuple(causes.values()),
         refused=tuple(dict.fromkeys(line for judge in judges for line in judge.refused)),
         expected=asked_of(check_expected(expect or {}), RULES, outcomes),
-        missing=tuple(name for name in must if name not in applied),
+        missing=(
+            *(name for name in must if name not in applied),
+            *{f"agreement ({judge.unknown})": 0 for judge in judges if judge.is_unknown},
+        ),
+        accept=(accept,) if isinstance(accept, str) else tuple(accept),
     )
 
 
@@ -159,22 +200,23 @@ def replay(
     case: ModuleCase,
     rule: str = "agreement-output",
     *,
-    roles: Mapping[str, str] | None = None,
-    num_heads: int | None = None,
-    scale: float | None = None,
     dtype: str | None = None,
+    call: Callable[..., Any] | None = None,
+    **named: Any,
 ) -> tuple[Comparison, ...]:
     """Compare the results of a module for one case of a rule.
 
     Parameters
     ----------
-    m, roles, num_heads, scale
+    m, call
         As in `check_module`.
     case : ModuleCase
         As a report prints it.
     rule : str
     dtype : str, optional
         Default: that of the module.
+    **named
+        roles, num_heads, num_kv_heads, scale, softcap, window and rotary, as in `check_module`.
 
     Returns
     -------
@@ -187,9 +229,9 @@ def replay(
     ImplementationError
         If the module raises, or returns something else.
     """
-    module = TorchModule(m, dtype)
+    module = TorchModule(m, dtype, call)
     with module.computing(case.seed), np.errstate(**ERRORS):
-        return tuple(RULES[rule].compare(_begin(module, roles, num_heads, scale), case))
+        return tuple(RULES[rule].compare(_begin(module, Named(**named)), case))
 
 
 def compare_module(
@@ -203,6 +245,7 @@ def compare_module(
     scale: float | None = None,
     conventions: Conventions | None = None,
     dtype: Any = None,
+    **named: Any,
 ) -> tuple[Comparison, ...]:
     """Compare outputs that exist already, of a port say, with the exact ones of a module.
 
@@ -244,23 +287,39 @@ def compare_module(
     >>> [c.passed for c in compare_module(mha, x, mha.forward(x).out.astype(np.float32))]
     [True]
     """
-    plan_causal = False
+    plan = None
+    names: tuple[str, ...] = ("query", "key", "value")
     if not isinstance(m, MultiHeadAttention):
         module = TorchModule(m)
         with module.computing(0), np.errstate(**ERRORS):
-            judge = _begin(module, roles, num_heads, scale)
-        m, plan_causal = judge.plan.mha, judge.plan.causal
-        conventions = judge.plan.conventions if conventions is None else conventions
+            judge = _begin(module, Named(roles, num_heads, scale=scale, **named))
+        if judge.left_out:
+            raise OptionError(
+                f"m has {', '.join(judge.left_out)}, which no reference has: compare outputs of "
+                "a copy in which it is torch.nn.Identity()"
+            )
+        m, plan, names = judge.plan.mha, judge.plan, judge.call.inputs
     given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
+    given = {("query", "key", "value")[names.index(n)] if n in names else n: x
+             for n, x in given.items()}  # fmt: skip
+    if unknown := [n for n in given if n not in ("query", "key", "value")]:
+        raise OptionError(f"inputs has {unknown[0]!r}, must have {', '.join(names)}")
     arrays = {name: to_numpy(x) for name, x in given.items()}
+    if plan is not None and judge.module.batch_first is False:
+        arrays = {name: x.swapaxes(0, 1) for name, x in arrays.items()}
     got = dict(outputs) if isinstance(outputs, Mapping) else {"out": outputs}
     if unknown := [n for n in got if n not in ("out", "weights")]:
         raise OptionError(f"outputs has {unknown[0]!r}, must have out and weights")
-    options: dict[str, Any] = {"conventions": conventions, "scale": scale}
-    options |= {"causal": "top_left"} if plan_causal else {}
-    fwd = m.forward(**arrays, mask=mask, **options)
+    if plan is None:
+        fwd = m.forward(**arrays, mask=mask, conventions=conventions, scale=scale)
+    else:
+        plan = replace(plan, conventions=conventions or plan.conventions)
+        shown = None if mask is None else np.asarray(mask)
+        fwd = plan.forward(Inputs(arrays["query"], arrays.get("key"), arrays.get("value"), shown))
     allowed = multihead_tolerance(fwd, dtype or arrays["query"].dtype)
     exact = {"out": fwd.out, "weights": fwd.weights}
+    if plan is not None and judge.module.batch_first is False:
+        exact["out"], allowed["out"] = (x["out"].swapaxes(0, 1) for x in (exact, allowed))
     return tuple(
         compare_arrays(name, _fit(name, to_numpy(x), exact[name]), exact[name], allowed[name])
         for name, x in got.items()
@@ -295,6 +354,8 @@ class _Asked:
             self.name, self.rule.semantics, self.rule.about, self.judge.module.dtype,
             "not applicable", level=self.rule.level,
         )  # fmt: skip
+        if self.judge.is_unknown and self.rule.level != "conduct":
+            own = f"not judged: {self.judge.unknown}"
         if isinstance(own, str):
             return replace(outcome, message=own), None
         choices = FIELDS | {"S": self.judge.lengths} | dict(own)
@@ -305,7 +366,10 @@ class _Asked:
         search.run(choices, lambda values: ModuleCase(**values), examples, seed)
         outcome = replace(outcome, status="passed", examples=len(search.answers))
         if search.failure is None:
-            return replace(outcome, worst=max(search.worst.values(), default=0.0)), None
+            outcome = replace(outcome, worst=max(search.worst.values(), default=0.0))
+            powers = [{c.name: c.power for c in answer.comparisons if c.power is not None}
+                      for answer in search.answers.values()]  # fmt: skip
+            return (outcome.with_powers(union(powers)) if self.rule.has_power else outcome), None
         case, _, error = search.failure
         wrong = sorted(search.failure.wrong, key=lambda c: -c.ratio)
         # Results before gradients: a wrong output makes these wrong.
@@ -343,28 +407,28 @@ class _Asked:
         )
 
 
-def _call_text(
-    roles: Mapping[str, str] | None, heads: int | None, scale: float | None, dtype: str | None
-) -> str:
+def _call_text(named: Named, dtype: str | None) -> str:
     """Return the keywords of `replay` that are not at their default."""
-    given = {"roles": roles and dict(roles), "num_heads": heads, "scale": scale, "dtype": dtype}
+    given = {n: x for n, x in vars(named).items() if n != "notes"} | {"dtype": dtype}
     return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
 
 
-def _begin(
-    module: TorchModule,
-    roles: Mapping[str, str] | None,
-    num_heads: int | None,
-    scale: float | None,
-) -> Judge:
+def _begin(module: TorchModule, named: Named) -> Judge:
     """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
     try:
-        return Judge(module, roles, num_heads, scale)
+        return Judge(module, named)
     except ImplementationError as err:
         raise OptionError(
-            f"{module.name} could not be called on x (2, 5, C): {err}; a module with other inputs, "
-            "or that takes other lengths alone, needs one around it"
+            f"{module.name} could not be called on x (2, 5, C): {err}; pass "
+            "call=lambda m, x, mask: ... for a module with other inputs, or sizes= for one that "
+            "takes other lengths alone"
         ) from err
+
+
+def _not_judged(judge: Judge, why: str) -> Outcome:
+    rule = RULES[INSIDE]
+    return Outcome(INSIDE, rule.semantics, rule.about, judge.module.dtype, "not applicable",
+                   message=why, level=rule.level)  # fmt: skip
 
 
 # --- settings and report --------------------------------------------------------------------------
@@ -400,10 +464,14 @@ def _settings(judge: Judge) -> dict[str, Any]:
     default = Conventions()
     own = {f.name: getattr(judge.plan.conventions, f.name) for f in fields(Conventions)}
     masks = describe_forms(judge.call.forms) or "no mask"
-    causal = "; always causal" if judge.plan.causal else ""
+    causal = judge.plan.causal and (
+        "causal where no mask is given, the mask alone where one is"
+        if judge.plan.conventions.causal == "unless_masked" else "always causal"
+    )  # fmt: skip
+    parts = [*judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
     return {
         "conventions": {n: x for n, x in own.items() if x != getattr(default, n)},
-        "reads": f"{describe_roles(judge)}; {masks}{causal}",
+        "reads": "; ".join(parts),
     }
 
 

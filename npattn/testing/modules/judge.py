@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from npattn.conventions import Conventions
+from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
@@ -19,7 +20,9 @@ from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.comparison import Comparison, compare_result, compare_shape
 from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
-from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan
+from npattn.testing.modules.inside import SEEN, Inside, Traits, read_traits
+from npattn.testing.modules.named import Named
+from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan, unnamed
 from npattn.testing.modules.roles import Reading, find_roles
 
 EMPTY_ROWS = (
@@ -33,6 +36,13 @@ EMPTY_ROWS = (
 LENGTHS: tuple[Any, ...] = (1, 2, 3, 5, 7, 13)
 OWN_LENGTH: tuple[Any, ...] = ("T",)
 """Numbers of keys of their own: any, or that of queries."""
+OTHERS = [c for c in CHANGES if c.kind != "mask"]
+SCALES = [c for c in CHANGES if c.kind == "scale"]
+CHANGED = [
+    *((c,) for c in OTHERS),
+    *(p for p in itertools.combinations(OTHERS, 2) if p[0].kind != p[1].kind),
+]
+"""Changes to try, one and two at a time."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
 
 
@@ -57,33 +67,55 @@ class Judge:
         They do not, but without dropout they do.
     """
 
-    def __init__(
-        self,
-        module: TorchModule,
-        roles: Mapping[str, str] | None = None,
-        num_heads: int | None = None,
-        scale: float | None = None,
-    ) -> None:
+    def __init__(self, module: TorchModule, named: Named | None = None) -> None:
         self.module, self.call = module, Call.read(module)
-        self.flat, readings, self.unread = find_roles(module, roles, num_heads)
+        self.named = named or Named()
+        own = self.named.roles, self.named.num_heads, self.named.num_kv_heads
+        self.notes: list[str] = []
+        self.flat, readings, self.unread = find_roles(module, *own)
+        norms = {n.rpartition(".")[0] for n in self.unread if "norm" in module.holder(n).lower()}
+        self.left_out = sorted(norms)
+        if norms:
+            module.stack.enter_context(module.leaving_out(self.left_out))
+            self.notes.append(f"{', '.join(self.left_out)} not judged: replaced by the identity")
+            self.flat, readings, self.unread = find_roles(module, *own)
+        width = {n: readings[0].indices["w" + n].shape[0] for n in "qkv"}
+        if len(self.call.inputs) == 1 and len(set(width.values())) > 1:
+            raise OptionError(
+                f"{readings[0].name('wk')} takes {width['k']} channels, and queries come from "
+                f"{width['q']}: keys that are projected twice (latent, MLA) are not read; judge "
+                "the function of q, k and v inside with npattn.testing.check"
+            )
         self.values = self.flat.join(module.parameters())
         self.answers: dict[ModuleCase, tuple[Comparison, ...]] = {}
         self.refused: list[str] = []
         self.changes: list[Change] = []
+        self.unknown = ""
+        self.key_lengths: tuple[Any, ...] = ()
+        self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
-        self._learn(readings, scale)
+        self._learn(readings)
 
     # --- learn what it means ----------------------------------------------------------------------
 
-    def _learn(self, readings: Sequence[Reading], scale: float | None) -> None:
+    def _learn(self, readings: Sequence[Reading]) -> None:
         """Find the reading, steps that are replaced, forms of masks, and empty rows."""
+        self.named = self.named.completed(self.module, readings[0])
+        self.notes += self.named.notes
         plans = [
-            (reading, Plan(reading.build(self.values), causal=causal, scale=scale))
+            (reading, Plan(reading.build(self.values), causal=causal, scale=self.named.scale,
+                           softcap=self.named.softcap))
             for causal in (False, True)
             for reading in readings
-        ]
+        ]  # fmt: skip
         self.reading, self.plan = plans[0]
         self.call.num_heads = self.reading.num_heads
+        if self.module.batch_first is None:
+            self._learn_axes()
+        first = self.ask(self.probe)
+        self.module.returns_scores = first.weights is not None and bool((first.weights < 0).any())
+        if self.module.returns_scores:
+            self.notes.append("returns scores in place of weights: their softmax is compared")
         first = self.ask(self.probe)
         self.repeats = _same(first, self.ask(self.probe))
         self.dropout_stays = False
@@ -94,31 +126,119 @@ class Judge:
                 self.dropout_stays = _same(first, self.ask(self.probe))
             inputs = self.inputs(self.probe)
             self.returns_weights = first.weights is not None
-            found = next(self._explain(plans, inputs, first), None)
+            found = next(self._explain(plans, inputs, first, [()]), None)
+            own = readings if found is None else [found[0]]
+            found = next(self._read_positions(own, inputs, first), found)
+            found = found or next(self._explain(plans, inputs, first, CHANGED), None)
             self.is_known = found is not None
             if found is not None:
                 self.reading, self.plan, self.changes = found
+            elif self.declared is not None:
+                self.reading, self.plan = self.declared
             self.call.num_heads = self.reading.num_heads
             self._learn_lengths()
             self._learn_masks()
 
+    def _learn_axes(self) -> None:
+        """Find out whether inputs are (T, B, C): a sample does not change others, a token does."""
+        self.module.batch_first = True
+        case = replace(TRY, B=TRY.T)
+        inputs, before = self.inputs(case), self.ask(case)
+        reaches = []
+        for axis in (0, 1):
+            moved = [None if x is None else x.copy() for x in inputs[:3]]
+            for x in moved:
+                if x is not None:
+                    x[(slice(None),) * axis + (0,)] += 1
+            assert moved[0] is not None
+            after = self.call(case, Inputs(moved[0], moved[1], moved[2], None))
+            differs = (before.out != after.out) & ~np.isnan(after.out)
+            reaches.append(bool(np.moveaxis(differs, axis, 0)[1:].any()))
+        if reaches == [True, False]:
+            self.module.batch_first = False
+            self.notes.append("inputs are (T, B, C)")
+
     def _explain(
-        self, plans: Sequence[tuple[Reading, Plan]], inputs: Inputs, got: Returned
+        self,
+        plans: Sequence[tuple[Reading, Plan]],
+        inputs: Inputs,
+        got: Returned,
+        tried: Iterable[Sequence[Change]],
     ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
-        """Yield the plans that give a result: without changes, with one, with two."""
+        """Yield the plans that give a result with some of the changes that are tried."""
         plans = [x for x in plans if x[1].forward(inputs).out.shape == got.out.shape]
-        others = [c for c in CHANGES if c.kind != "mask"]
-        pairs = [p for p in itertools.combinations(others, 2) if p[0].kind != p[1].kind]
-        for changes in ([()], [(c,) for c in others], pairs):
+        for own in tried:
             for reading, plan in plans:
-                for own in changes:
-                    changed = apply(plan, own)
-                    if changed is not None and self._fits(changed, inputs, got):
-                        yield reading, plan, list(own)
+                changed = apply(plan, own)
+                if changed is not None and self._fits(changed, inputs, got):
+                    yield reading, plan, list(own)
+
+    # --- what selections show ---------------------------------------------------------------------
+
+    def inside(self, reading: Reading, plan: Plan) -> Inside:
+        """Return the module as a function; its weights are to be restored by `restoring`."""
+        call = self.call
+        needs = len(call.inputs) != 2 or call.module.arguments()[call.inputs[1]]
+        if not needs and not self.key_lengths:
+            call = replace(call, inputs=call.inputs[:1])
+        scale = reading_scale(reading) if plan.scale is None else plan.scale
+        return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope)
+
+    @contextmanager
+    def restoring(self, reading: Reading) -> Iterator[None]:
+        """Leave out norms of q and k for a while, and restore the weights at its end."""
+        own = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
+        indices = set(np.concatenate(own).tolist() if own else ())
+        norms = {n.rpartition(".")[0] for n in self.flat.shapes
+                 if indices.intersection(self.flat.index(n).ravel().tolist())}  # fmt: skip
+        try:
+            with self.module.leaving_out(sorted(norms)):
+                yield
+        finally:
+            self.module.write(self.flat.split(self.values))
+
+    def _read_positions(
+        self, readings: Sequence[Reading], inputs: Inputs, got: Returned
+    ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
+        """Yield plans with the windows, rotary positions and norms that probes show.
+
+        What no argument and no attribute names is a change: it explains, and does not excuse.
+        """
+        seen: dict[Any, Traits] = {}
+        for reading in readings:
+            plan = Plan(reading.build(self.values), scale=self.named.scale,
+                        softcap=self.named.softcap)  # fmt: skip
+            key = reading.num_heads, reading.num_kv_heads, reading.order
+            if key not in seen:
+                try:
+                    with self.restoring(reading):
+                        seen[key] = read_traits(self.inside(reading, plan))
+                except ImplementationError:
+                    seen[key] = Traits()  # it does not take a probe: another reading may
+            traits = seen[key]
+            self.unknown = self.unknown or traits.unknown
+            plan = replace(plan, causal=traits.causal)
+            rope, note = self.named.rope_of(traits.rotary)
+            window, words = self.named.window_of(traits.window)
+            declared = replace(plan, rope=rope, window=window)
+            self.declared = self.declared or (reading, declared)
+            shown: dict[str, Any] = {"window": traits.window, "rope": traits.rotary}
+            shown["scale"] = traits.scale or None
+            shown = {n: x for n, x in shown.items() if x != getattr(declared, n)}
+            for names in itertools.chain.from_iterable(
+                itertools.combinations(shown, n) for n in range(len(shown) + 1)
+            ):
+                own = {n: shown[n] for n in names}
+                for change in SCALES if names == ("scale",) else ():  # a mistake that has a name
+                    known = change.apply(declared)
+                    if known is not None and self._fits(known, inputs, got):
+                        yield reading, declared, [change]
+                if self._fits(replace(declared, **own), inputs, got):
+                    self.notes += [x for x in (note, words) if x]
+                    yield reading, declared, [unnamed(own)] if own else []
 
     def _learn_lengths(self) -> None:
         """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
-        self.key_lengths: tuple[Any, ...] = ()
         for lengths, words in ((LENGTHS, "S ≠ T"), (OWN_LENGTH, "keys of their own")):
             if not self.call.crosses or self.key_lengths:
                 return
@@ -132,6 +252,7 @@ class Judge:
         """Find the forms in which it takes a mask, and what an empty row gives."""
         case = replace(self.probe, mask="random")
         plan = self.own_plan
+        alone = replace(plan, conventions=replace(plan.conventions, causal="unless_masked"))
         for parameter, shapes in self.call.masks:
             errors, answers = [], []
             for kind, shape in itertools.product(KINDS, shapes):
@@ -141,7 +262,12 @@ class Judge:
                     answers.append((form, self.ask(case, form)))
                 except ImplementationError as err:
                     errors.append(f"{form}: {err}")
-            known = [f for f, got in answers if self._fits(plan, self.inputs(case, f), got)]
+            fits = self._fits_masked if self.is_known else self._shows
+            known = [f for f, got in answers if fits(plan, case, f, got)]
+            if plan.causal and not known:
+                known = [f for f, got in answers if fits(alone, case, f, got)]
+                if known:
+                    plan, self.plan = alone, replace(self.plan, conventions=alone.conventions)
             for change in [c for c in CHANGES if c.kind == "mask"]:
                 changed = apply(plan, (change,))
                 if known or changed is None:
@@ -151,8 +277,45 @@ class Judge:
             if not known and answers:
                 known = [answers[0][0]]
             self.call.forms += known + self._suspect_forms(known, answers)
-            self.refused += [] if answers else [f"{parameter}: {errors[0]}"]
+            if not answers:
+                self.refused.append(f"{parameter}: {errors[0]}")
+                self.call.forms += self._forms_of_float32(parameter, shapes)
         self._learn_empty_rows()
+
+    def _fits_masked(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
+        return self._fits(plan, self.inputs(case, form), got)
+
+    def _shows(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
+        """Return True if equal scores show the keys that a plan does, whatever else is wrong."""
+        inputs = self.inputs(case, form)
+        zeros, shown = np.zeros((case.B, 1)), plan.visible(inputs)
+        try:
+            with self.restoring(self.reading):
+                P = self.inside(self.reading, plan).weights(
+                    (0,), zeros, zeros, case.T, visible=inputs.visible, form=form
+                )
+        except ImplementationError:
+            return False
+        expected = np.broadcast_to(np.asarray(shown), (case.B, 1, case.T, case.T))[:, 0]
+        return np.array_equal(np.nan_to_num(P) > SEEN, expected)
+
+    def _forms_of_float32(self, parameter: str, shapes: Sequence[str]) -> list[Form]:
+        """Return a form that the module takes in float32, if all raise in a narrower dtype."""
+        if self.module.dtype not in ("float16", "bfloat16"):
+            return []
+        call = replace(self.call, module=self.module.copy("float32"))
+        case = replace(self.probe, mask="random")
+        for kind, shape in itertools.product(KINDS, shapes):
+            form = Form(parameter, kind, shape)
+            inputs = self.inputs(case, form)
+            query, *others = (None if x is None else x.astype(np.float32) for x in inputs[:3])
+            assert query is not None
+            try:
+                call(case, Inputs(query, others[0], others[1], inputs.visible), None, form)
+            except ImplementationError:
+                continue
+            return [form]
+        return []
 
     def _suspect_forms(
         self, known: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
@@ -188,10 +351,21 @@ class Judge:
             self.refused.append(f"a query that sees nothing: {err}")
             return
         for conventions in EMPTY_ROWS:
+            conventions = replace(conventions, causal=self.plan.conventions.causal)
             plan = replace(self.own_plan, conventions=conventions)
             if self._fits(plan, self.inputs(case, form), got, finite=True):
                 self.plan = replace(self.plan, conventions=conventions)
                 return
+
+    @property
+    def appends(self) -> bool:
+        """True if it has keys of its own."""
+        return self.reading.add_zero_attn or "bias_k" in self.reading.indices
+
+    @property
+    def is_unknown(self) -> bool:
+        """True if the reference does not fit, and a probe shows something that it does not know."""
+        return not self.is_known and bool(self.unknown)
 
     @property
     def own_plan(self) -> Plan:
@@ -261,7 +435,12 @@ class Judge:
 
         def cotangents(out: Array, weights: Array | None) -> tuple[Array, Array | None]:
             dout, dweights = np.asarray(rng.standard_normal(out.shape), dtype), None
-            if weights is not None and weights.shape in _weight_shapes(fwd.weights.shape):
+            scores = self.module.returns_scores
+            if (
+                weights is not None
+                and not scores
+                and weights.shape in _weight_shapes(fwd.weights.shape)
+            ):
                 dweights = np.asarray(rng.standard_normal(weights.shape), dtype)
             given.extend((dout, dweights))
             return dout, dweights
@@ -355,7 +534,10 @@ class Judge:
             for (name, x), role in zip(got.inputs.items(), ("query", "key", "value"), strict=False)
             if x is not None
         }
-        want = self.flat.split(self.reading.scatter(exact.values, self.flat.size))
+        plan, values = self.plan, dict(exact.values)
+        if plan.rope is None and not plan.mha.qk_norm and not self.appends and "bk" in values:
+            values["bk"] = 0 * values["bk"]  # one term for all keys moves no weight
+        want = self.flat.split(self.reading.scatter(values, self.flat.size))
         allowed = self.flat.split(self.reading.scatter(exact.allowed, self.flat.size))
         parameters = {n: g for n, g in got.parameters.items() if n not in self.unread}
         return pairs | {f"d{n}": (g, want[n], allowed[n]) for n, g in parameters.items()}
@@ -382,6 +564,11 @@ def compare_forward(got: Returned, exact: Exact, dtype: Any) -> tuple[Comparison
             p = p.mean(-3)
         found.append(compare_result("weights", got.weights, p, e))
     return tuple(found)
+
+
+def reading_scale(reading: Reading) -> float:
+    """Return 1/√D."""
+    return float((reading.indices["wq"].shape[1] // reading.num_heads) ** -0.5)
 
 
 def apply(plan: Plan, changes: Sequence[Change]) -> Plan | None:

@@ -13,6 +13,7 @@ from npattn.conventions import Conventions
 from npattn.multihead import MultiHeadAttention
 from npattn.multihead.multihead import MultiHeadForward
 from npattn.multihead.projections import linear, merge, split
+from npattn.positions.attention import Rotary
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.multihead import MultiHeadBound, multihead_tolerance
 
@@ -46,6 +47,11 @@ class Plan:
         It hides later keys without being told.
     scale : float or None
         None: 1/√D.
+    window : (int or None, int or None), optional
+        Keys that a query sees beside its own, always.
+    softcap : float, optional
+    rope : Rotary, optional
+        Turn of queries and keys.
     mask : {"before", "after", "ignored", "added"}
         "after": the mask multiplies the weights. "added": 1 is added to the scores of visible keys.
     softmax : {"keys", "queries"}
@@ -59,27 +65,37 @@ class Plan:
     conventions: Conventions = field(default_factory=Conventions)
     causal: bool = False
     scale: float | None = None
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    rope: Rotary | None = None
     mask: Literal["before", "after", "ignored", "added"] = "before"
     softmax: Literal["keys", "queries"] = "keys"
     split: Literal["axis", "reshape"] = "axis"
     residual: bool = False
 
     def visible(self, inputs: Inputs) -> Array | None:
-        """Return what queries may see, causal included."""
-        if not self.causal:
-            return inputs.visible
-        T, S = (
-            inputs.query.shape[-2],
-            (inputs.query if inputs.key is None else inputs.key).shape[-2],
-        )
-        causal = np.tri(T, S, dtype=bool)
-        return causal if inputs.visible is None else inputs.visible & causal
+        """Return what queries may see, causal and window included."""
+        visible = inputs.visible
+        key = inputs.query if inputs.key is None else inputs.key
+        offset = np.arange(key.shape[-2]) - np.arange(inputs.query.shape[-2])[:, None]
+        left, right = self.window or (None, None)
+        if self.causal and (self.conventions.causal != "unless_masked" or visible is None):
+            right = 0
+        for hidden in (None if left is None else offset < -left,
+                       None if right is None else offset > right):  # fmt: skip
+            if hidden is not None:
+                visible = ~hidden if visible is None else visible & ~hidden
+        return visible
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `MultiHeadAttention.forward`, but for the mask."""
+        names = ("scale", "softcap", "rope", "conventions")
+        return {n: getattr(self, n) for n in names}
 
     def forward(self, inputs: Inputs) -> MultiHeadForward:
         """Return the forward of the reference: of a plan without a replaced step."""
-        return self.mha.forward(
-            *inputs[:3], self.visible(inputs), scale=self.scale, conventions=self.conventions
-        )
+        return self.mha.forward(*inputs[:3], self.visible(inputs), **self.options)
 
     def gradients(self, inputs: Inputs, dtype: Any, dout: Array, dweights: Array | None) -> Exact:
         """Return results and gradients of the reference, by the names of `MultiHeadGradients`."""
@@ -117,17 +133,18 @@ class Plan:
         visible = self.visible(inputs)
         if self.split == "reshape":
             mha, arrays, errors = self._rearrange(inputs, dtype)
-        options: dict[str, Any] = {"scale": self.scale, "conventions": self.conventions}
+        options = self.options
         multiplied = None
+        shown = inputs.visible
         if kept is not None:
             options |= {"dropout_mask": kept[0], "dropout_rate": kept[1]}
-        if self.mask != "before" and visible is not None:
+        if self.mask != "before" and shown is not None:
             if self.mask == "after":
-                multiplied = visible
-                options |= {"dropout_mask": visible, "dropout_rate": 0.0}
+                multiplied = shown
+                options |= {"dropout_mask": shown, "dropout_rate": 0.0}
             if self.mask == "added":
-                options["bias"] = visible.astype(float)
-            visible = None
+                options["bias"] = shown.astype(float)
+            visible = self.visible(inputs._replace(visible=None))
         fwd = mha.forward(**arrays, mask=visible, **options)
         allowed = multihead_tolerance(fwd, dtype, errors=errors, mixed=mixed)
         values = {"out": fwd.out, "weights": fwd.weights}
@@ -207,6 +224,23 @@ class Change(NamedTuple):
     apply: Callable[[Plan], Plan | None]
 
 
+def unnamed(shown: dict[str, Any]) -> Change:
+    """Return a window, positions or a scale that neither an argument nor an attribute names."""
+    texts, cures = [], []
+    if (window := shown.get("window")) is not None:
+        texts.append("keys outside a window are hidden")
+        cures.append(f"window={window}")
+    if (rope := shown.get("rope")) is not None:
+        texts.append("rotary positions have another base")
+        cures.append(f"rotary={rope.base:g}")
+    if (scale := shown.get("scale")) is not None:
+        texts.append("scores have another scale than 1/√D")
+        cures.append(f"scale={scale:.9g}")
+    text = f"{' and '.join(texts)}, as nothing names: passes with {', '.join(cures)}"
+    return Change(text, "visible" if "window" in shown else "s", "everywhere", "", "option",
+                  lambda plan: replace(plan, **shown))  # fmt: skip
+
+
 def _scale_by(factor: Callable[[int, int], float]) -> Callable[[Plan], Plan | None]:
     """Replace the scale by a function of D and H."""
 
@@ -258,7 +292,8 @@ def _add_query(plan: Plan) -> Plan | None:
 def _normalise_queries(plan: Plan) -> Plan | None:
     mha = plan.mha
     shared = mha.num_kv_heads != mha.num_heads or mha.bias_k is not None or mha.add_zero_attn
-    return None if shared or plan.split != "axis" else replace(plan, softmax="queries")
+    others = plan.split != "axis" or plan.rope is not None or mha.qk_norm is not None
+    return None if shared or others else replace(plan, softmax="queries")
 
 
 def _projection(whose: str, by: str) -> Change:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,17 @@ NOISE = re.compile(
     r"^(w|weights?|bias|proj|projection|linear|lin|layer|to|fc|dense|attn|attention|self|net|mha|"
     r"transform|matrix|mat|kernel|heads?|embed|b|\d+)$"
 )
+OTHER_PARTS = re.compile(r"(^|\.)(mlp|ffn?|feed_?forward|c_fc)(\.|_|$)")
+"""Parts of a block that are not attention."""
 OUTPUTS = {"proj", "projection", "dense", "fc", "linear"}
 """Words of a layer that has no other word: the projection of the output."""
 HEADS = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads", "nheads", "h",
          "num_head", "head_num", "n_h")  # fmt: skip
-KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_kv_head", "kv_heads")
+KV_HEADS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_kv_head", "kv_heads",
+            "n_query_groups", "num_groups", "kv_head")  # fmt: skip
+NORM = re.compile(r"(^|_)(norm|ln|layernorm|rmsnorm|rms)(_|$)")
+ORDERS = {"3 H D": "qkv", "2 H D": "qkv", "H 3 D": "per_head", "H 2 D": "per_head"}
+"""Axes of packed rows, as roles= may say them: ``"qkv: 3 H D"`` → order of the reading."""
 EXPLICIT = {"wq": "q", "wk": "k", "wv": "v", "wo": "o", "wqkv": "qkv", "wkv": "kv"}
 """Keys of ``roles=`` → projections."""
 
@@ -64,10 +70,17 @@ class Reading:
     names: Mapping[str, str]
     order: str = ""
     add_zero_attn: bool = False
+    norm: str = ""
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0
 
     def build(self, flat: Array) -> MultiHeadAttention:
         """Return the reference with the weights of a flat vector."""
         own: dict[str, Any] = {name: flat[index] for name, index in self.indices.items()}
+        for name in ("norm_q", "norm_k") if self.norm_offset else ():
+            own[name] = own[name].astype(float) + self.norm_offset
+        if self.norm:
+            own |= {"qk_norm": self.norm, "norm_eps": self.norm_eps}
         return MultiHeadAttention(
             **own,
             num_heads=self.num_heads,
@@ -105,7 +118,10 @@ class Reading:
             "per_head": ", packed per head [q | k | v]",
         }
         heads = "1 head" if self.num_heads == 1 else f"{self.num_heads} heads"
-        return f"{own}{packed[self.order]}; {heads} of {D}{kv}"
+        kind = self.norm.replace("_projection", " of all heads together")
+        norm = f"; {kind} norm of q and k, eps {self.norm_eps:g}" if self.norm else ""
+        norm += ", weight + 1" if self.norm_offset else ""
+        return f"{own}{packed[self.order]}; {heads} of {D}{kv}{norm}"
 
 
 class Flat:
@@ -145,8 +161,9 @@ def find_projection(name: str) -> str:
     >>> [find_projection(name) for name in names]
     ['q', 'o', 'qkv', '']
     """
-    parts = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split(".")
-    if parts[-1] in ("bias_k", "bias_v"):  # keys and values, not terms
+    plain = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+    parts = plain.split(".")
+    if parts[-1] in ("bias_k", "bias_v") or OTHER_PARTS.search(plain):  # keys, values; no terms
         return ""
     for part in reversed(parts):
         tokens = part.split("_")
@@ -159,7 +176,10 @@ def find_projection(name: str) -> str:
 
 
 def find_roles(
-    module: TorchModule, roles: Mapping[str, str] | None, num_heads: int | None
+    module: TorchModule,
+    roles: Mapping[str, str] | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
 ) -> tuple[Flat, list[Reading], list[str]]:
     """Return the readings of a module, the likeliest first, and the parameters in none.
 
@@ -168,8 +188,8 @@ def find_roles(
     module : TorchModule
     roles : mapping, optional
         "wq", "wk", "wv", "wo", "wqkv" or "wkv" → name of a parameter, or of what holds it.
-    num_heads : int, optional
-        Default: an attribute; else every number that divides the width.
+    num_heads, num_kv_heads : int, optional
+        Default: an attribute; else every number that fits the widths.
 
     Raises
     ------
@@ -179,7 +199,7 @@ def find_roles(
     """
     flat = Flat(module.parameters())
     found: dict[str, list[str]] = {}
-    given = _read_roles(roles or {}, flat)
+    given, said = _read_roles(roles or {}, flat)
     for name in flat.shapes:
         by_name = find_projection(name)
         projection = given.get(name, "" if by_name in given.values() else by_name)
@@ -191,13 +211,17 @@ def find_roles(
     if missing := sorted(kinds - weights):
         raise OptionError(
             f"found no projection {', '.join('w' + x for x in missing)} among the parameters "
-            f"{', '.join(flat.shapes)}: pass roles={{'w{missing[0]}': 'NAME'}}"
+            f"{', '.join(flat.shapes)}: pass roles={{'w{missing[0]}': 'NAME'}}; keys that are "
+            "projected twice (latent, MLA) are judged as a function of q, k and v with "
+            "npattn.testing.check"
         )
-    heads, kv = module.attribute(HEADS), module.attribute(KV_HEADS)
+    heads = num_heads or module.attribute(HEADS)
+    kv = num_kv_heads or module.attribute(KV_HEADS)
     readings: list[Reading] = []
     errors: list[str] = []
-    for turned, order in itertools.product((True, False), ("qkv", "per_head")):
-        for reading in _read(module, flat, found, turned, order, num_heads or heads, kv):
+    orders = (said,) if said else ("qkv", "per_head")
+    for turned, order in itertools.product((True, False), orders):
+        for reading in _read(module, flat, found, turned, order, heads, kv):
             try:
                 reading.build(np.zeros(flat.size))
             except NpattnError as err:
@@ -206,17 +230,56 @@ def find_roles(
             if not any(_same(reading, other) for other in readings):
                 readings.append(reading)
     if not readings:
-        cure = "" if num_heads else ": pass num_heads="
-        why = errors[0] if errors else "no number of heads is known"
-        raise OptionError(f"the parameters of m are not those of attention ({why}){cure}")
+        why = errors[0] if errors else (
+            f"widths of {', '.join(n for own in found.values() for n in own)} do not fit "
+            f"{heads or 'any number of'} heads and {kv or 'any number'} of keys"
+        )  # fmt: skip
+        raise OptionError(
+            f"the parameters of m are not read as those of attention ({why}): pass num_heads= and "
+            "num_kv_heads=, or judge the function of q, k and v inside with npattn.testing.check"
+        )
+    readings = [x for one in readings for x in _with_norms(module, flat, one)]
     unread = set(range(flat.size)) - set(readings[0].unit.tolist())
     return flat, readings, [n for n in flat.shapes if set(flat.index(n).ravel().tolist()) <= unread]
 
 
-def _read_roles(roles: Mapping[str, str], flat: Flat) -> dict[str, str]:
-    """Return the projection of each parameter that ``roles=`` names."""
+def _with_norms(module: TorchModule, flat: Flat, reading: Reading) -> Iterator[Reading]:
+    """Yield the reading with each meaning that norms of q and k may have; itself without any."""
+    own: dict[str, str] = {}
+    for name in flat.shapes:
+        *_, layer, last = ("", *name.lower().split("."))
+        words = set(re.split(r"_|(?<=[qk])(?=norm|ln)", layer if layer else last))
+        for letter in ("q", "k"):
+            if NORM.search("_".join(words)) and words & {
+                letter,
+                {"q": "query", "k": "key"}[letter],
+            }:
+                own[f"norm_{letter}{'_bias' if last == 'bias' else ''}"] = name
+    H, K = reading.num_heads, reading.num_kv_heads
+    D = reading.indices["wq"].shape[1] // H
+    width = flat.shapes[own["norm_q"]] if {"norm_q", "norm_k"} <= own.keys() else ()
+    if width not in ((D,), (H * D,)):
+        yield reading
+        return
+    indices = {**reading.indices, **{n: flat.index(name) for n, name in own.items()}}
+    holder = module.owner.get_submodule(own["norm_q"].rpartition(".")[0])
+    eps = next((float(x) for n in ("eps", "variance_epsilon") if (x := getattr(holder, n, None))),
+               1e-6)  # fmt: skip
+    whole = "_projection" if width != (D,) or (D == H * D and K != H) else ""
+    kinds = [("rms", 0.0), ("rms", 1.0), ("layer", 0.0)]
+    for kind, offset in kinds[2:] if "norm_q_bias" in own else kinds:
+        yield replace(reading, indices=indices, norm=kind + whole, norm_eps=eps, norm_offset=offset)
+
+
+def _read_roles(roles: Mapping[str, str], flat: Flat) -> tuple[dict[str, str], str]:
+    """Return the projection of each parameter that ``roles=`` names, and the order it says."""
     given: dict[str, str] = {}
-    for role, holder in roles.items():
+    order = ""
+    for role, text in roles.items():
+        holder, _, axes = text.partition(":")
+        if axes and " ".join(axes.split()) not in ORDERS:
+            raise OptionError(f"roles[{role!r}] has axes {axes!r}, must be one of {[*ORDERS]}")
+        order = ORDERS[" ".join(axes.split())] if axes else order
         if role not in EXPLICIT:
             raise OptionError(f"roles has {role!r}, must have {', '.join(EXPLICIT)}")
         own = [n for n in flat.shapes if n == holder or n.startswith(f"{holder}.")]
@@ -225,7 +288,7 @@ def _read_roles(roles: Mapping[str, str], flat: Flat) -> dict[str, str]:
                 f"roles[{role!r}] is {holder!r}, must name one of {', '.join(flat.shapes)}"
             )
         given |= dict.fromkeys(own, EXPLICIT[role])
-    return given
+    return given, order
 
 
 def _same(one: Reading, other: Reading) -> bool:
@@ -265,22 +328,43 @@ def _read(
         if heads is None and len(weights) > 1:
             heads = len(weights)
     packed = order if {"wqkv", "wkv"}.intersection(matrices) else ""
-    width = matrices["wq"].shape[1] if "wq" in matrices else matrices["wqkv"].shape[1] // 3
-    counts = [heads] if heads else [n for n in range(1, width + 1) if width % n == 0]
-    for H in counts:
-        K = kv_heads or H
+    counts = _count_heads(matrices, heads, kv_heads)
+    if heads and matrices.get("wq", np.zeros((1, heads))).shape[1] % heads:
+        raise OptionError(f"num_heads is {heads}, must divide the width {matrices['wq'].shape[1]}")
+    for H, K in counts:
         indices = _unpack(dict(matrices), H, K, packed or "qkv")
         if indices is None:
             continue
         for name in ("bias_k", "bias_v"):
             if name in flat.shapes:
                 indices[name] = flat.index(name).ravel()
-        if indices["wq"].shape[1] % H:
-            raise OptionError(f"num_heads is {H}, must divide the width {indices['wq'].shape[1]}")
         D = indices["wq"].shape[1] // H
         K = indices["wk"].shape[1] // D
         zero = bool(getattr(module.owner, "add_zero_attn", False))
         yield Reading(indices, H, max(K, 1), names, packed, zero)
+
+
+def _count_heads(
+    matrices: Mapping[str, Array], heads: int | None, kv_heads: int | None
+) -> list[tuple[int, int]]:
+    """Return numbers of query heads and of key/value heads that fit the widths.
+
+    Where all three are packed the output projection, if there is one, has the width of the queries.
+    """
+    if "wqkv" not in matrices:
+        width = matrices["wq"].shape[1]
+        numbers = [heads] if heads else [n for n in range(1, width + 1) if width % n == 0]
+        return [(H, kv_heads or H) for H in numbers]
+    packed = matrices["wqkv"].shape[1]
+    width = matrices["wo"].shape[0] if "wo" in matrices else packed // 3
+    found = []
+    for H in [heads] if heads else [n for n in range(1, width + 1) if width % n == 0]:
+        K = kv_heads or (max(packed - width, 0) * H // (2 * width) if width % H == 0 else 0)
+        if K and H % K == 0 and width % H == 0 and (H + 2 * K) * (width // H) == packed:
+            found.append((H, K))
+        elif not kv_heads:
+            found.append((H, H))
+    return found
 
 
 def _matrix(module: TorchModule, flat: Flat, name: str, turned: bool) -> Array:

@@ -43,6 +43,11 @@ class Rule(NamedTuple):
     compare: Callable[[Judge, ModuleCase], Sequence[Comparison]]
     examples: int = 1000
 
+    @property
+    def has_power(self) -> bool:
+        """True if its results must be judged so sharply that twice the result would be seen."""
+        return self.about.startswith(("the output", "returned weights", "gradients"))
+
 
 # --- agreement ------------------------------------------------------------------------------------
 
@@ -98,7 +103,8 @@ def _with_mask(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
 
 
 def _empty_row(judge: Judge) -> Fields | str:
-    if judge.plan.causal or not judge.call.forms:
+    replaced = judge.plan.conventions.causal == "unless_masked"
+    if (judge.plan.causal and not replaced) or not judge.call.forms:
         return "it takes no mask" if not judge.call.forms else "it is always causal"
     return {"mask": ("empty",), "form": range(len(judge.call.forms)), "recorded": (False,)}
 
@@ -130,6 +136,8 @@ def _in_float32(judge: Judge) -> Fields | str:
     return {"recorded": (False,)}
 
 
+INSIDE = "inside"
+"""The rules of functions, of the module as one: ``inside-agreement-o``."""
 RULES: dict[str, Rule] = {
     "agreement-output": Rule(
         "the output is that of the exact module with its weights", "1, 8, 10", "values",
@@ -180,6 +188,9 @@ RULES: dict[str, Rule] = {
         lambda judge: {"recorded": (False,)},
         lambda judge, case: _differ(
             "after a round trip of its state dict", *judge.ask_restored(case)), 5),
+    INSIDE: Rule(
+        "with projections that select channels it is attention of q, k and v, by every rule of "
+        "functions", "1-13", "values", lambda judge: {}, Judge.compare),
     "compile": Rule(
         "what torch.compile makes of the module has its results and gradients", "1, 13", "values",
         lambda judge: {"B": (2,), "T": (5,)}, Judge.compare_compiled, 4),

@@ -176,7 +176,7 @@ def recipe_line(recipe: Recipe, trial: Trial, problem: Problem | None) -> str:
     """
     kwargs = []
     if trial.conventions.causal != "bottom_right":
-        kwargs.append(f"alignment={trial.conventions.causal!r}")
+        kwargs.append(f"alignment={trial.conventions.alignment!r}")
     if trial.conventions.mask_true != "attend":
         kwargs.append(f"mask_true={trial.conventions.mask_true!r}")
     line = f"{trial.translate(recipe)!r}.problem({', '.join(kwargs)})"

@@ -127,7 +127,7 @@ dropout_rate, conventions
         sinks=cast(Any, sinks),
         dropout_mask=dropout_mask,
         dropout_rate=dropout_rate,
-        alignment=None if explicit is None else explicit.causal,
+        alignment=None if explicit is None else explicit.alignment,
     )
     evaluation = SampledRows(
         problem,

@@ -1,5 +1,7 @@
 """A torch module in NumPy arrays: a copy, its parameters, modes, dropout and gradients."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -19,10 +21,29 @@ def test_a_copy_is_judged_in_evaluation():
     judged = TorchModule(m)
     assert m.training
     assert not judged.owner.training
-    with judged.replacing({"W_q.bias": np.full(15, 3, np.float32)}):
-        assert (judged.parameters()["W_q.bias"] == 3).all()
-        assert not (m.W_q.bias == 3).any()
-    assert np.array_equal(judged.parameters()["W_q.bias"], m.W_q.bias.detach().numpy())
+    judged.write({"W_q.bias": np.full(15, 3, np.float32)})
+    assert (judged.parameters()["W_q.bias"] == 3).all()
+    assert not (m.W_q.bias == 3).any()
+
+
+def test_a_module_that_cannot_be_copied_is_restored_after_an_interrupt():
+    m = lessons.Notebook().train()
+    m.lock = threading.Lock()
+    m.W_k.weight.requires_grad_(False)
+    before = {n: x.clone() for n, x in m.state_dict().items()}
+    judged = TorchModule(m, "float64")
+    assert judged.owner is m
+
+    def interrupt():
+        with judged.computing(0):
+            judged.write({"W_q.bias": np.full(15, 3)})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert m.training
+    assert not m.W_k.weight.requires_grad
+    assert all(torch.equal(x, before[n]) for n, x in m.state_dict().items())
 
 
 def test_another_dtype_is_that_of_the_copy():

@@ -1,5 +1,7 @@
 """Bounds of multi-head attention hold for torch, see mistakes, and follow errors of inputs."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -181,7 +183,29 @@ def test_scores_that_move_by_more_than_all_leave_the_range_of_the_values():
     assert (allowed["weights"] >= 1).any()
 
 
-def test_norms_have_no_bound_yet():
-    mha = npattn.MultiHeadAttention.init(IN, 3, head_size=D, seed=1, qk_norm="rms")
-    with pytest.raises(OptionError, match="norms, a gate or rotary positions"):
-        multihead_tolerance(mha.forward(np.ones((T, IN))), "float32")
+def test_gates_have_no_bound_yet():
+    mha = npattn.MultiHeadAttention.init(IN, 3, head_size=D, seed=1)
+    gated = dataclasses.replace(mha, wg=np.ones(mha.wq.shape))
+    with pytest.raises(OptionError, match="a gate"):
+        multihead_tolerance(gated.forward(np.ones((T, IN))), "float32")
+
+
+@pytest.mark.parametrize("kind", [None, "rms", "layer", "l2", "rms_projection"])
+def test_norms_and_turns_that_round_keep_within_the_bound(kind):
+    """A module of float16 numbers that rounds after each step, as `dtype=` emulates it."""
+    rng = np.random.default_rng(5)
+    size = 8 * (3 if kind == "rms_projection" else 1)
+    x, dout = rng.standard_normal((2, 2, 9, 24)).astype(np.float16)
+    w = [(rng.standard_normal((24, 24)) / 4).astype(np.float16) for _ in range(4)]
+    norms = {n: rng.standard_normal(size).astype(np.float16) for n in ("norm_q", "norm_k")}
+    norms = {"qk_norm": kind, **norms} if kind else {}
+    mha = npattn.MultiHeadAttention(*w, num_heads=3, **norms)
+    exact, rounded = (mha.forward(x, rope=npattn.positions.Rotary(), dtype=d)
+                      for d in (None, "float16"))  # fmt: skip
+    allowed = multihead_tolerance(exact, "float16", dout=dout.astype(float))
+    want, got = mha.backward(exact, dout), mha.backward(rounded, dout)
+    for name, bound in allowed.items():
+        pair = [x if name in ("out", "weights") else g for x, g in ((exact, want), (rounded, got))]
+        one, other = (np.asarray(getattr(x, name), float) for x in pair)
+        assert (abs(one - other) <= bound).all(), name
+        assert name != "out" or np.median(bound) < abs(one).max()

@@ -87,9 +87,19 @@ def test_a_block_that_takes_a_context_and_ignores_it_fails():
 
 
 @pytest.mark.nightly
-def test_norms_of_queries_are_named_as_unknown():
-    config = transformers.Qwen3Config(**SHARED, attn_implementation="eager")
-    block = transformers.models.qwen3.modeling_qwen3.Qwen3Attention(config, 0)
-    report = check_module(Still(block), examples=5, only="agreement-output")
-    assert not report.passed
-    assert "the reference knows\n  nothing of it" in str(report)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_qwen3_is_judged_with_its_norms_and_positions(implementation):
+    qwen3 = transformers.models.qwen3.modeling_qwen3
+    config = transformers.Qwen3Config(**SHARED, attn_implementation=implementation)
+    block, rotary = qwen3.Qwen3Attention(config, 0), qwen3.Qwen3RotaryEmbedding(config)
+
+    def call(m, x, mask=None):
+        at = torch.arange(x.shape[1])[None]
+        return m(x, position_embeddings=rotary(x, at), attention_mask=mask)
+
+    report = check_module(block, call=call, examples=5)
+    assert report.passed, report
+    assert "rotary, half, base 10000" in report.settings["reads"]
+    block.scaling *= 1.5
+    report = check_module(block, call=call, examples=5)
+    assert "passes with scale=" in report.causes[0].text

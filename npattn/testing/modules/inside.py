@@ -1,0 +1,477 @@
+"""A module as a function of q, k and v: its projections are set to selections of channels.
+
+With W_q, W_k and W_v that pick channels and W_o that puts them back, a module computes attention of
+a few features of each head, and nothing else: the judge of functions applies to it. What is linear
+is judged with the module's own weights, by the other rules.
+
+    n groups of G query heads and one key/value head   d features of q and k   e of v
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npattn.positions.attention import Rotary
+from npattn.problem.arrays import Array
+from npattn.testing.adapters.base import ResultError, catch_foreign
+from npattn.testing.adapters.modules import TorchModule
+from npattn.testing.modules.call import Call, Form
+from npattn.testing.modules.roles import Flat, Reading
+
+LENGTH = 18
+"""Tokens of a probe."""
+NATS = 6.0
+"""Size of the scores from which positions are read, and more than rounding is."""
+SEEN = 0.02
+"""Weight above which a key of a probe is visible, each of which has 1/18 or more; and how far what
+is read may be off, in any dtype."""
+
+
+class Selection(NamedTuple):
+    """Which heads and features of a module a probe uses.
+
+    Attributes
+    ----------
+    features : tuple of int
+        Features of a query or key head that carry q and k; the others are 0.
+    values : int
+        Number of features of a value head, the first.
+    groups : int
+        Number of key/value heads, the first, each with its query heads.
+    """
+
+    features: tuple[int, ...]
+    values: int
+    groups: int
+
+
+@dataclass
+class Inside:
+    """A module whose projections are selections.
+
+    Attributes
+    ----------
+    module : TorchModule
+        Its weights are changed.
+    values : array
+        Its own weights, as one vector.
+    scale : float
+        What the module multiplies q·k by.
+    rotary : Rotary, optional
+        Turn of queries and keys inside, which the function undoes before.
+    """
+
+    module: TorchModule
+    call: Call
+    flat: Flat
+    reading: Reading
+    values: Array
+    scale: float
+    rotary: Rotary | None = None
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that share a key/value head."""
+        return self.reading.num_heads // self.reading.num_kv_heads
+
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        """Number of features of a query or key head, and of a value head."""
+        own = self.reading
+        wide = own.indices["wq"].shape[1], own.indices["wv"].shape[1]
+        return wide[0] // own.num_heads, wide[1] // own.num_kv_heads
+
+    def fit(self, features: Sequence[int], values: int = 0) -> Selection | None:
+        """Return the selection of most groups for these features; None if none fits.
+
+        `values` is the least number of features of v; 0 for as many as d, or what fits.
+        """
+        d, E = len(features), self.head_sizes[1]
+        least = values or min(d, E)
+        width = {n: self.reading.indices["w" + n].shape[0] for n in "qkv"}
+        wo = self.reading.indices.get("wo")
+        out = self.reading.num_heads * E if wo is None else wo.shape[1]
+        for groups in range(self.reading.num_kv_heads, 0, -1):
+            parts = {"q": groups * self.group * d, "k": groups * d, "v": 0}
+            room = [out // (groups * self.group), E]
+            for own in self.shared:
+                room.append((width[own[0]] - sum(parts[n] for n in own)) // groups
+                            if "v" in own else E)  # fmt: skip
+            fits = all(sum(parts[n] for n in own) <= width[own[0]] for own in self.shared)
+            if fits and min(room) >= least:
+                return Selection(tuple(features), min(room), groups)
+        return None
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The letters that come in one input: "qkv" in self-attention."""
+        return {1: ("qkv",), 2: ("q", "kv"), 3: ("q", "k", "v")}[len(self.call.inputs)]
+
+    def exact_selection(self) -> tuple[Selection | None, bool]:
+        """Return the selection to judge with, and True if its scale is met without a rounding."""
+        D = self.head_sizes[0]
+        if self.rotary is None:
+            found = [(d, self.fit(range(d))) for d in range(max(1, D // 2), 0, -1)]
+            exact = [s for d, s in found if s and math.frexp(self._factor(d))[0] == 0.5]
+            best = max(exact, key=lambda s: s.groups, default=None)
+            return (best, True) if best else (self.fit((0,), 1), False)
+        pairs = self.pairs()[: max(1, D // 8)]
+        two = [i for pair in pairs for i in pair]
+        return self.fit(two) or self.fit(two[:2], 1), False
+
+    def _factor(self, d: int) -> float:
+        """Factor of q with which the module's scale is 1/√d."""
+        return float(d**-0.5 / self.scale)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return the features that a rotary turn pairs, the first pair turning fastest."""
+        assert self.rotary is not None
+        R = self.rotary.size or self.head_sizes[0]
+        if self.rotary.layout == "half":
+            return [(i, i + R // 2) for i in range(R // 2)]
+        return [(2 * i, 2 * i + 1) for i in range(R // 2)]
+
+    # --- its weights and inputs -------------------------------------------------------------------
+
+    def select(self, chosen: Selection) -> None:
+        """Set the projections to selections."""
+        values = self.values.copy()
+        values[self.reading.unit] = 0
+        starts = self._starts(chosen)
+        D, E = self.head_sizes
+        heads = {"q": chosen.groups * self.group, "k": chosen.groups, "v": chosen.groups}
+        for name, index in ((n, self.reading.indices["w" + n]) for n in "qkv"):
+            size = E if name == "v" else D
+            own = range(chosen.values) if name == "v" else chosen.features
+            for h in range(heads[name]):
+                for i, feature in enumerate(own):
+                    values[index[starts[name] + h * len(own) + i, h * size + feature]] = 1
+        wo = self.reading.indices.get("wo")
+        for h in range(heads["q"]):
+            for i in range(chosen.values if wo is not None else 0):
+                assert wo is not None
+                values[wo[h * E + i, h * chosen.values + i]] = 1
+        self.module.write(self.flat.split(values))
+
+    def _starts(self, chosen: Selection) -> dict[str, int]:
+        """Return the first channel of each letter in its input."""
+        d, n = len(chosen.features), chosen.groups
+        length = {"q": n * self.group * d, "k": n * d, "v": n * chosen.values}
+        return {x: sum(length[y] for y in own[: own.index(x)]) for own in self.shared for x in own}
+
+    def attend(
+        self, chosen: Selection, q: Any, k: Any, v: Any, visible: Array | None = None,
+        form: Form | None = None,
+    ) -> Any:  # fmt: skip
+        """Return the output for tensors q (B, nG, T, d), k (B, n, S, d), v (B, n, S, e).
+
+        `visible` (B or 1, 1 or nG, T, S) is passed in a form, for each sample or head apart where
+        the form has no such axis.
+        """
+        if visible is not None and form is not None:
+            B, H = q.shape[0], q.shape[1]
+            per_sample = visible.shape[0] > 1 and not form.shape.startswith("B")
+            per_head = visible.shape[1] > 1 and "H" not in form.shape
+            if per_sample:
+                parts = [self.attend(chosen, q[b : b + 1], k[b : b + 1], v[b : b + 1],
+                                     visible[b : b + 1], form) for b in range(B)]  # fmt: skip
+                return self.module.torch.cat(parts)
+            if per_head:
+                parts = [self.attend(chosen, q, k, v, visible[:, h : h + 1], form)[:, h : h + 1]
+                         for h in range(H)]  # fmt: skip
+                return self.module.torch.cat(parts, 1)
+            if visible.shape[1] > 1:  # heads that are not used see everything
+                more = self.reading.num_heads - visible.shape[1]
+                visible = np.pad(visible, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=True)
+        inputs = self._inputs(chosen, {"q": q, "k": k, "v": v})
+        out = self.call.invoke(inputs, visible, form)
+        if out.ndim != 3 or out.shape[:2] != (q.shape[0], q.shape[2]):
+            raise ResultError(f"returned shape {tuple(out.shape)}, must be (B, T, C)")
+        n, e = chosen.groups * self.group, chosen.values
+        if self.reading.indices.get("wo") is None:
+            E = self.head_sizes[1]
+            out = out.unflatten(-1, (-1, E))[..., :n, :e]
+        else:
+            out = out[..., : n * e].unflatten(-1, (n, e))
+        return out.movedim(-2, 1)
+
+    def _inputs(self, chosen: Selection, own: Mapping[str, Any]) -> list[Any]:
+        """Return the inputs (B, length, C) that carry q, k and v."""
+        inputs, starts = [], self._starts(chosen)
+        for letters in self.shared:
+            width = self.reading.indices["w" + letters[0]].shape[0]
+            first = own[letters[0]]
+            x = first.new_zeros(first.shape[0], first.shape[2], width)
+            for name in letters:
+                part = own[name].movedim(1, 2).flatten(2)  # (B, length, heads · features)
+                start = starts[name]
+                pads = (
+                    x.new_zeros(*x.shape[:2], start),
+                    x.new_zeros(*x.shape[:2], width - start - part.shape[-1]),
+                )
+                x = x + self.module.torch.cat((pads[0], part, pads[1]), -1)
+            inputs.append(x)
+        return inputs
+
+    # --- as a function ----------------------------------------------------------------------------
+
+    def function(
+        self, chosen: Selection, form: Form | None, causal: str
+    ) -> tuple[Callable[..., Any], tuple[str, ...]]:
+        """Return f(q, k, v, ...), attention as npattn has it, and its options.
+
+        Parameters
+        ----------
+        chosen : Selection
+        form : Form, optional
+            In which it takes masks.
+        causal : {"never", "always", "unless_masked"}
+            The last becomes an option: the function adds the triangle to a mask.
+        """
+        torch, crosses = self.module.torch, self.call.crosses
+        factor = self._factor(len(chosen.features))
+
+        def attend(q: Any, k: Any, v: Any, mask: Any, triangle: bool | None) -> Any:
+            if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or q.shape[0] != k.shape[0]:
+                raise NotImplementedError("a module takes (B, T, C)")
+            T, S = q.shape[-2], k.shape[-2]
+            if 0 in (len(q), T, S):
+                raise NotImplementedError("sizes of 0 are asked of functions alone")
+            if T != S and not crosses:
+                raise NotImplementedError("self-attention: T = S")
+            wide = self.module.framework.give(np.zeros(0, self.module.array_dtype)).dtype
+            x = self._turned(chosen, q.to(wide) * factor, k.to(wide), T, S)
+            visible = None if mask is None else mask.detach().cpu().numpy()
+            if triangle is not None and (visible is not None or not triangle):
+                own = np.tri(T, S, dtype=bool) if triangle else np.ones((T, S), bool)
+                visible = own if visible is None else visible & own
+            if visible is not None:
+                visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
+                visible = np.broadcast_to(visible, (*visible.shape[:2], T, S))
+            return self.attend(chosen, *x, v.to(wide), visible, form).to(q.dtype)
+
+        def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # type: ignore
+            return attend(q, k, v, None, None)
+
+        def masked(q: torch.Tensor, k: Any, v: Any, mask: Any = None) -> Any:  # type: ignore
+            return attend(q, k, v, mask, None)
+
+        def both(q: torch.Tensor, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:  # type: ignore
+            return attend(q, k, v, mask, bool(causal))
+
+        has_form = form is not None and " T " in f" {form.shape} "
+        if causal == "unless_masked" and has_form:
+            return both, ("mask", "causal")
+        options = (*(("mask",) if has_form else ()), *(("causal",) if causal != "never" else ()))
+        return (masked if has_form else plain), options
+
+    def _turned(self, chosen: Selection, q: Any, k: Any, T: int, S: int) -> tuple[Any, Any]:
+        """Turn q and k back, against the module's rotary positions."""
+        if self.rotary is None:
+            return q, k
+        pairs = {pair: i for i, pair in enumerate(self.pairs())}
+        turned = []
+        places = np.arange(T) + (S - T), np.arange(S)
+        for x, at in zip((q, k), places, strict=True):
+            parts: list[Any] = []
+            for one, two in zip(chosen.features[::2], chosen.features[1::2], strict=True):
+                angle = at * self.frequencies[pairs[one, two]]
+                both = (f(angle).astype(self.module.array_dtype) for f in (np.cos, np.sin))
+                c, s = (self.module.framework.give(table)[:, None] for table in both)
+                i = len(parts)
+                a, b = x[..., i : i + 1], x[..., i + 1 : i + 2]
+                parts += [a * c + b * s, b * c - a * s]
+            turned.append(self.module.torch.cat(parts, -1))
+        return turned[0], turned[1]
+
+    @property
+    def frequencies(self) -> Array:
+        """Angle of a step of each pair, in radians."""
+        own = self.rotary
+        assert own is not None
+        if own.frequencies is not None:
+            return np.asarray(own.frequencies.values, float)
+        R = own.size or self.head_sizes[0]
+        return np.asarray(own.base ** (-np.arange(R // 2) * 2 / R))
+
+    # --- what it does -----------------------------------------------------------------------------
+
+    def weights(
+        self,
+        features: Sequence[int],
+        q: Array,
+        k: Array,
+        T: int,
+        size: float = 1.0,
+        visible: Array | None = None,
+        form: Form | None = None,
+    ) -> Array:
+        """Return P (B, T, T) of the first head, times `size`.
+
+        q is (B, d), the same for every token; k is too, or (B, T, d).
+
+        Raises
+        ------
+        ImplementationError
+            If the module raises.
+        """
+        chosen = self.fit(features, 1)
+        assert chosen is not None  # the caller has asked
+        chosen = chosen._replace(groups=1)
+        self.select(chosen)
+        B, d, e = len(q), len(features), chosen.values
+        give, kind = self.module.framework.give, self.module.array_dtype
+        heads = np.zeros((B, self.group, T, d), kind), np.zeros((B, 1, T, d), kind)
+        heads[0][:] = q[:, None, None]
+        heads[1][:] = k[:, None, None] if k.ndim == 2 else k[:, None]
+        columns = []
+        for start in range(0, T, e):
+            v = np.zeros((B, 1, T, e), kind)
+            for i in range(min(e, T - start)):
+                v[:, :, start + i, i] = size
+            with self.module.torch.no_grad(), catch_foreign("raised"):
+                o = self.attend(chosen, give(heads[0]), give(heads[1]), give(v), visible, form)
+            columns.append(self.module.framework.take(o)[:, 0, :, : T - start].astype(float))
+        return np.concatenate(columns, -1)
+
+
+class Traits(NamedTuple):
+    """What probes of a module show.
+
+    Attributes
+    ----------
+    causal : bool
+        Later keys are hidden where no mask is given.
+    window : (int or None, int or None), optional
+        Band of visible keys, if it is one.
+    rotary : Rotary, optional
+        Turn of queries and keys, with the frequency that was read.
+    scale : float
+        What q·k is multiplied by, 0 if it was not read.
+    unknown : str
+        What no reference expresses; "" if nothing is seen.
+    """
+
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    rotary: Rotary | None = None
+    scale: float = 0.0
+    unknown: str = ""
+
+
+def read_traits(inside: Inside) -> Traits:
+    """Probe a module: what its queries see, whether positions turn them, what stands behind.
+
+    Raises
+    ------
+    ImplementationError
+        If a probe raises.
+    """
+    if inside.fit((0,), 1) is None:
+        return Traits()
+    zeros, ones = np.zeros((1, 1)), np.ones((1, 1))
+    # A token alone has a weight of 1, whatever its query is.
+    alone, twice, other = (
+        inside.weights((0,), q, zeros, 1, size=x)[0, 0, 0]
+        for q, x in ((zeros, 1.0), (zeros, 2.0), (ones, 1.0))
+    )
+    if np.isfinite([alone, twice, other]).all() and not np.allclose(
+        [twice / 2, other], alone, rtol=SEEN
+    ):
+        return Traits(unknown="a gate or a norm, or another thing that is not linear in the input")
+    traits = _read_band(inside.weights((0,), zeros, zeros, LENGTH)[0], alone)
+    D = inside.head_sizes[0]
+    if traits.unknown or D < 2 or D % 2:
+        return traits
+    one = size_of(inside) / math.sqrt(NATS) * np.ones((1, 1))  # scores of 1 at most
+    row = inside.weights((0,), one, one, 3)[0, -1]
+    seen = row[row > SEEN]
+    if not len(seen) or np.ptp(seen) <= SEEN:
+        steps = one[:, :, None] * np.array([0.0, 1.0])[None, :, None]  # (1, T, 1): key 0 is 0
+        P = inside.weights((0,), one, steps, 2)[0, 1]
+        return traits._replace(scale=_round_off(_log_ratio(P) / float(one[0, 0]) ** 2))
+    for R in (D, D // 2, D // 4):
+        for layout, partner in (("half", R // 2), ("interleaved", 1)):
+            if R % 2 or (layout == "interleaved" and R == 2):
+                continue
+            first = _read_turn(inside, (0, partner))
+            if first is None:
+                continue
+            more = (1, 1 + R // 2) if layout == "half" else (2, 3)
+            second = _read_turn(inside, more) if R > 2 else first
+            base = second[0] ** (-R / 2) if second and R > 2 else 10000.0
+            base = _round_off(base)
+            size = None if R == D else R
+            rotary = Rotary(layout=layout, base=base, size=size)  # type: ignore[arg-type]
+            if math.isclose(first[0], 1, rel_tol=SEEN):
+                return traits._replace(rotary=rotary, scale=_round_off(first[1]))
+    return traits._replace(unknown="positions move queries and keys, not as plain rotary ones do")
+
+
+def _read_band(P: Array, alone: float) -> Traits:
+    """Return what a probe with equal scores shows: P (T, T), and the weight of a token alone."""
+    P = np.nan_to_num(P)
+    visible = SEEN < P
+    if P[-1].sum() > alone + SEEN:  # its share falls as tokens are added
+        return Traits(unknown="a sink, or keys of its own, take a part of the weights")
+    if any(np.ptp(row[seen]) > SEEN for row, seen in zip(P, visible, strict=True) if seen.any()):
+        return Traits(unknown="scores have a bias of positions (ALiBi, T5)")
+    offset = np.arange(len(P)) - np.arange(len(P))[:, None]  # s − t
+    left, right = -int(offset[visible].min(initial=0)), int(offset[visible].max(initial=0))
+    causal = right <= 0
+    band = np.array_equal(visible, (-left <= offset) & (offset <= right))
+    ends = left if left < len(P) - 1 else None, right if right < len(P) - 1 else None
+    return Traits(causal, ends if band and ends not in ((None, None), (None, 0)) else None)
+
+
+def _round_off(x: float) -> float:
+    """Return a number that was read with three digits, if it has no more; else as it is."""
+    near = float(f"{x:.3g}")
+    return near if math.isclose(x, near, rel_tol=1e-5) else x
+
+
+def size_of(inside: Inside) -> float:
+    """Return the size of features of q and k with which scores are `NATS` apart."""
+    return math.sqrt(NATS / abs(inside.scale)) if inside.scale else 1.0
+
+
+def _log_ratio(P: Array) -> float:
+    """Return the score of the last key of a row less that of the first; 0 if one is hidden."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = float(np.log(P[-1] / P[0]))
+    return gap if math.isfinite(gap) else 0.0
+
+
+def _read_turn(inside: Inside, pair: tuple[int, int]) -> tuple[float, float] | None:
+    """Return the angle of a step of a pair of features, and the scale; None if they are no pair.
+
+    With q = e_i and k = e_j in every row, s(t, s) is A cos ω(t − s) for j = i and ± A sin ω(t − s)
+    for its partner. The scale A is not used: it is judged.
+    """
+    if pair[1] >= inside.head_sizes[0] or inside.fit(pair, 1) is None:
+        return None
+    size = size_of(inside)
+    q, k = size * np.array([[1.0, 0.0], [1.0, 0.0]]), size * np.array([[1.0, 0.0], [0.0, 1.0]])
+
+    def read(lag: int) -> tuple[float, float, float]:
+        """Return the angle, A (cos − 1) and A sin of `lag` steps."""
+        P = inside.weights(pair, q, k, lag + 1)[:, -1]
+        c, s = (-_log_ratio(row) for row in P)
+        return (2 * math.atan(-c / abs(s)) if s else math.nan), c, s
+
+    one, _, sine = read(1)
+    if not math.isfinite(one) or one < 1e-5:
+        return None
+    A = abs(sine) / math.sin(one)
+    two = read(2)[1:]
+    if not np.allclose(two[0], A * (math.cos(2 * one) - 1), atol=SEEN * A) or not np.allclose(
+        abs(two[1]), abs(A * math.sin(2 * one)), atol=SEEN * A
+    ):
+        return None
+    far = max(1, min(LENGTH - 1, int(1 / one)))  # a larger angle is read more sharply
+    return read(far)[0] / far, A / size**2

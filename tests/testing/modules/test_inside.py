@@ -1,0 +1,203 @@
+"""Modules as functions of q, k and v: what is read, what is judged, and what is never inferred."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from npattn.errors import OptionError
+from npattn.testing import check_module, compare_module
+
+
+class Attention(nn.Module):
+    """Attention of one input, with what its options add."""
+
+    num_heads = 3
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
+        vars(self).update(options)
+
+    def forward(self, x):
+        return self.attend(x, None)
+
+    def attend(self, x, mask):
+        own = vars(self)
+        x = x.transpose(0, 1) if own.get("tokens_first") else x
+        q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        if own.get("turns"):
+            q, k = turn(q, own["turns"]), turn(k, own["turns"])
+        s = q @ k.mT * own.get("factor", 0.5)
+        T = s.shape[-1]
+        if mask is None and own.get("causal"):
+            mask = torch.ones(T, T, dtype=torch.bool).tril(-own.get("beside", 0))
+        if own.get("reach"):
+            far = torch.arange(T)[:, None] - torch.arange(T)
+            mask = (far >= 0) & (far < own["reach"])
+        s = s if mask is None else s.masked_fill(~mask, -torch.inf)
+        o = self.o_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        o = o.transpose(0, 1) if own.get("tokens_first") else o
+        return (o, s.detach()) if own.get("scores") else o
+
+
+class Masked(Attention):
+    def forward(self, x, mask=None):
+        return self.attend(x, mask)
+
+
+def turn(x, base):
+    a = torch.outer(torch.arange(x.shape[-2]), base ** -(torch.arange(2) / 2)).to(x.dtype)
+    one, two = x.chunk(2, -1)
+    return torch.cat((one * a.cos() - two * a.sin(), two * a.cos() + one * a.sin()), -1)
+
+
+class Shared(nn.Module):
+    """Six query heads, three of keys in one layer."""
+
+    def __init__(self, tiled=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.proj, self.tiled = nn.Linear(36, 72), nn.Linear(36, 36), tiled
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (-1, 6)).transpose(1, 2)
+                   for y in self.qkv(x).split((36, 18, 18), -1))  # fmt: skip
+        k, v = (y.repeat(1, 2, 1, 1) if self.tiled else y.repeat_interleave(2, 1) for y in (k, v))
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Masked(causal=True), "causal where no mask is given, the mask alone where one is"),
+        (lambda: Attention(causal=True), "always causal"),
+        (lambda: Attention(turns=100.0), "rotary, half, base 100 read, not checked"),
+        (lambda: Attention(turns=100.0, rope_theta=100.0), "rotary, half, base 100;"),
+        (lambda: Attention(reach=3, sliding_window=3), "window 3 (the query counted)"),
+        (lambda: Attention(scores=True), "returns scores in place of weights"),
+        (lambda: Attention(tokens_first=True), "inputs are (T, B, C)"),
+        (Shared, "6 heads of 6, 3 of keys"),
+    ],
+)
+def test_forms_that_are_read_pass_and_are_said(make, words):
+    m = make()
+    report = check_module(m, examples=3)
+    assert report.passed, report
+    assert words in report.settings["reads"]
+    passed = {o.rule for o in report.outcomes if o.status == "passed"}
+    assert "inside-agreement-o" in passed or "window" in words
+    x = torch.randn(2, 5, m.q_proj.in_features if isinstance(m, Attention) else 36)
+    y = m(x)
+    y = y[0] if isinstance(y, tuple) else y
+    assert all(c.passed for c in compare_module(m, x, y.detach(), num_heads=len(y) and None))
+
+
+@pytest.mark.parametrize(
+    ("m", "words"),
+    [
+        (Attention(reach=3), "passes with window=(2, 0)"),
+        (Attention(factor=0.6), "passes with scale=0.6"),
+        (Attention(turns=100.0, rope_theta=10000.0), "passes with rotary=100"),
+    ],
+)
+def test_what_nothing_names_is_red_with_its_cure(m, words):
+    report = check_module(m, examples=3, only="agreement-output")
+    assert not report.passed
+    assert words in report.causes[0].text
+
+
+@pytest.mark.thorough
+def test_heads_of_another_group_are_named_by_the_judge_of_functions():
+    report = check_module(Shared(tiled=True), examples=3, num_heads=6)
+    assert "h % K" in report.causes[0].text
+    assert {o.id for o in report.outcomes if o.failed} <= set(report.causes[0].rules)
+
+
+@pytest.mark.thorough
+def test_a_diagonal_that_is_hidden_is_red():
+    report = check_module(Attention(causal=True, beside=1), examples=3)
+    assert not report.passed
+
+
+def test_axes_of_packed_rows_that_roles_say_are_not_guessed():
+    class Packed(nn.Module):
+        num_heads = 3
+
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).unbind(-2)
+            o = F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in (q, k, v)))
+            return self.proj(o.transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    read = check_module(Packed(), examples=3, only="agreement-output")
+    assert read.passed
+    assert "packed per head" in read.settings["reads"]
+    said = check_module(Packed(), examples=3, only="agreement-output", roles={"wqkv": "qkv: 3 H D"})
+    assert not said.passed
+    with pytest.raises(OptionError, match="has axes"):
+        check_module(Packed(), roles={"wqkv": "qkv: D H 3"})
+
+
+def test_masks_that_all_raise_in_float16_fail():
+    class Fills(Attention):
+        def forward(self, x, mask=None):
+            if mask is not None:
+                x = x + 0 * torch.zeros((), dtype=x.dtype).masked_fill(torch.tensor(True), -1e9)
+            return self.attend(x, mask)
+
+    report = check_module(Fills(), examples=3, only="mask", dtypes=("float16",))
+    assert not report.passed
+
+
+def test_a_factor_of_the_output_is_red_and_no_gate():
+    class Half(Attention):
+        def forward(self, x):
+            return self.attend(x, None) / 2
+
+    assert check_module(Half(), examples=3, only="agreement-output").verdict == "failed"
+
+
+def test_what_no_reference_knows_is_named_and_no_verdict():
+    class Gated(Attention):
+        def forward(self, x):
+            return self.attend(x, None) * x.sigmoid()
+
+    report = check_module(Gated(), examples=3)
+    assert report.verdict == "no verdict"
+    assert "a gate or a norm" in report.reason
+
+
+def test_latent_keys_are_a_sentence():
+    class Latent(Attention):
+        def __init__(self):
+            super().__init__()
+            self.down, self.k_proj = nn.Linear(12, 5), nn.Linear(5, 12)
+
+        def forward(self, x):
+            return self.down(x)
+
+    with pytest.raises(OptionError, match=r"takes 5 channels, .* judge the function"):
+        check_module(Latent())
+
+
+def test_a_call_passes_what_else_a_module_needs():
+    class Demands(Attention):
+        def forward(self, x, positions):
+            return self.attend(x + 0 * positions, None)
+
+    with pytest.raises(OptionError, match="pass call=lambda m, x, mask"):
+        check_module(Demands())
+    report = check_module(
+        Demands(), examples=3, only="agreement", call=lambda m, x: m(x, torch.zeros(12))
+    )
+    assert report.passed
+    assert np.isfinite(max(o.worst for o in report.outcomes))
