@@ -199,7 +199,8 @@ def _attention(
     if not isinstance(g, Implementation):
         plain = Implementation(g, backward=g_backward, framework="auto")
         watched = Watched(g, plain.framework.name)
-        g = Implementation(watched, backward=g_backward, framework=plain.framework)
+        own = None if g_backward is None else watched.watch(g_backward)
+        g = Implementation(watched, backward=own, framework=plain.framework)
     else:
         watched = Watched(g.f, "")  # it may live elsewhere: its operations are not seen
     for one in (f, g):

@@ -89,6 +89,7 @@ class Function:
         else:
             self.framework = make_framework(framework, device)
         self.watched = self.f = Watched(f, self.framework.name)
+        self.backward = None if backward is None else self.watched.watch(backward)
 
     @property
     def differentiates(self) -> bool:
