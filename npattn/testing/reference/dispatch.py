@@ -50,11 +50,15 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        known = {_memory(x) for x in _tensors((args, *kwargs.values()))}
+        tensors = [*_tensors(args), *_tensors((*kwargs.values(),))]
+        known = {_memory(x) for x in tensors}
         if known.isdisjoint(self.reached):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
-        args, kwargs = self._widen(name, args, kwargs)
+        if "dtype" in kwargs or name == "convert_element_type":
+            args, kwargs = self._keep_wide(name, args, kwargs)
+        if any(x.dtype in NARROW for x in tensors):
+            args = _widen(name, args)
         plain = name.rstrip("_")
         if func.namespace == "prims" and plain == "var":
             return self._mark(_variance(self, func, args, kwargs), known)
@@ -75,7 +79,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         terms = exact = None
         if self.noise is not None and name not in MOVES:
             if name in SUMS and not _repeats_nothing(name, args, kwargs):
-                terms = _root(func, args, kwargs)
+                terms = _root(name, func, args, kwargs)
             operands = [_operand(x) for x in args[:2]] if name in ARITHMETIC else []
             exact = (name, [x.copy() for x in operands if x is not None])
             if name in ("add", "sub", "rsub") and len(exact[1]) == 2:
@@ -108,21 +112,14 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         rounded = self.noise.round(x.detach().cpu().numpy(), own, where)
         x.copy_(_tensor(rounded, x))
 
-    def _widen(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments in float64, without a cast to a narrower dtype."""
+    def _keep_wide(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments without a cast to a narrower dtype."""
         dtype = kwargs.get("dtype", args[1] if name == "convert_element_type" else None)
         if dtype in NARROW:
             self.narrowed.add(f"{dtype}".removeprefix("torch."))
             kwargs = {**kwargs, "dtype": torch.float64} if "dtype" in kwargs else kwargs
             args = (args[0], torch.float64) if name == "convert_element_type" else args
-
-        def widen(x: Any, first: bool) -> Any:
-            if isinstance(x, (list, tuple)):
-                return type(x)(widen(y, False) for y in x)
-            narrow = isinstance(x, torch.Tensor) and x.dtype in NARROW
-            return x.double() if narrow and not (first and name.endswith("_")) else x
-
-        return tuple(widen(x, i == 0) for i, x in enumerate(args)), kwargs
+        return args, kwargs
 
     def _mark(self, result: Any, known: set[int]) -> Any:
         for x in _tensors(result):
@@ -350,6 +347,10 @@ SUMS = set(
     upsample_bilinear2d_backward max_pool2d_with_indices_backward""".split()
 )
 """Sums of terms, or of products."""
+REPEATED = {
+    *("index_put", "_index_put_impl", "index_add", "scatter_add", "embedding_dense_backward"),
+    *("_embedding_bag", "max_pool2d_with_indices_backward"),
+}
 MOVES = set(
     """clone copy _to_copy cat neg masked_fill where stack fill index gather constant_pad_nd zero
     zeros_like ones_like full_like empty_like new_zeros new_empty new_full new_ones tril triu flip
@@ -376,13 +377,31 @@ def _repeats_nothing(name: str, args: Any, kwargs: Any) -> bool:
     return False
 
 
-def _root(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return √(Σ term²) of sums of terms, or of products of arguments."""
+def _widen(name: str, args: Any) -> Any:
+    """Return the arguments in float64, but the one that an operation writes to."""
+
+    def widen(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(widen, x))
+        return x.double() if isinstance(x, torch.Tensor) and x.dtype in NARROW else x
+
+    first = args[:1] if name.endswith("_") else widen(args[:1])
+    return (*first, *map(widen, args[1:]))
+
+
+def _root(name: str, func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return √(Σ term²) of sums of terms, or of products of arguments.
+
+    Of terms that are added to repeated indices Σ |term|: equal ones, one after another, have equal
+    errors.
+    """
 
     def square(x: Any) -> Any:
-        return x * x if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        floating = isinstance(x, torch.Tensor) and x.is_floating_point()
+        return (x.abs() if name in REPEATED else x * x) if floating else x
 
-    return [x.sqrt() for x in _tensors(func(*map(square, args), **kwargs))]
+    sums = _tensors(func(*map(square, args), **kwargs))
+    return [x if name in REPEATED else x.sqrt() for x in sums]
 
 
 def _operand(x: Any) -> Array | None:

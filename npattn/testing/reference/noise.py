@@ -43,7 +43,8 @@ class Noise:
 
 def is_power_of_two(x: Array) -> Array:
     """Return where multiplying by x rounds nothing: at ±2ⁿ, and at 0."""
-    return np.asarray(np.isin(abs(np.frexp(x)[0]), (0.0, 0.5)))
+    part = abs(np.frexp(x)[0])
+    return np.asarray((part == 0.5) | (part == 0))
 
 
 def find_exact(name: str, operands: list[Array], shape: tuple[int, ...]) -> Array | None:
