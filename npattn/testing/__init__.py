@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from npattn.testing.diagnosis.fingerprint import Fingerprint, fingerprint
     from npattn.testing.difference.diff import diff
     from npattn.testing.difference.record import Difference
+    from npattn.testing.dumps.judge import DumpReport, compare_dump
+    from npattn.testing.dumps.record import record
     from npattn.testing.gradients.check import check_gradients
     from npattn.testing.gradients.report import GradientReport
     from npattn.testing.modules.check import check_module, compare_module
@@ -35,6 +37,7 @@ __all__ = [
     "Comparison",
     "Cotangents",
     "Difference",
+    "DumpReport",
     "Exact",
     "Fingerprint",
     "GradientReport",
@@ -52,11 +55,13 @@ __all__ = [
     "check_module",
     "check_variant",
     "compare",
+    "compare_dump",
     "compare_module",
     "diff",
     "exact",
     "fingerprint",
     "parametrize",
+    "record",
     "spot_check",
 ]
 
@@ -65,6 +70,7 @@ _HOMES = {
     "Comparison": "npattn.testing.compare",
     "Cotangents": "npattn.problem",
     "Difference": "npattn.testing.difference.record",
+    "DumpReport": "npattn.testing.dumps.judge",
     "Exact": "npattn.testing.compare",
     "Fingerprint": "npattn.testing.diagnosis.fingerprint",
     "GradientReport": "npattn.testing.gradients.report",
@@ -81,6 +87,8 @@ _HOMES = {
     "check_gradients": "npattn.testing.gradients.check",
     "check_module": "npattn.testing.modules.check",
     "compare_module": "npattn.testing.modules.check",
+    "compare_dump": "npattn.testing.dumps.judge",
+    "record": "npattn.testing.dumps.record",
     "compare": "npattn.testing.compare",
     "diff": "npattn.testing.difference.diff",
     "exact": "npattn.testing.compare",
