@@ -35,7 +35,7 @@ LAYERS = (
 
 # The same inside testing/, by folder or module.
 TESTING_LAYERS = (
-    {"levels", "excerpt", "parsing", "power"},
+    {"levels", "excerpt", "parsing", "power", "places"},
     {"cases", "bounds", "adapters"},
     {"compare", "targets"},
     {"gradients", "spot", "trial", "worker"},

@@ -1,0 +1,103 @@
+"""Atoms: conditions on one size or option, or on two sizes; clauses are conjunctions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from npattn.testing.places.asking import Sample, Value
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two problems one change apart, of which one fails and the other passes.
+
+    Attributes
+    ----------
+    name : str
+        The size or option in which they differ.
+    failing, passing : mapping
+        The problems.
+    """
+
+    name: str
+    failing: dict[str, Value]
+    passing: dict[str, Value]
+
+    def __str__(self) -> str:
+        fails, passes = (describe_value(self.name, p[self.name]) for p in self)
+        return f"fails with {fails}, passes with {passes}, all else equal"
+
+    def __iter__(self) -> Iterator[dict[str, Value]]:
+        return iter((self.failing, self.passing))
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A condition, with two problems one change apart that it separates.
+
+    Attributes
+    ----------
+    text : str
+        As "S > 256", "no causal", "T > S".
+    names : tuple of str
+        The sizes and options that it speaks of, one or two.
+    holds : callable
+        Takes a problem; returns a bool.
+    pair : Pair
+        Seen: the condition holds for the failing problem, and not for the passing one.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    holds: Callable[[Sample], bool]
+    pair: Pair
+
+
+Clause = tuple[Atom, ...]
+
+
+def holds(clauses: Iterable[Clause], problem: Sample) -> bool:
+    """Return True if a clause has all of its atoms hold."""
+    return any(all(atom.holds(problem) for atom in clause) for clause in clauses)
+
+
+def describe_clauses(clauses: Sequence[Clause]) -> str:
+    """Return "causal and D % 32 ≠ 0 or T > S"; "everywhere" if a clause has no atom."""
+    texts = [" and ".join(atom.text for atom in clause) or "everywhere" for clause in clauses]
+    return " or ".join(dict.fromkeys(texts))
+
+
+def describe_value(name: str, value: Value) -> str:
+    """Return "S = 33", "causal", "no causal" or "causal = 'top_left'"."""
+    if value is True:
+        return name
+    if value is False or value is None:
+        return f"no {name}"
+    return f"{name} = {value}"
+
+
+def atom_of_choice(
+    name: str, problem: Sample, failed: Sequence[Value], passed: Sequence[Value]
+) -> Atom:
+    """Return the simplest condition on an option that separates its values.
+
+    Parameters
+    ----------
+    name : str
+    problem : mapping
+        It fails.
+    failed, passed : sequences
+        Values with which it fails, and with which it passes, all else equal; neither is empty.
+    """
+    if len(passed) == 1 and not passed[0]:
+        text, test = name, lambda p: bool(p[name])
+    elif len(failed) == 1:
+        text, test = describe_value(name, failed[0]), lambda p: bool(p[name] == failed[0])
+    elif len(passed) == 1:
+        text, test = f"{name} ≠ {passed[0]}", lambda p: bool(p[name] != passed[0])
+    else:
+        text = " or ".join(describe_value(name, value) for value in failed)
+        text, test = f"({text})", lambda p: p[name] in failed
+    pair = Pair(name, dict(problem), {**problem, name: passed[0]})
+    return Atom(text, (name,), test, pair)
