@@ -98,7 +98,7 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
 
 OF_REFERENCE = (
     *("reference", "inputs", "options", "sizes", "dtypes", "backward", "framework", "device"),
-    *("examples", "seed", "shrink", "progress"),
+    *("reference_framework", "examples", "budget", "seed", "shrink", "progress"),
 )
 """Settings of a check by a reference."""
 

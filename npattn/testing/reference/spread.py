@@ -16,6 +16,7 @@ import numpy as np
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.compare import Comparison, compare_result
+from npattn.testing.power import find_unseen
 from npattn.testing.reference.decisions import Decisions, Mode
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.noise import Noise
@@ -31,6 +32,8 @@ FLOAT64 = 2.0**-40
 
 LEFT_OUT = 0.1
 """Share of elements whose path crosses a kink within its error, above which none is judged."""
+CLEAR = 64.0
+"""Error / tolerance at the first look beyond which a search asks no further."""
 MEDIAN = 0.455
 """Median of the square of a normal number, whose mean is 1."""
 
@@ -70,6 +73,7 @@ class Spread:
     exact: dict[str, Array] = field(init=False)
     own: dict[str, float] = field(default_factory=dict)
     draws: int = 0
+    moved: dict[str, Array] | None = None
 
     def __post_init__(self) -> None:
         self.wide = {name: x.astype(np.float64) for name, x in self.call.arrays.items()}
@@ -140,6 +144,8 @@ class Spread:
 
     def turn(self, alarm: float) -> dict[str, Array]:
         """Return how far other decisions, within their error, move each element."""
+        if self.moved is not None:
+            return self.moved
         self.decisions.width = lambda square, size: (
             quantile(alarm / max(size, 1), self.draws) * self.scale * np.sqrt(self.more * square)
         )
@@ -152,6 +158,7 @@ class Spread:
                     # a turn that ends in NaN, where the exact value is none, moves it anywhere
                     gap = np.where(np.isnan(gap) & np.isfinite(exact), np.inf, gap)
                     moved[name] = np.fmax(moved[name], gap)
+        self.moved = moved
         return moved
 
     @property
@@ -188,7 +195,87 @@ def quantile(alarm: float, draws: int | None) -> float:
     return math.sqrt(draws * math.expm1(z * z / draws))
 
 
-def judge(call: Call, dtype: str, seed: int, alarm: float) -> tuple[Comparison, ...]:
+@dataclass
+class Judgement:
+    """Results of a function on one problem, compared with those of its reference.
+
+    Attributes
+    ----------
+    spread : Spread
+    results : dict of str to array
+        Of the function.
+    alarm : float
+        Probability of a false alarm, at most.
+    quick : bool
+        Believe a large difference at the first look: for a search, whose end is judged again.
+    comparisons : tuple of Comparison
+    crossed : dict of str to int
+        Number of elements that are left out, for their path crosses a kink within its error.
+    """
+
+    spread: Spread
+    results: Mapping[str, Array]
+    alarm: float
+    quick: bool = False
+    comparisons: tuple[Comparison, ...] = field(init=False)
+    crossed: dict[str, int] = field(default_factory=dict)
+    allowed: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [name for name in self.spread.exact if name in self.results]
+        found: dict[str, Comparison] = {}
+        for draws in DRAWS:
+            self.spread.draw(draws)
+            for name in names:
+                if name not in found or not found[name].passed:
+                    found[name] = self._compare(name, draws == DRAWS[-1])
+            self.comparisons = tuple(found.values())
+            if self.passed:
+                return
+            if self.quick and max(c.ratio for c in self.comparisons) > CLEAR:
+                return
+        for name in names:
+            if not found[name].passed:
+                found[name] = self._compare(name, True, turned=True)
+        self.comparisons = tuple(found.values())
+
+    @property
+    def passed(self) -> bool:
+        return all(c.passed for c in self.comparisons)
+
+    def _compare(self, name: str, last: bool, *, turned: bool = False) -> Comparison:
+        """Compare one result; `turned` leaves out what other decisions would move."""
+        share = self.alarm / max(len(self.results), 1)
+        allowed = self.spread.tolerance(name, share, last)
+        if turned:
+            crosses = self.spread.turn(share)[name] > allowed / 8
+            if crosses.size and crosses.mean() > LEFT_OUT:
+                crosses[...] = True
+            allowed = np.where(crosses, np.inf, allowed)
+            self.crossed[name] = int(crosses.sum())
+        self.allowed[name] = allowed
+        return compare_result(name, self.results[name], self.spread.exact[name], allowed)
+
+    def find_unseen(self) -> list[str]:
+        """Return changes of results that passed which would pass too: none, or npattn is broken."""
+        lines = []
+        for c in self.comparisons:
+            if not c.passed or c.power is None or not c.power.judged:
+                continue
+            self.spread.draw(DRAWS[-1])
+            self._compare(c.name, True, turned=True)
+
+            def fails(changed: Array, name: str = c.name) -> bool:
+                results = {**self.results, name: changed}
+                return not Judgement(self.spread, results, self.alarm).passed
+
+            exact, allowed = self.spread.exact[c.name], self.allowed[c.name]
+            unseen = find_unseen(self.results[c.name], exact, allowed, fails)
+            lines += [f"{c.name}: {x} would have passed" for x in unseen]
+        return lines
+
+
+def judge(call: Call, dtype: str, seed: int, alarm: float, *, quick: bool = False) -> Judgement:
     """Compare the results that both give, each with its measured tolerance.
 
     What a few draws allow passes; what they do not is judged by more.
@@ -199,30 +286,4 @@ def judge(call: Call, dtype: str, seed: int, alarm: float) -> tuple[Comparison, 
         If one of them raises, or returns something else.
     """
     results = call.f(call.arrays)
-    spread = Spread(call, dtype, seed)
-    found: dict[str, Comparison] = {}
-    allowed: dict[str, Array] = {}
-    names = [name for name in spread.exact if name in results]
-    share = alarm / max(len(names), 1)
-
-    def compare(name: str) -> Comparison:
-        return compare_result(name, results[name], spread.exact[name], allowed[name])
-
-    for draws in DRAWS:
-        spread.draw(draws)
-        for name in names:
-            if name not in found or not found[name].passed:
-                allowed[name] = spread.tolerance(name, share, draws == DRAWS[-1])
-                found[name] = compare(name)
-        if all(c.passed for c in found.values()):
-            return tuple(found.values())
-    moved = spread.turn(share)
-    for name in names:
-        if not found[name].passed:
-            crosses = moved[name] > allowed[name] / 8
-            share_left = crosses.mean() if crosses.size else 0.0
-            if share_left > LEFT_OUT:
-                crosses[...] = True
-            allowed[name] = np.where(crosses, np.inf, allowed[name])
-            found[name] = compare(name)
-    return tuple(found.values())
+    return Judgement(Spread(call, dtype, seed), results, alarm, quick)

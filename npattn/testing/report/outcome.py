@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,10 +12,14 @@ from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe, are_identical
 from npattn.testing.compare import Comparison
 from npattn.testing.levels import Level
+from npattn.testing.power import Power, find_unjudged, union
 from npattn.testing.report.reproducer import script
 from npattn.testing.trial import Trial, Violation
 
-Status = Literal["passed", "failed", "error", "crashed", "timed out", "suspect", "not applicable"]
+Status = Literal[
+    *("passed", "failed", "error", "crashed", "timed out", "suspect"),
+    *("not judged", "not applicable"),
+]
 OUT_OF_TIME = "not asked within the budget"
 """Message of an outcome whose rule was not asked in time."""
 
@@ -31,7 +36,8 @@ class Outcome:
     about : str
         The rule in a line.
     dtype : str
-    status : {"passed", "failed", "error", "crashed", "timed out", "suspect", "not applicable"}
+    status : {"passed", "failed", "error", "crashed", "timed out", "suspect", "not judged", \
+"not applicable"}
     worst : float
         Largest error / tolerance in problems that passed; of the smallest failing one, if one
         failed.
@@ -63,6 +69,8 @@ class Outcome:
         Type and place of the exception, "ValueError at kernel.py:12"; "" without one, or a place.
     asked : Asked
         Sizes of the problems that were asked and accepted.
+    powers : mapping of str to Power
+        Power of each result, of a rule of agreement: in problems with plain numbers.
     """
 
     rule: str
@@ -86,6 +94,7 @@ class Outcome:
     left_to: frozenset[str] = frozenset()
     raised: str = ""
     asked: Asked = field(default_factory=Asked, repr=False)
+    powers: Mapping[str, Power] = field(default_factory=dict, repr=False)
 
     def script(self) -> str:
         """Return a standalone Python file that shows the failure; "" if nothing failed."""
@@ -105,10 +114,22 @@ class Outcome:
         """Return the outcome of both, for other problems of the same rule that came later."""
         if later.status == "not applicable":
             return self
-        worst = max(self.worst, later.worst) if later.status == "passed" else later.worst
+        passed = later.status in ("passed", "not judged")
+        worst = max(self.worst, later.worst) if passed else later.worst
         tried = self.examples + later.examples
         left_to, asked = self.left_to | later.left_to, Asked.union([self.asked, later.asked])
-        return replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
+        both = replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
+        return both.with_powers(union([self.powers, later.powers])) if passed else both
+
+    def with_powers(self, powers: Mapping[str, Power]) -> Outcome:
+        """Return an outcome that passed with its powers: "not judged" if one is too small."""
+        status: Status = "not judged" if find_unjudged(powers) else "passed"
+        return replace(self, status=status, powers=powers)
+
+    @property
+    def power(self) -> dict[str, float]:
+        """Smallest ε for each result such that 1 + ε times it would have been seen; inf: none."""
+        return {name: power.factor for name, power in self.powers.items()}
 
     @property
     def id(self) -> str:
