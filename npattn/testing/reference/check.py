@@ -323,11 +323,12 @@ class Found:
             return None
 
     def _note_error(self, case: Any, err: ImplementationError) -> None:
-        text = reason(err)
-        self.refusals[text] = self.refusals.get(text, 0) + 1
         if not err.may_refuse_structure:
             self.errors.append((case, err))
-        elif self.refused is None:
+            return
+        text = reason(err)
+        self.refusals[text] = self.refusals.get(text, 0) + 1
+        if self.refused is None:
             self.refused = case
 
     @property
