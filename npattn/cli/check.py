@@ -70,8 +70,8 @@ def check_command(target: str | None, **flags: Any) -> None:
     TARGET is module:function, path/file.py:function, or a name from npattn list. It runs in a
     worker, a process of its own, whose end costs one rule; --in-process and --sweep call it here.
     What ends in … may be given several times.
-    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested; 130: interrupted,
-    with a report of what is known.
+    Exit code 0: passed; 1: failed; 2: no verdict, or wrong usage; 130: interrupted, with a report
+    of what is known.
     """  # noqa: D301  click keeps the lines of a paragraph that begins with a backspace
     given = {n: x for n, x in flags.items() if x is not None and x is not False}
     if "seed" not in given and "untrusted" in given:
@@ -160,10 +160,8 @@ def _finish(report: Report, given: dict[str, Any], journal: Journal | None = Non
         console.print(f"npattn check --resume {journal.path} goes on", soft_wrap=True)
     for line in unwritten:
         click.echo(f"Error: {line}", err=True)
-    if report.tested or report.interrupted:
-        sys.exit(_exit_code(report) or 2 * bool(unwritten))
-    console.print("nothing could be tested")
-    sys.exit(2)
+    code = INTERRUPTED if report.interrupted else report.conclusion.exit_code
+    sys.exit(code or 2 * bool(unwritten))
 
 
 def _check_reference(target: str | None, given: dict[str, Any]) -> None:
@@ -228,16 +226,6 @@ def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
         except OSError as err:
             unwritten.append(f"{given[name]} was not written: {err.strerror or err}")
     return unwritten
-
-
-def _exit_code(report: Report) -> int:
-    """Return the exit code of a report on something that was tested."""
-    if report.interrupted:
-        return INTERRUPTED
-    if report.passed:
-        return 0
-    failed = any(report.counts(outcome) for outcome in report.outcomes)
-    return 2 if report.missing and not failed else 1
 
 
 def _everything(implementation: Implementation) -> tuple[str, ...]:

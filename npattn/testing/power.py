@@ -245,6 +245,7 @@ def conclude(
     undecided: Sequence[str] = (),
     unjudged: Sequence[str] = (),
     accept: Collection[str] = (),
+    reasons: Sequence[str] = (),
 ) -> Conclusion:
     """Return the verdict of a report: a failure comes before every reason to have none.
 
@@ -264,19 +265,22 @@ def conclude(
         Results that are not judged.
     accept : collection of str
         Results that need no verdict.
+    reasons : sequence of str
+        Other reasons to have none.
     """
     if failed:
         return Conclusion("failed")
     if not tested:
         return Conclusion("no verdict", "nothing tested")
     count = len(incomplete)
-    reasons = {
+    parts = {
         "not tested, and asked for": ", ".join(missing),
         "incomplete": f"{count} rule{'' if count == 1 else 's'}" if count else "",
         "undecided": ", ".join(name for name in undecided if name not in accept),
         "not judged": ", ".join(name for name in unjudged if name not in accept),
     }
-    text = "; ".join(f"{title}: {names}" for title, names in reasons.items() if names)
+    named = (f"{title}: {names}" for title, names in parts.items() if names)
+    text = "; ".join((*reasons, *named))
     return Conclusion("no verdict" if text else "passed", text)
 
 

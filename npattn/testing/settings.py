@@ -240,6 +240,11 @@ class Settings:
         "Options, results and gradients that have to be tested, as mask,lse,dk.",
         "Otherwise the report does not pass.",
         parse=parse_names)
+    accept: Iterable[str] = option((), PASSES, "--accept RESULT", "iterable of str",
+        'Result that may be "not judged", as dq, or dq[float16] in one dtype.',
+        "Without it, a result that could be twice as large unseen leaves a report without a "
+        "verdict.",
+        multiple=True)
     expect: Mapping[str, str] | None = option(None, PASSES, "--expect FILE", "mapping",
         'Expected failures with reasons, as TOML: "rule[dtype]" = "reason".',
         'In Python ``{"hidden-nan-v[float32]": "multiplies by 0"}``.',
@@ -274,7 +279,7 @@ class Settings:
         path="old")
 
     def __post_init__(self) -> None:
-        for name in ("dtypes", "only", "must"):
+        for name in ("dtypes", "only", "must", "accept"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
@@ -303,10 +308,14 @@ class Settings:
         check_conventions(self.conventions)
         check_levels(self.require)
         check_expected(self.expect or {})
-        legal = (*FEATURES, "o", "lse", "weights", "max_score", *GRADIENTS)
+        results = ("o", "lse", "weights", "max_score", *GRADIENTS)
+        legal = (*FEATURES, *results)
         for name in self.must:
             if name not in legal:
                 raise OptionError(f"must has {name!r}, must be among {', '.join(legal)}")
+        for name in self.accept if self.reference is None else ():
+            if name.partition("[")[0] not in results:
+                raise OptionError(f"accept has {name!r}, must be among {', '.join(results)}")
         check_progress(self.progress)
 
     def for_report(self) -> dict[str, Any]:

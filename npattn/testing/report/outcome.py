@@ -22,6 +22,8 @@ Status = Literal[
 ]
 OUT_OF_TIME = "not asked within the budget"
 """Message of an outcome whose rule was not asked in time."""
+DEFECT = "defect"
+"""Kind of an outcome whose rule does not find mistakes that it must find: npattn is wrong."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Outcome:
     diagnosis : str or None
         Name of the cause that it belongs to.
     kind : str
-        How it fails, as of a `Violation`; "raised" for an exception, "" if it passed.
+        How it fails, as of a `Violation`; "raised" for an exception, "" if it passed; `DEFECT` if
+        npattn is wrong, and it is not judged.
     cotangents : Cotangents or None
         Of the smallest failing problem.
     comparisons : tuple of Comparison
@@ -112,19 +115,24 @@ class Outcome:
 
     def merge(self, later: Outcome) -> Outcome:
         """Return the outcome of both, for other problems of the same rule that came later."""
-        if later.status == "not applicable":
+        if later.status == "not applicable" or self.kind == DEFECT:
             return self
         passed = later.status in ("passed", "not judged")
         worst = max(self.worst, later.worst) if passed else later.worst
         tried = self.examples + later.examples
         left_to, asked = self.left_to | later.left_to, Asked.union([self.asked, later.asked])
         both = replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
-        return both.with_powers(union([self.powers, later.powers])) if passed else both
+        if not passed or later.kind == DEFECT:
+            return both
+        return both.with_powers(union([self.powers, later.powers]))
 
     def with_powers(self, powers: Mapping[str, Power]) -> Outcome:
         """Return an outcome that passed with its powers: "not judged" if one is too small."""
-        status: Status = "not judged" if find_unjudged(powers) else "passed"
-        return replace(self, status=status, powers=powers)
+        unjudged = find_unjudged(powers)
+        if not unjudged:
+            return replace(self, status="passed", message="", powers=powers)
+        message = "; ".join(powers[name].describe(name) for name in unjudged)
+        return replace(self, status="not judged", message=message, powers=powers)
 
     @property
     def power(self) -> dict[str, float]:

@@ -16,11 +16,15 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.power import Power
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.search import Standing
 
-VERSION = 2
-SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
+VERSION = 3
+SCALARS = (
+    *("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level"),
+    "kind",
+)
 """Fields of an outcome that are written; a recipe makes the others again."""
 Answer = Outcome | str | Standing
 
@@ -161,9 +165,15 @@ class Journal:
 
 def entry_of(answer: Outcome | Standing) -> dict[str, Any]:
     """Return the values of an answer that are written, without what a recipe makes again."""
-    names = SCALARS if isinstance(answer, Outcome) else ("position", "tried", "left", "worst")
+    standing = ("position", "tried", "left", "worst", "plain")
+    names = SCALARS if isinstance(answer, Outcome) else standing
     values = {name: getattr(answer, name) for name in names}
-    return values | {"left_to": sorted(answer.left_to), "asked": answer.asked.as_dict()}
+    powers = {name: power.as_dict() for name, power in answer.powers.items()}
+    return values | {
+        "left_to": sorted(answer.left_to),
+        "asked": answer.asked.as_dict(),
+        "powers": powers,
+    }
 
 
 def answer_of(entry: Mapping[str, Any]) -> Answer:
@@ -172,7 +182,11 @@ def answer_of(entry: Mapping[str, Any]) -> Answer:
         return str(entry["text"])
     kind = Standing if "standing" in entry else Outcome
     values = entry["standing" if kind is Standing else "outcome"]
-    own = {"left_to": frozenset(values["left_to"]), "asked": Asked.from_dict(values["asked"])}
+    own = {
+        "left_to": frozenset(values["left_to"]),
+        "asked": Asked.from_dict(values["asked"]),
+        "powers": {name: Power.from_dict(x) for name, x in values["powers"].items()},
+    }
     return kind(**values | own)
 
 
