@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._decomp import decomposition_table
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from npattn.problem.arrays import Array
@@ -35,6 +36,8 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]  # the same
         self.noise, self.decisions = noise, decisions
         self.narrowed: set[str] = set()
+        self.lengths: set[int] = set()  # numbers of terms of its sums
+        self.takes_maxima = False
         self.reached: dict[int, Any] = {}  # memory → its owner, so that no other tensor gets it
 
     @classmethod
@@ -77,6 +80,8 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     def _compute(self, func: Any, name: str, args: Any, kwargs: Any, known: set[int]) -> Any:
         terms = exact = None
+        if name in SUMS:
+            self.lengths.add(_count_terms(name, args))
         if self.noise is not None and name not in MOVES:
             if name in SUMS and not _repeats_nothing(name, args, kwargs):
                 terms = _root(name, func, args, kwargs)
@@ -130,6 +135,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def _replace(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Compute an operation by others, and copy what it has to change in place."""
         table = CHOICES.get(name)
+        self.takes_maxima |= name in MAXIMA
         if table is not None:
             result = table(self, func, args, kwargs)
         else:
@@ -204,6 +210,24 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         found = self.decisions.decide("choose", _array(x), evaluate, sign)
         return _tensor(found, x)
 
+
+class DetachedMaxima(TorchFunctionMode):
+    """Take maxima as constants, as a right function may where they only shift a softmax.
+
+    A gradient through the maximum adds up to 0 there, and takes the error of the largest element
+    with it, which other right functions have.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") not in MAXIMA:
+            return result
+        if isinstance(result, tuple):
+            return type(result)((result[0].detach(), *result[1:]))
+        return result.detach()
+
+
+MAXIMA = {"amax", "max", "amin", "min"}
 
 # --- operations that choose -----------------------------------------------------------------------
 
@@ -364,6 +388,19 @@ MOVES = set(
 """Operations that compute nothing; a hidden score stays what it is."""
 ARITHMETIC = {"add", "sub", "rsub", "mul", "div"}
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
+
+
+def _count_terms(name: str, args: Any) -> int:
+    """Return the number of terms of the longest sum of an operation, or a larger one."""
+    sizes = [tuple(x.shape) for x in _tensors(args)]
+    if name in ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "baddbmm", "addbmm"):
+        return int(sizes[-1][0] if len(sizes[-1]) < 2 else sizes[-1][-2])
+    if name == "sum":
+        dims = args[1] if len(args) > 1 and args[1] else range(len(sizes[0]))
+        return math.prod(sizes[0][d] for d in ([dims] if isinstance(dims, int) else dims))
+    if name == "cumsum":
+        return max(sizes[0], default=1)
+    return max(map(math.prod, sizes), default=1)
 
 
 def _repeats_nothing(name: str, args: Any, kwargs: Any) -> bool:

@@ -9,8 +9,9 @@ copies and products with powers of two are exact; what numbers decide is decided
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,8 @@ class Rounded(np.ndarray[Any, Any]):
                 x[...] = chosen
             return out[0] if out else _wrap(chosen, run, True)
         exact, terms, where = ufunc in EXACT or run is None or run.noise is None, None, None
+        if run is not None and (ufunc is np.matmul or (ufunc is np.add and method != "__call__")):
+            run.lengths.add(_count_terms(ufunc, plain, kwargs))
         if not exact and ((ufunc is np.add and method != "__call__") or ufunc is np.matmul):
             terms = _root(getattr(ufunc, method), plain, {**kwargs, "out": None} if out else kwargs)
         if not exact and method == "__call__":
@@ -74,6 +77,8 @@ class Rounded(np.ndarray[Any, Any]):
         if name in SUMS:
             plain = [[*map(_plain, x)] if isinstance(x, (list, tuple)) else _plain(x) for x in args]
             terms = _root(func, plain, kwargs)
+            if self.run is not None:  # the largest that it may be
+                self.run.lengths.add(max((np.size(x) for x in plain[0:3]), default=1))
             return _wrap(func(*plain, **kwargs), self.run, False, terms)
         result = super().__array_function__(func, types, args, kwargs)
         if isinstance(result, (tuple, list)):
@@ -118,6 +123,7 @@ class Run:
     noise: Noise | None
     decisions: Decisions
     narrowed: set[str] = field(default_factory=set)
+    lengths: set[int] = field(default_factory=set)
 
     def decide(self, *args: Any) -> Any:
         return self.decisions.decide(*args)
@@ -165,6 +171,16 @@ def _choose(run: Run, ufunc: Any, method: str, inputs: Any, kwargs: Any) -> Any:
         x = _choose(run, np.maximum, method, [x, low], {})
         return _choose(run, np.minimum, method, [x, high], {})
     return None
+
+
+def _count_terms(ufunc: Any, inputs: Any, kwargs: Any) -> int:
+    """Return the number of terms of the sums of matmul, or of a reduction or accumulation."""
+    shape = np.shape(inputs[-1] if ufunc is np.matmul else inputs[0])
+    if ufunc is np.matmul:
+        return int(shape[-2] if len(shape) > 1 else shape[0])
+    axis = kwargs.get("axis", 0)
+    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    return math.prod(shape[n] for n in axes) if shape else 1
 
 
 def _extremum(run: Run, ufunc: Any, x: Array, kwargs: Any) -> Any:
@@ -237,6 +253,10 @@ class Watched:
     ----------
     narrowed : set of str
         Narrower dtypes that it casts to inside; the casts were left out.
+    lengths : set of int
+        Numbers of terms of its sums, in the last run.
+    takes_maxima : bool
+        True if the last run took a maximum along an axis, of torch.
     """
 
     def __init__(self, f: Callable[..., Any], framework: str) -> None:
@@ -245,6 +265,8 @@ class Watched:
         self.run: Run | None = None
         self.mode: Any = None
         self.narrowed: set[str] = set()
+        self.lengths: set[int] = set()
+        self.takes_maxima = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self.f, *args, **kwargs)
@@ -270,10 +292,13 @@ class Watched:
         return self.framework in ("numpy", "torch")
 
     @contextmanager
-    def running(self, noise: Noise | None, decisions: Decisions) -> Iterator[None]:
+    def running(
+        self, noise: Noise | None, decisions: Decisions, *, detached: bool = False
+    ) -> Iterator[None]:
         """Round its intermediates, and those of its autograd, as long as this is entered.
 
-        Without noise the decisions alone are recorded, repeated or turned.
+        Without noise the decisions alone are recorded, repeated or turned. `detached` takes maxima
+        of torch as constants.
         """
         if not self.is_seen:
             yield
@@ -283,13 +308,19 @@ class Watched:
             if self.framework != "torch":
                 yield
                 self.narrowed |= self.run.narrowed
+                self.lengths = self.run.lengths
                 return
             from torch.nn.attention import SDPBackend, sdpa_kernel  # loads torch
 
-            from npattn.testing.reference.dispatch import RoundingMode
+            from npattn.testing.reference.dispatch import DetachedMaxima, RoundingMode
 
-            with sdpa_kernel(SDPBackend.MATH), RoundingMode(noise, decisions) as self.mode:
+            with ExitStack() as stack:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                self.mode = stack.enter_context(RoundingMode(noise, decisions))
+                if detached:
+                    stack.enter_context(DetachedMaxima())
                 yield
                 self.narrowed |= self.mode.narrowed
+                self.lengths, self.takes_maxima = self.mode.lengths, self.mode.takes_maxima
         finally:
             self.run = self.mode = None

@@ -300,9 +300,10 @@ class FunctionPair:
         wide = {n: x.astype(np.float64) if n in leaves else x for n, x in arrays.items()}
         dtype = arrays[leaves[0]].dtype
         cotangents = {}
-        with self.reference.framework.allowing(np.dtype(np.float64)):
-            with self.reference.watched.running(None, Decisions()):
-                results = self.reference.results(wide, case.options)
+        try:
+            results = self._evaluate_reference(wide, case)
+        except ImplementationError:  # it takes no float64
+            results = self._evaluate_reference(arrays, case)
         self._compare_forms(self.f.results(arrays, case.options), results, case)
         if self.f.differentiates and self.reference.differentiates:
             cotangents = {
@@ -324,6 +325,11 @@ class FunctionPair:
             self.reference.watched,
             math.prod(sizes),
         )
+
+    def _evaluate_reference(self, arrays: Mapping[str, Array], case: Case) -> dict[str, Array]:
+        with self.reference.framework.allowing(np.dtype(np.float64)):
+            with self.reference.watched.running(None, Decisions()):
+                return self.reference.results(arrays, case.options)
 
     def _compare_forms(
         self, got: Mapping[str, Array], want: Mapping[str, Array], case: Case
