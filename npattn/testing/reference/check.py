@@ -30,7 +30,7 @@ from npattn.testing.report.report import Report
 SHRINK_SECONDS = 6.0
 """Processor time for the search for the smallest failing case of a dtype."""
 PLACE_SECONDS = 6.0
-"""Time for the cases that say where they differ."""
+"""Processor time for the cases that say where they differ."""
 ENOUGH = 5
 """Failing cases after which no more are asked."""
 EXAMPLES = 100
@@ -346,6 +346,10 @@ class Found:
             yield f"{name}, which {reference} does not return"
         for name in sorted(self.narrowed):
             yield f"a cast to {name} in {reference}, which was computed without it"
+        for name, own in self.powers.items():
+            if len(_keep_judged(own)) < len(own) and name not in self.failed:
+                count = f"{len(_keep_judged(own))} of {len(own)}"
+                yield f"{self.dtype}: {name} was judged on {count} problems"
         for name, power in self.union().items():
             at_kinks = self.crossed.get(name, 0)
             why = "rounding crosses a kink there" if at_kinks else f"{reference} is NaN there"
@@ -353,8 +357,12 @@ class Found:
                 yield f"{self.dtype}: {power.describe_gaps(name, why)}"
 
     def union(self) -> dict[str, Power]:
-        """Return the power of each result over all cases that passed."""
-        return {name: Power.union(own) for name, own in self.powers.items()}
+        """Return the power of each result over the cases that passed.
+
+        In 16 bits the sums of large cases tell little, and these have most elements: cases that do
+        not judge a result are left out, and said, if half of all do.
+        """
+        return {name: Power.union(_keep_judged(own)) for name, own in self.powers.items()}
 
     def outcomes(self, reference: str, shrink: bool) -> tuple[list[Outcome], Cause | None]:
         """Return an outcome for each result, and the place of those that failed."""
@@ -385,7 +393,8 @@ class Found:
         if name not in self.failed:
             passed = Outcome(rule, "", about, self.dtype, "passed", self.worst[name], tried)
             own = self.powers.get(name)
-            return passed.with_powers({name: Power.union(own)}) if own else passed
+            powers = {name: Power.union(_keep_judged(own))} if own else {}
+            return passed.with_powers(powers) if powers else passed
         case, c = self.failed[name]
         return Outcome(
             rule, "", about, self.dtype, "failed", c.ratio, tried, str(c), recipe=repr(case),
@@ -436,3 +445,9 @@ def _note_defect(outcome: Outcome, unseen: Sequence[str]) -> Outcome:
         return outcome
     message = f"{'; '.join(own)}: that is a defect of npattn; please report it with both functions"
     return replace(outcome, status="not judged", kind=DEFECT, message=message)
+
+
+def _keep_judged(powers: Sequence[Power]) -> Sequence[Power]:
+    """Return the powers of the cases that judge a result; all if these are fewer than half."""
+    judged = [one for one in powers if one.judged]
+    return judged if 2 * len(judged) >= len(powers) else powers

@@ -312,13 +312,12 @@ class Watched:
                 return
             from torch.nn.attention import SDPBackend, sdpa_kernel  # loads torch
 
-            from npattn.testing.reference.dispatch import DetachedMaxima, RoundingMode
+            from npattn.testing.reference.dispatch import CallMode, RoundingMode
 
             with ExitStack() as stack:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
                 self.mode = stack.enter_context(RoundingMode(noise, decisions))
-                if detached:
-                    stack.enter_context(DetachedMaxima())
+                stack.enter_context(CallMode(self.mode, detached))
                 yield
                 self.narrowed |= self.mode.narrowed
                 self.lengths, self.takes_maxima = self.mode.lengths, self.mode.takes_maxima

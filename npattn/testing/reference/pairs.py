@@ -31,7 +31,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.explore import LARGE, PLAIN, around, sample, tame
 from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn_and_confirm
-from npattn.testing.places import describe_clauses, find_clause, find_place
+from npattn.testing.places import Spent, describe_clauses, find_clause, find_place
 from npattn.testing.reference.copies import convert_modules
 from npattn.testing.reference.decisions import Decisions
 from npattn.testing.reference.intermediates import Watched
@@ -254,14 +254,18 @@ class FunctionPair:
     def place(self, case: Case, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
         """Look for the border of each size and option, and attack what is found."""
 
+        end = time.process_time() + seconds
+
         def answer(problem: Mapping[str, Any]) -> bool | None:
+            if time.process_time() > end:
+                raise Spent
             other = self._case(problem, case.seed)
             return fails(other) if self.space.fits(other) else None
 
         told = [({**x.sizes, **x.options}, wrong) for x, wrong in known]
         place = find_place(
             answer, {**case.sizes, **case.options}, domains=self._domains(),
-            choices=self.space.options, known=told, questions=QUESTIONS, seconds=seconds,
+            choices=self.space.options, known=told, questions=QUESTIONS, seconds=10 * seconds,
         )  # fmt: skip
         return (place.text if place.held else ""), place.questions
 

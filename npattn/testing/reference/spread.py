@@ -197,7 +197,7 @@ class Spread:
         # Where terms of the reference cancel exactly, those of another right function may not. The
         # median, for a pole or a kink in a few elements must not widen the others.
         known = square[np.isfinite(square) & (square > 0)]
-        square = square + (np.median(known) if known.size else 0.0)
+        square = np.maximum(square, np.median(known) if known.size else 0.0)
         t = quantile(alarm / max(square.size, 1), self.draws if last else None)
         with np.errstate(all="ignore"):
             allowed = t * np.sqrt(square) + self.smallest

@@ -267,9 +267,9 @@ def test_constants_of_torch_stay():
 
     watched = Watched(f, "torch")
     with watched.running(Noise(2.0**-10, 0.0, np.random.default_rng(0)), Decisions()):
-        constant, result = watched(torch.ones(5, dtype=torch.float64))
+        constant, result = watched(torch.full((5,), 1.1, dtype=torch.float64))
     assert torch.equal(constant, torch.arange(5, dtype=torch.float64) * 0.1)
-    assert not torch.equal(result, torch.full((5,), 3.0, dtype=torch.float64))
+    assert not torch.equal(result, torch.full((5,), 1.1 * 3, dtype=torch.float64))
 
 
 def cancelling(given):
