@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import npattn
+import npattn.oracle.api
 from npattn import biases, masks
 from npattn.engines.tiled import tiling
 from npattn.problem import Problem
@@ -49,7 +49,7 @@ class NumPy:
             monkeypatch.setattr(tiling, name, n)
 
     def evaluate(self, problem, conventions=None):
-        return Run(npattn.api.evaluate(problem, conventions, engine=self.engine), self)
+        return Run(npattn.oracle.api.evaluate(problem, conventions, engine=self.engine), self)
 
     def array(self, x):
         return x
@@ -69,7 +69,7 @@ class Torch:
             pytest.skip("there is no GPU here")
         if device == "elsewhere":
             pytest.importorskip("tests.elsewhere", exc_type=ImportError)
-        import npattn.torch
+        import npattn.torch.api
 
         self.module, self.device = npattn.torch, device
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import npattn
+import npattn.oracle.api
 from npattn import Conventions, Problem
 from npattn.conventions import fields as fields_module
 from npattn.conventions import tangents
@@ -399,7 +399,7 @@ def test_a_mistake_in_the_translation_of_directions_is_seen(
     case.options.update(HIDING)
     assert_jvp_is_the_adjoint(case, Conventions(**fields))
     for name in ("canonical_direction", "translate_changes"):
-        monkeypatch.setattr(npattn.api, name, getattr(wrong, name))
+        monkeypatch.setattr(npattn.oracle.api, name, getattr(wrong, name))
     with pytest.raises(AssertionError):
         assert_jvp_is_the_adjoint(case, Conventions(**fields))
 
@@ -421,7 +421,7 @@ def assert_hvp_is_the_slope_of_backward(case: Case, meaning: Conventions) -> Non
 
     def gradient(step: float) -> float:
         moved = {n: getattr(fwd.problem, n) + step * along[n] for n in present}
-        there = npattn.api.evaluate(fwd.problem.replace(**moved), meaning)
+        there = npattn.oracle.api.evaluate(fwd.problem.replace(**moved), meaning)
         grads = npattn.backward(there, *d)
         return sum(float((np.nan_to_num(getattr(grads, n)) * e[n]).sum()) for n in present)
 

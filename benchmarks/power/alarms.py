@@ -45,7 +45,7 @@ from npattn.testing.capabilities import probe
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.systematic_error import ErrorSample, chi_square, fits, plain_recipes
 from npattn.testing.trial import Evaluation, Trial

@@ -33,7 +33,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 TENSORS = ("o", "lse", "weights", "dq", "dk", "dv", "dbias", "dsinks")

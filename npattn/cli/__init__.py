@@ -30,15 +30,6 @@ COMMANDS = {
 """Names of commands → their modules."""
 
 
-MOVED = {
-    "bench": "python -m benchmarks.speed",
-    "matrix": "python -m benchmarks.matrix",
-    "train": "python docs/examples/train",
-    "zoo": "python -m benchmarks.zoo",
-}
-"""Names of commands of earlier times → commands in a clone of the repository."""
-
-
 class Command(click.Command):
     """Command whose errors name flags, and that has an exit code of its own for an interrupt."""
 
@@ -80,8 +71,6 @@ class _Commands(Command, click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in MOVED:
-            raise click.UsageError(f"npattn {cmd_name} is {MOVED[cmd_name]} in a clone of npattn")
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name])

@@ -24,13 +24,10 @@ def parse_entries(texts: tuple[str, ...]) -> dict[str, str]:
     return entries
 
 
-EXIT_CODES = {"passed": 0, "failed": 1, "no verdict": 2}
-
-
 @click.command("compare", cls=GroupedCommand)
 @click.argument("dump", type=click.Path(path_type=Path))
 @add_flags(
-    *("layout", "like", "conventions", "rounding", "rename", "seed", "json", "html"),
+    *("layout", "like", "conventions", "rounding", "rename", "seed", "accept", "json", "html"),
     seed={"value": "0", "help": "Seed of the rows, where they are sampled."},
     rename={
         "help": "What an entry of DUMP is, as output=o; scratch= leaves it out.",
@@ -85,7 +82,7 @@ def compare_command(
     if html is not None:
         report.to_html(html)
     click.echo(str(report))
-    sys.exit(EXIT_CODES[report.verdict])
+    sys.exit(report.conclusion.exit_code)
 
 
 def _parse_window(text: str) -> tuple[int | None, int | None]:

@@ -27,7 +27,7 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.compare import compare
+from npattn.testing.comparison import compare
 from npattn.testing.diagnosis.fingerprint import fingerprint_first, in_layouts
 from npattn.testing.report.reproducer import write_conventions
 from npattn.testing.rules import PROPERTIES, Property

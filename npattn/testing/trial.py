@@ -29,7 +29,7 @@ from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe, 
 from npattn.testing.cases.recipe import Recipe, resize
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.compare import Comparison, check_tolerance, compare_result
+from npattn.testing.comparison import Comparison, check_tolerance, compare_result
 from npattn.testing.power import Power
 
 LARGE = 2**20

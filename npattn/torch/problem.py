@@ -143,7 +143,7 @@ class Problem(numpy_problem.Problem):
 
     @property
     def textbook(self) -> Any:
-        """Functions that `npattn.conventions` calls in the place of those of `npattn.dense`."""
+        """Functions for `npattn.conventions` in the place of those of `npattn.engines.dense`."""
         return score_mod
 
     @property

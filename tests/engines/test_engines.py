@@ -5,13 +5,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-import npattn
+import npattn.oracle.api
 from npattn import biases
 from npattn.problem import Problem
 from npattn.testing import compare
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.free_elements import free_elements
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from tests.backends import (
     BACKENDS,
     EACH,
@@ -75,7 +75,7 @@ def reference(options, poison, dtype):
     """Return the exact results of a problem by name, and their tolerances."""
     given, do, dlse = poisoned(options, poison, dtype)
     given = given.materialise()
-    fwd = npattn.api.evaluate(given, engine="dense")
+    fwd = npattn.oracle.api.evaluate(given, engine="dense")
     grads = npattn.backward(fwd, do, dlse)
     exact = {"o": fwd.out, "lse": fwd.lse} | {f"d{n}": getattr(grads, n) for n in ALL}
     allowed = tolerance(given, given.q.dtype, None, dout=do, dlse=dlse)
@@ -109,7 +109,7 @@ def test_every_option_agrees_with_dense_within_rounding(backend, options, poison
 
 def assert_parameter_allowed(got, given, do, dlse):
     """Tolerance of each score, summed as the gradient of a parameter sums scores."""
-    exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
+    exact = npattn.oracle.api.evaluate(given.replace(dtype="float64"), engine="dense")
     want = npattn.backward(exact, do, dlse).bias
     room = tolerance(given.materialise(), given.q.dtype, None, dout=do, dlse=dlse)["dbias"]
     with np.errstate(invalid="ignore"):  # a room of inf, times a distance of 0
@@ -150,7 +150,7 @@ def test_scores_beyond_float32_agree_within_rounding(backend, case):
     assert all(np.isfinite(x).all() for x in got.values())
     lines = compare(got, given, dout=do, dlse=dlse)
     assert all(line.passed for line in lines), "\n".join(map(str, lines))
-    exact = npattn.api.evaluate(given.replace(dtype="float64"), engine="dense")
+    exact = npattn.oracle.api.evaluate(given.replace(dtype="float64"), engine="dense")
     # Each score is rounded by half of 2⁻²³ of its size, that of its bias included.
     error = 2.0**-23 * (100 + abs(exact.lse).max())
     lost = S * np.finfo("float32").tiny  # what underflows beside a sink
@@ -174,7 +174,7 @@ def test_key_behind_a_minus_inf_bias_gets_no_gradient(backend, case):
     else:
         bias[0], dlse[..., 0] = -np.inf, np.nan
     given, do = problem(bias=bias), normal(B, H, T, E, seed=3)
-    want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
+    want = npattn.backward(npattn.oracle.api.evaluate(given, engine="dense"), do, dlse)
     got = backend.evaluate(given).backward(do, dlse)
     for name in ("q", "k", "v", "bias"):
         one, other = getattr(want, name), getattr(got, name)
@@ -192,7 +192,7 @@ def test_sink_only_row_passes_no_gradient(backend, hides, sink):
     given = problem(sinks=np.array([sink, 0.25, *normal(H - 2)]), **hidden)
     do, dlse = normal(B, H, T, E, seed=3), normal(B, H, T, seed=4)
     do[:, :, 0] = 0
-    want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
+    want = npattn.backward(npattn.oracle.api.evaluate(given, engine="dense"), do, dlse)
     do[:, 0, 0], do[:, 1, 0] = np.nan, np.inf
     got = backend.evaluate(given).backward(do, dlse)
     for name in ("q", "k", "v", "sinks", *(["bias"] if hides == "bias" else [])):
@@ -206,7 +206,7 @@ def test_dlse_of_a_sink_only_row_reaches_the_sink(backend, hides):
     given, do = problem(sinks=normal(H), **hidden), normal(B, H, T, E, seed=3)
     dlse = normal(B, H, T, seed=4)
     dlse[:, 1, 0] = 0
-    want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
+    want = npattn.backward(npattn.oracle.api.evaluate(given, engine="dense"), do, dlse)
     dlse[:, 1, 0] = np.nan
     got = backend.evaluate(given).backward(do, dlse)
     for name in ("q", "k", "v"):
@@ -240,7 +240,7 @@ def test_a_direction_moves_it_as_it_moves_dense(backend, options, poison):
     along = {f"d{n}": normal(*getattr(given, n).shape, seed=9) for n in names}
     if isinstance(given.bias, biases.Bias):
         along["dbias"] = direction_of(given.bias.parameter)
-    exact = npattn.jvp(npattn.api.evaluate(given, engine="dense"), **along)
+    exact = npattn.jvp(npattn.oracle.api.evaluate(given, engine="dense"), **along)
     # An error of the scores is one of ds too: of 2 · |scale| · Σ |q k| in units of rounding.
     size = 1 + abs(given.scale) * np.einsum("bhtd->bht", abs(given.q)).max() * abs(given.k).max()
     for want, got in zip(exact, backend.evaluate(given).jvp(**along), strict=True):
@@ -267,7 +267,7 @@ def test_sink_of_minus_inf_moves_no_empty_row(backend, hides):
     given = problem(sinks=np.array([-np.inf, *normal(H - 1)]), **hidden)
     along = {"dsinks": normal(H, seed=5), "dq": normal(B, H, T, D, seed=6)}
     do, dlse = backend.evaluate(given).jvp(**along)
-    want = npattn.jvp(npattn.api.evaluate(given, engine="dense"), **along)
+    want = npattn.jvp(npattn.oracle.api.evaluate(given, engine="dense"), **along)
     assert not do[:, 0, 0].any()
     assert not dlse[:, 0, 0].any()
     assert_near(do, want[0])
@@ -304,7 +304,7 @@ def test_any_shape_is_computed(backend, shapes):
     lines = compare(got | {"dsinks": grads.sinks}, given, dout=do, dlse=dlse)
     assert all(line.passed for line in lines), "\n".join(map(str, lines))
     along = {f"d{name}": getattr(given, name) for name in "qkv"}
-    wanted = npattn.jvp(npattn.api.evaluate(given, engine="dense"), **along)
+    wanted = npattn.jvp(npattn.oracle.api.evaluate(given, engine="dense"), **along)
     for one, other in zip(run.jvp(**along), wanted, strict=True):
         assert one.shape == other.shape
         assert not other.size or abs(one - other).max() <= 2.0**-40 * (1 + abs(other).max())
@@ -341,7 +341,7 @@ def test_a_direction_is_translated_around_it(backend, name, bias):
     conventions = npattn.Conventions(**EACH_FIELD[name])
     along = {f"d{n}": normal(*getattr(given, n).shape, seed=9) for n in "qkv"}
     along["dbias"] = direction_of(term if bias == "array" else term.parameter)
-    exact = npattn.jvp(npattn.api.evaluate(given, conventions, engine="dense"), **along)
+    exact = npattn.jvp(npattn.oracle.api.evaluate(given, conventions, engine="dense"), **along)
     size = 1 + np.einsum("bhtd->bht", abs(given.q)).max() * abs(given.k).max()
     for want, got in zip(exact, backend.evaluate(given, conventions).jvp(**along), strict=True):
         finite = np.isfinite(want)
@@ -352,5 +352,5 @@ def test_a_direction_is_translated_around_it(backend, name, bias):
 
 def test_weights_are_those_of_dense(backend):
     given = problem(mask=OPTIONS["mask of each head"]["mask"])  # some queries see nothing
-    want = npattn.api.evaluate(given, engine="dense").weights
+    want = npattn.oracle.api.evaluate(given, engine="dense").weights
     assert_near(backend.evaluate(given).weights, want)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-import npattn
+import npattn.oracle.api
 from npattn import biases, masks
 from npattn.engines import threads, tiled
 from npattn.engines.tiled import operations, tiling
@@ -73,7 +73,8 @@ def test_a_row_keeps_its_bits_whatever_others_see():
     do = normal(B, H, T, E, seed=3)
     do[..., 0, :] = 0
     before, after = (
-        npattn.api.evaluate(given.replace(mask=mask, k=x), engine="tiled") for x in (given.k, k)
+        npattn.oracle.api.evaluate(given.replace(mask=mask, k=x), engine="tiled")
+        for x in (given.k, k)
     )
     assert (after.residuals[-1].shift[..., 0] != 0).any()
     assert (after.residuals[-1].shift[..., 1:] == 0).all()
@@ -90,7 +91,7 @@ def test_nan_bias_at_hidden_positions_is_inert(hides):
     q, k, v, do = (normal(H, T, D, seed=n) for n in range(4))
     plain = Problem(q, k, v, bias=np.zeros((T, T)), **options)
     given = plain.replace(bias=np.where(visible, 0, np.nan))
-    want, got = (npattn.api.evaluate(p, engine="tiled") for p in (plain, given))
+    want, got = (npattn.oracle.api.evaluate(p, engine="tiled") for p in (plain, given))
     assert np.array_equal(got.out, want.out)
     assert np.array_equal(got.lse, want.lse)
     one, other = npattn.backward(want, do), npattn.backward(got, do)
@@ -107,7 +108,7 @@ def test_visible_nan_score_makes_a_nan_row(careful):
     if careful:
         v[:, -1] = np.inf
     given = Problem(q, k, v, visible, bias=bias)
-    want, got = (npattn.api.evaluate(given, engine=name) for name in ("dense", "tiled"))
+    want, got = (npattn.oracle.api.evaluate(given, engine=name) for name in ("dense", "tiled"))
     assert np.isnan(want.lse[:, 5]).all()
     assert np.array_equal(np.isnan(got.lse), np.isnan(want.lse))
     assert np.array_equal(np.isnan(got.out[:, :-1]), np.isnan(want.out[:, :-1]))
@@ -122,7 +123,7 @@ def test_views_of_any_strides_are_read_and_left_alone():
         v=given.v[..., ::-1, ::-1].copy()[..., ::-1, ::-1],
     )
     before = [x.tobytes() for x in (odd.q, odd.k, odd.v)]
-    want, got = (npattn.api.evaluate(p, engine="tiled") for p in (given, odd))
+    want, got = (npattn.oracle.api.evaluate(p, engine="tiled") for p in (given, odd))
     do = np.asfortranarray(normal(B, H, T, E))
     assert_near(got.out, want.out)
     for name in "qkv":
@@ -147,7 +148,7 @@ def test_results_have_the_same_bits_with_any_number_of_threads(options, heads):
 
     def bits(count):
         with threadpool_limits(count, user_api="blas"):
-            fwd = npattn.api.evaluate(given, engine="tiled")
+            fwd = npattn.oracle.api.evaluate(given, engine="tiled")
             grads = npattn.backward(fwd, do)
         return [x.tobytes() for x in (fwd.out, fwd.lse, grads.q, grads.k, grads.v)]
 
@@ -177,9 +178,9 @@ def test_one_head_is_shared_out_by_keys(bias):
     given = Problem(q, k, v[:, :S], bias=bias)
     do, dlse = normal(1, T, D, seed=3), normal(1, T, seed=4)  # without dlse a row of dbias is 0
     with threadpool_limits(3, user_api="blas"):
-        fwd = npattn.api.evaluate(given, engine="tiled")
+        fwd = npattn.oracle.api.evaluate(given, engine="tiled")
         grads = npattn.backward(fwd, do, dlse)
-    want = npattn.backward(npattn.api.evaluate(given, engine="dense"), do, dlse)
+    want = npattn.backward(npattn.oracle.api.evaluate(given, engine="dense"), do, dlse)
     for name in ("q", "k", "v", *(["bias"] if bias is not None else [])):
         assert_near(getattr(grads, name), getattr(want, name))
 
@@ -242,8 +243,8 @@ def test_an_error_of_the_users_function_is_raised_here():
 
     for count in (1, 3):
         with threadpool_limits(count, user_api="blas"), pytest.raises(ZeroDivisionError):
-            npattn.api.evaluate(problem(score_mod=fail), engine="tiled")
-    npattn.api.evaluate(problem(), engine="tiled")
+            npattn.oracle.api.evaluate(problem(score_mod=fail), engine="tiled")
+    npattn.oracle.api.evaluate(problem(), engine="tiled")
 
 
 LARGE = {
@@ -279,7 +280,9 @@ def test_gradients_use_the_weights_of_forward_at_any_size(options, count, rows):
         arrays = {n: x.astype(dtype) for n, x in {"q": q, "k": k, "v": v, **given}.items()
                   if isinstance(x, np.ndarray) and n != "mask"}  # fmt: skip
         with threadpool_limits(count, user_api="blas"):
-            fwd = npattn.api.evaluate(Problem(**{**given, **arrays}, dtype=dtype), engine="tiled")
+            fwd = npattn.oracle.api.evaluate(
+                Problem(**{**given, **arrays}, dtype=dtype), engine="tiled"
+            )
             grads = npattn.backward(fwd, do.astype(dtype))
             moved, _ = npattn.jvp(fwd, dv=dv.astype(dtype))
         w = fwd.out.astype("float64")
@@ -296,16 +299,16 @@ def test_calls_inside_a_call_return_from_several_threads():
     do = normal(1, T, D)
 
     def call(score_mod):
-        fwd = npattn.api.evaluate(plain.replace(score_mod=score_mod), engine="tiled")
+        fwd = npattn.oracle.api.evaluate(plain.replace(score_mod=score_mod), engine="tiled")
         return fwd.out, npattn.backward(fwd, do).q
 
     def mod(s, *_):
-        inner = npattn.api.evaluate(plain, engine="tiled")
+        inner = npattn.oracle.api.evaluate(plain, engine="tiled")
         assert np.array_equal(inner.out, want)
         return s * 1
 
     with threadpool_limits(3, user_api="blas"), ThreadPoolExecutor(3) as pool:
-        want = npattn.api.evaluate(plain, engine="tiled").out
+        want = npattn.oracle.api.evaluate(plain, engine="tiled").out
         alone = call(lambda s, *_: s * 1)
         found = [pool.submit(call, mod) for _ in range(3)]
         for future in found:
@@ -319,7 +322,7 @@ def test_it_never_holds_all_scores():
     given, do = Problem(q, k, v, engine="tiled"), normal(heads, n, size)
 
     def work():
-        fwd = npattn.api.evaluate(given)
+        fwd = npattn.oracle.api.evaluate(given)
         npattn.backward(fwd, do)
 
     work()
@@ -406,7 +409,7 @@ def test_weights_are_powers_of_two_or_of_e(monkeypatch, fast, options, size):
     given = given.replace(q=size * given.q)
     assert Call(given).exp is (np.exp2 if fast else np.exp)
     do, dlse, dv = normal(B, H, T, E), normal(B, H, T), normal(B, K, S, E, seed=5)
-    runs = [npattn.api.evaluate(given, engine=name) for name in ("tiled", "dense")]
+    runs = [npattn.oracle.api.evaluate(given, engine=name) for name in ("tiled", "dense")]
     assert (runs[0].residuals[-1].shift != 0).any() == (size > 1)
     fwd, exact = runs
     grads = npattn.backward(fwd, do, dlse)
@@ -427,7 +430,7 @@ def test_weights_are_powers_of_two_or_of_e(monkeypatch, fast, options, size):
 def test_a_huge_sink_is_the_maximum_in_either_unit(monkeypatch, fast):
     monkeypatch.setattr(operations, "_has_fast_exp2", lambda _: fast)
     given = problem(sinks=np.full(H, 5000.0))
-    fwd = npattn.api.evaluate(given, engine="tiled")
+    fwd = npattn.oracle.api.evaluate(given, engine="tiled")
     room = 5000 * 2.0**-50  # of a number of this size, rounded on the way to log 2 and back
     assert abs(fwd.lse - 5000).max() <= room
     assert not fwd.out.any()
@@ -441,7 +444,7 @@ def test_gradients_of_few_queries_agree(options, queries):
     given = problem(**BASES[options])
     given = given.replace(q=given.q[..., :queries, :])
     do, dlse = normal(B, H, queries, E, seed=3), normal(B, H, queries, seed=4)
-    grads = npattn.backward(npattn.api.evaluate(given, engine="tiled"), do, dlse)
+    grads = npattn.backward(npattn.oracle.api.evaluate(given, engine="tiled"), do, dlse)
     lines = compare({f"d{n}": getattr(grads, n) for n in "qkv"}, given, dout=do, dlse=dlse)
     assert all(line.passed for line in lines), "\n".join(map(str, lines))
 

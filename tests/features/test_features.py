@@ -8,7 +8,7 @@ import pytest
 from npattn import biases
 from npattn.engines import loops
 from npattn.problem import Problem
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.tolerance import allowed
 from tests.backends import NumPy, Torch
 from tests.features.rows import ROWS, arrays

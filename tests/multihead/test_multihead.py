@@ -17,7 +17,7 @@ from npattn.positions import Rotary
 from npattn.problem import Problem
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.compare import compare, compare_arrays
+from npattn.testing.comparison import compare, compare_arrays
 
 PRIMES = (2, 3, 5, 7, 11, 13)
 CONFIGURATIONS = 50

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -384,7 +383,6 @@ def test_fwd_must_be_a_result_of_forward(function):
 
 
 def test_dir_shows_public_names_only():
-    assert sorted(dir(npattn)) == sorted([*npattn.__all__, *npattn.LATER])
     rooms = "masks biases conventions positions profiles multihead weights variants cache plot"
     for name in (*rooms.split(), "mistakes", "quantization", "certify", "errors", "problem"):
         module = importlib.import_module(f"npattn.{name}")
@@ -547,13 +545,3 @@ def test_a_name_of_conventions_is_not_conventions():
 def test_a_score_mod_of_another_shape_is_refused():
     with pytest.raises(OptionError, match=r"score_mod .*shape"):
         npattn.attention(**inputs(), score_mod=lambda s, b, h, t, s_index: s[..., :2])
-
-
-@pytest.mark.parametrize("name", [*npattn.MOVED, "tiled.tiling"])
-def test_modules_keep_the_names_that_they_had(name, monkeypatch):
-    first, dot, rest = name.partition(".")
-    monkeypatch.delitem(vars(npattn), first, raising=False)
-    assert getattr(npattn, first).__name__ == f"npattn.{npattn.MOVED[first]}"
-    now = importlib.import_module(f"npattn.{npattn.MOVED[first]}{dot}{rest}")
-    assert importlib.import_module(f"npattn.{name}") is now
-    assert getattr(npattn, first) is sys.modules[f"npattn.{npattn.MOVED[first]}"]

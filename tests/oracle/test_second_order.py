@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import npattn
+import npattn.oracle.api
 from npattn import Conventions, biases
 from npattn.biases.distances import Alibi
 from npattn.engines import backward_twice, dense
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     @property
     def fwd(self):
-        return npattn.api.evaluate(self.problem, engine="dense")
+        return npattn.oracle.api.evaluate(self.problem, engine="dense")
 
     def double_backward(self, module=second_order):
         along = {f"dd{n}": x for n, x in self.directions.items()}
@@ -85,7 +85,7 @@ def make(options, size="primes", seed=0, dtype=np.float64):
     merged = {name: x for option in options for name, x in words[option].items()}
     arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     problem = Problem(**arrays, **merged)
-    fwd = npattn.api.evaluate(problem, engine="dense")
+    fwd = npattn.oracle.api.evaluate(problem, engine="dense")
     like = {"dout": fwd.out, "dlse": fwd.lse, "dweights": fwd.weights}
     cotangents = {name: rng.standard_normal(x.shape) for name, x in like.items()}
     present = [name for name in INPUTS if getattr(problem, name) is not None]
@@ -385,7 +385,7 @@ def test_hvp_is_the_derivative_that_scipy_finds():
     @np.vectorize
     def gradient(t):
         moved = {n: getattr(problem, n) + t * d for n, d in case.directions.items()}
-        fwd = npattn.api.evaluate(problem.replace(**moved))
+        fwd = npattn.oracle.api.evaluate(problem.replace(**moved))
         grads = npattn.backward(fwd, **case.cotangents)
         return sum((getattr(grads, n) * x).sum() for n, x in e.items())
 
@@ -501,16 +501,18 @@ def test_narrow_inputs_are_taken_exactly():
     filled = Conventions(hidden_fill="min", hidden_add=None)
     problem = case.problem.replace(bias=np.full((5, 7), -65504.0))  # as small as a fill
     along = {f"d{n}": x for n, x in case.directions.items()}
-    changes = npattn.hvp(npattn.api.evaluate(problem, filled), case.cotangents["dout"], **along)
+    changes = npattn.hvp(
+        npattn.oracle.api.evaluate(problem, filled), case.cotangents["dout"], **along
+    )
     number = Conventions(hidden_fill=-65504.0)
-    same = npattn.hvp(npattn.api.evaluate(problem, number), case.cotangents["dout"], **along)
+    same = npattn.hvp(npattn.oracle.api.evaluate(problem, number), case.cotangents["dout"], **along)
     np.testing.assert_array_equal(changes.q, same.q)
     assert changes.q.any()
 
 
 def test_the_tiled_engine_has_both():
     case, tiled = make(ALL), make(ALL)
-    fwd = npattn.api.evaluate(tiled.problem, engine="tiled")
+    fwd = npattn.oracle.api.evaluate(tiled.problem, engine="tiled")
     along = {f"dd{n}": x for n, x in case.directions.items()}
     for got, want in (
         (case.hvp(fwd), case.hvp()),
@@ -524,7 +526,7 @@ def test_undefined_rows_have_undefined_changes():
     mask = np.ones((5, 7), bool)
     mask[2] = False
     problem = case.problem.replace(mask=mask)
-    fwd = npattn.api.evaluate(problem, Conventions(empty_row="nan"))
+    fwd = npattn.oracle.api.evaluate(problem, Conventions(empty_row="nan"))
     change = npattn.hvp(fwd, case.cotangents["dout"], dq=case.directions["q"]).q
     assert np.isnan(change[..., 2, :]).all()
     assert np.isfinite(np.delete(change, 2, axis=-2)).all()
@@ -635,7 +637,7 @@ def test_what_is_not_supported_is_answered_with_what_to_use():
         by_hand(case.fwd, dout)
     plain = make(("mask",)).problem
     with pytest.raises(OptionError, match=r"support conventions; call npattn\.hvp"):
-        by_hand(npattn.api.evaluate(plain, Conventions()), dout)
+        by_hand(npattn.oracle.api.evaluate(plain, Conventions()), dout)
     extended = npattn.forward(plain.q, plain.k, plain.v, precision="extended")
     mixed = npattn.forward(plain.q, plain.k, plain.v, dtype="bfloat16")
     for f in (by_hand, step):
@@ -646,22 +648,22 @@ def test_what_is_not_supported_is_answered_with_what_to_use():
         with pytest.raises(OptionError, match=r"fwd is of type int; pass the result of npattn"):
             f(3, dout)
         with pytest.raises(ShapeError, match=r"dout has shape \(3,\), but out has shape"):
-            f(npattn.api.evaluate(plain), np.ones(3))
+            f(npattn.oracle.api.evaluate(plain), np.ones(3))
     with pytest.raises(OptionError, match="got ddbias, but the problem has no bias"):
-        by_hand(npattn.api.evaluate(plain), dout, ddbias=np.ones((5, 7)))
+        by_hand(npattn.oracle.api.evaluate(plain), dout, ddbias=np.ones((5, 7)))
     with pytest.raises(ShapeError, match=r"ddq has shape \(3,\), but dq has shape"):
-        by_hand(npattn.api.evaluate(plain), dout, ddq=np.ones(3))
+        by_hand(npattn.oracle.api.evaluate(plain), dout, ddq=np.ones(3))
 
 
 def test_hvp_is_of_real_arrays():
     longer = make(("mask",)).problem.replace(dtype=np.longdouble)
     with pytest.raises(DtypeError, match="hvp does not support dtype longdouble: call double_back"):
-        npattn.hvp(npattn.api.evaluate(longer), None)
+        npattn.hvp(npattn.oracle.api.evaluate(longer), None)
     plain = make(("mask",)).problem
     dout = make(("mask",)).cotangents["dout"]
-    fwd = npattn.api.evaluate(plain, engine="dense")
+    fwd = npattn.oracle.api.evaluate(plain, engine="dense")
     with pytest.raises(DtypeError, match="hvp does not support dtype complex128: it is a complex"):
-        npattn.hvp(npattn.api.evaluate(plain.replace(q=plain.q + 0j)), dout)
+        npattn.hvp(npattn.oracle.api.evaluate(plain.replace(q=plain.q + 0j)), dout)
     with pytest.raises(DtypeError, match="dq is complex128, must be real for hvp"):
         npattn.hvp(fwd, dout, dq=1j * plain.q)
     with pytest.raises(DtypeError, match="dout is complex128, must be real for hvp"):

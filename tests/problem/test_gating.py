@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import npattn
+import npattn.problem.arrays
 from npattn import Conventions
 from npattn.certify import certify
 from npattn.engines import loops
@@ -68,7 +68,9 @@ def assert_agrees(fwd: npattn.Forward, conventions: Conventions | None = None) -
         )
     each = abs(dout) * o_error + U * abs(dout * np.nan_to_num(o))
     n = out.size / problem.gate.size
-    total = npattn.arrays.sum_to(each + n * U * abs(dout * np.nan_to_num(o)), problem.gate.shape)
+    total = npattn.problem.arrays.sum_to(
+        each + n * U * abs(dout * np.nan_to_num(o)), problem.gate.shape
+    )
     assert_within("gate", got.gate, want.gate, 2 * total)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.excerpt import SIDE, Excerpt
 
 

@@ -39,8 +39,10 @@ def test_an_added_target_is_known_by_name(monkeypatch):
 
 def test_users_see_public_names_only():
     modules = {"extend", "strategies", "targets", "tolerance", "variants"}
-    assert set(dir(npattn.testing)) == modules | {*npattn.testing.__all__}
-    assert all(callable(getattr(npattn.testing, name)) for name in npattn.testing.__all__)
+    assert modules < {*dir(npattn.testing)}
+    assert all(
+        callable(getattr(npattn.testing, n)) for n in dir(npattn.testing) if n not in modules
+    )
     assert all(getattr(npattn.testing, name).__all__ for name in modules)
-    with pytest.raises(AttributeError, match="has no attribute 'chekc'"):
+    with pytest.raises(AttributeError, match="attribute chekc"):
         npattn.testing.chekc  # noqa: B018

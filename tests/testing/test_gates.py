@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import npattn
+import npattn.oracle.api
 from benchmarks.zoo.correct.gated import GatedKernel
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, gated
@@ -47,7 +47,7 @@ def test_gates_exist_for_sizes_of_0(sizes):
     for name in GATES:
         recipe = Recipe(**(SIZES | sizes), gate=name)
         out = npattn.attention(recipe.problem().q, recipe.problem().k, recipe.problem().v)
-        assert npattn.api.evaluate(recipe.problem()).out.shape == out.shape
+        assert npattn.oracle.api.evaluate(recipe.problem()).out.shape == out.shape
 
 
 def test_a_head_mask_has_both_numbers():
@@ -77,7 +77,7 @@ def test_kernels_with_gates_stay_within_their_bounds(place, kind, dtype):
         own = recipe.problem()
         dout = recipe.cotangents(own).dout
         got = kernel(own, dout)
-        fwd = npattn.api.evaluate(own)
+        fwd = npattn.oracle.api.evaluate(own)
         wide = dout.astype(np.float64)
         worst = bounds(own, own.q.dtype, WAYS[place], dout=wide)
         likely = tolerance(own, own.q.dtype, WAYS[place], dout=wide)
@@ -104,13 +104,13 @@ def test_nothing_is_asked_of_dgate_where_a_row_is_nan_by_convention():
     own = problem(gate="one a row", mask="empty rows")
     dout = np.ones((B, H, T, E))
     allowed = tolerance(own, own.q.dtype, dout=dout, conventions=Conventions(empty_row="nan"))
-    empty = np.isneginf(npattn.api.evaluate(own).lse)[..., None]
+    empty = np.isneginf(npattn.oracle.api.evaluate(own).lse)[..., None]
     np.testing.assert_array_equal(np.isposinf(allowed["dgate"]), empty)
 
 
 def test_compare_takes_dgate_and_max_score():
     own = problem(gate="full")
-    fwd = npattn.api.evaluate(own)
+    fwd = npattn.oracle.api.evaluate(own)
     dout = np.ones((B, H, T, E))
     got = {"max_score": fwd.max_score, "dgate": npattn.backward(fwd, dout).gate}
     assert all(c.passed for c in compare(got, own, dout=dout))
@@ -206,7 +206,7 @@ def test_the_gradient_of_a_head_mask_is_that_of_the_gate():
     own = problem(gate="heads")
     dout = Recipe(**SIZES).cotangents(own).dout
     got = read.gradients(own, Cotangents(dout, None))
-    want = npattn.backward(npattn.api.evaluate(own), dout).gate
+    want = npattn.backward(npattn.oracle.api.evaluate(own), dout).gate
     assert got["dgate"].shape == (H, 1, 1)
     np.testing.assert_array_equal(got["dgate"], want)
     report = check(read, examples=8, only=["agreement-o", "agreement-dgate"], diagnosis=False)

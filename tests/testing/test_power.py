@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.power import (
     EXIT_CODES,
     Power,

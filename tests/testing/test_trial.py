@@ -12,7 +12,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, Recipe, Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools, recipes
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Trial
 

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import npattn  # noqa: E402
 import npattn.torch as nt  # noqa: E402
+import npattn.torch.autograd  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 
 # The first call of forward mode compiles torch's own decompositions.

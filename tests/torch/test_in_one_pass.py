@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import npattn  # noqa: E402
+import npattn.torch.tiles  # noqa: E402
 from npattn.torch.engine import in_one_pass  # noqa: E402
 from tests.backends import BACKENDS, mod, problem  # noqa: E402
 

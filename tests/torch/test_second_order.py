@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import npattn  # noqa: E402
+import npattn.oracle.api  # noqa: E402
 import npattn.torch as nt  # noqa: E402
 from npattn import biases  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
@@ -75,7 +75,7 @@ def test_conventions_are_those_of_npattn(name):
     )
     mask = case.problem.mask & (np.arange(5)[:, None] != 2)
     case = case._replace(problem=case.problem.replace(mask=mask))
-    fwd = npattn.api.evaluate(case.problem, conventions, engine="dense")
+    fwd = npattn.oracle.api.evaluate(case.problem, conventions, engine="dense")
     want = case.hvp(fwd)
     # Those of a problem in the default meaning that rounds no less: nothing is hidden in it.
     allowed = bounds(case._replace(problem=case.problem.replace(mask=None)))
@@ -123,7 +123,7 @@ def test_parts_left_out_are_zeros():
 def test_narrow_inputs_have_wide_results():
     case = make(("mask",), dtype=np.float16)
     second, change = both(case, on_tensors(case, npattn.Conventions(hidden_fill="min")))
-    want = case.hvp(npattn.api.evaluate(case.problem, npattn.Conventions(hidden_fill="min")))
+    want = case.hvp(npattn.oracle.api.evaluate(case.problem, npattn.Conventions(hidden_fill="min")))
     visible = case._replace(problem=case.problem.replace(mask=None))
     for got in (second, change):
         assert got.q.dtype == torch.float64

@@ -13,7 +13,7 @@ import npattn
 from npattn import biases, masks
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.testing.bounds.allowed import bounds
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.variants import gathered
 from npattn.variants.gathered import OPTIONS, drop_repeats, index_mask, top_k
 from tests.variants import formulas

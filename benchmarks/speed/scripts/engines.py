@@ -5,7 +5,7 @@
 Processor time of one thread, the least of rounds in which the engines take turns, so that other
 work of the machine counts little. SECONDS (default 0.5) are for one row of the table. `lost` is the
 time of the engine that "auto" takes, divided by that of the better one, forward and with backward;
-the constants of `npattn.tiled.choice` are read off this table.
+the constants of `npattn.engines.tiled.choice` are read off this table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-import npattn
+import npattn.oracle.api
 from npattn.engines import tiled
 from npattn.problem import Problem
 
@@ -50,7 +50,7 @@ def shapes() -> Iterator[tuple[int, int, int, int]]:
 def seconds(problem: Problem, engine: str) -> tuple[float, float]:
     """Processor time of forward, and of forward with backward."""
     start = time.process_time()
-    fwd = npattn.api.evaluate(problem, engine=engine)
+    fwd = npattn.oracle.api.evaluate(problem, engine=engine)
     forward = time.process_time()
     npattn.backward(fwd, fwd.out)
     return forward - start, time.process_time() - start

@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import npattn
-import npattn.torch
+import npattn.torch.kernels
 
 Tensor = torch.Tensor
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -20,7 +20,7 @@ from npattn.problem import Problem
 from npattn.testing import Implementation, check
 from npattn.testing.bounds.allowed import bounds, deviations, tolerance
 from npattn.testing.bounds.ulp import excess, half_ulp
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.runner.search import RuleSearch
 from npattn.testing.targets import load
 from npattn.testing.trial import Trial
@@ -73,7 +73,7 @@ def time_everywhere(clock: Clock, name: str, function: Callable[..., Any]) -> No
 
 def time_problems(clock: Clock) -> list[Counter[str]]:
     """Time the calls of `check`; return a list that fills with the times of each problem."""
-    for function in (npattn.api.evaluate, npattn.api.backward):
+    for function in (npattn.oracle.api.evaluate, npattn.oracle.api.backward):
         time_everywhere(clock, "oracle", function)
     for function in (tolerance, bounds, deviations):
         time_everywhere(clock, "allowed", function)

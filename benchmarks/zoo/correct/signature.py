@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def with_every_option(*without: str) -> Callable[[Function], Function]:
-    """Replace ``**options`` in the signature of a function by the options of npattn.options."""
+    """Replace ``**options`` in the signature of a function by those of `npattn.problem.options`."""
 
     def sign(f: Function) -> Function:
         own = inspect.signature(f).parameters

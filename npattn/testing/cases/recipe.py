@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from npattn.errors import OptionError
-from npattn.problem import Cotangents, Problem
+from npattn.problem import Cotangents as Cotangents  # it belongs to the names of npattn.testing
+from npattn.problem import Problem
 from npattn.problem.arrays import Array, finfo
 from npattn.problem.options import OPTIONS, Window
 from npattn.testing.cases.distributions import DISTRIBUTIONS, UNUSUAL

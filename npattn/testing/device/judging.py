@@ -19,7 +19,7 @@ from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.on_device import results_on_device
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.row_norms import RowNorms
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.device.sampling import DeviceProblem
 from npattn.testing.device.tensors import DeviceTensors, compare_tensors, worst_ratios
 from npattn.testing.trial import Trial

@@ -1,7 +1,7 @@
 """Bounds and errors in torch operations, on the device of the tensors.
 
 The bounds are derived in npattn.testing.bounds.row_norms, with `DeviceTensors` as its array
-operations; errors are those of npattn.testing.compare.
+operations; errors are those of npattn.testing.comparison.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from npattn.engines.dense import Residuals
 from npattn.problem import Problem
 from npattn.testing.bounds.array_ops import ArrayOps
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.torch.score_mod import operands
 
 Tensor = torch.Tensor

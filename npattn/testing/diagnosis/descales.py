@@ -13,7 +13,7 @@ from npattn.problem.arrays import Array
 from npattn.problem.descales import spread
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.ulp import half_ulp
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 

@@ -17,7 +17,7 @@ from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules.second_order import SECOND

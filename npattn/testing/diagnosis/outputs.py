@@ -12,7 +12,7 @@ from npattn.problem.arrays import Array
 from npattn.problem.descales import spread
 from npattn.quantization import largest
 from npattn.testing.bounds.delivery import half_gap
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 

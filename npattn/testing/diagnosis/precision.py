@@ -11,7 +11,7 @@ import numpy as np
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.rules.systematic_error import (

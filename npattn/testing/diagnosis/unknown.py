@@ -19,7 +19,7 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, Results, TimedOut
 from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.trial import Trial
 
 FAR = 8.0

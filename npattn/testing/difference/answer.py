@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from npattn.testing.compare import short
+from npattn.testing.comparison import short
 from npattn.testing.difference.factors import PLAIN, REORDERED
 from npattn.testing.difference.measure import Measurement
 from npattn.testing.difference.precision import EXPLAINED, Explained

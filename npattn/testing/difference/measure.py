@@ -14,7 +14,7 @@ from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import Evidence, group
 from npattn.testing.difference.distance import Judged, bits_differ, mean_same, ratios, ulps
 from npattn.testing.difference.record import Place, ResultDifference

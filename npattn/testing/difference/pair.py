@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import short
+from npattn.testing.comparison import short
 from npattn.testing.difference.measure import Measurement
 from npattn.testing.difference.wrong import Wrong
 from npattn.testing.reference.check import Found

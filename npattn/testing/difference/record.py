@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npattn.testing.compare import short
+from npattn.testing.comparison import short
 from npattn.testing.difference.smallest import Example, as_json
 
 WIDTH = 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,12 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.profiles import find_profile
 from npattn.testing.bounds.rounding import Rounding
-from npattn.testing.compare import Comparison, compare, exact, short
+from npattn.testing.comparison import Comparison, compare, exact, short
 from npattn.testing.diagnosis.evidence import sizes_of
 from npattn.testing.diagnosis.locate import AXES
 from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn
 from npattn.testing.dumps.read import INPUTS, LOADABLE, Dump, read_dump
+from npattn.testing.power import Conclusion, Power, Verdict, conclude, describe, find_unjudged
 from npattn.testing.spot.check import spot_check
 from npattn.testing.spot.result import SpotCheck
 
@@ -55,7 +56,9 @@ class DumpReport:
     rows : SpotCheck or None
         Result of the sampled rows, if the problem is too large to be computed whole.
     unjudged : tuple of str
-        Results in the dump that were not judged.
+        Results in the dump that were not compared.
+    accept : tuple of str
+        Results that need no verdict.
     """
 
     source: str
@@ -65,6 +68,7 @@ class DumpReport:
     passes_with: tuple[str, ...] = ()
     rows: SpotCheck | None = None
     unjudged: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -75,18 +79,27 @@ class DumpReport:
         return tuple(failed)
 
     @property
-    def verdict(self) -> str:
+    def powers(self) -> dict[str, Power]:
+        """By result: which errors would have been seen."""
+        return {c.name: c.power for c in self.comparisons if c.power is not None}
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Verdict and reason: a result whose double would have passed has none."""
+        unjudged = (*self.unjudged, *find_unjudged(self.powers))
+        return conclude(failed=bool(self.failed), unjudged=unjudged, accept=self.accept)
+
+    @property
+    def verdict(self) -> Verdict:
         """Return "passed", "failed" or "no verdict"; `reason` says why."""
-        if self.failed:
-            return "failed"
-        return "no verdict" if self.unjudged else "passed"
+        return self.conclusion.verdict
 
     @property
     def reason(self) -> str:
         """Results out of tolerance, or not judged; "" if all passed."""
         if self.failed:
             return f"{', '.join(self.failed)} out of tolerance"
-        return f"not judged: {', '.join(self.unjudged)}" if self.unjudged else ""
+        return self.conclusion.reason
 
     @property
     def passed(self) -> bool:
@@ -103,6 +116,7 @@ class DumpReport:
                 lines.append(f"{'':<8} wrong {_say_place(self.places[c.name])} (of this problem)")
         if self.rows is not None:
             lines += str(self.rows).splitlines()
+        lines += describe(self.powers)
         lines += [f"passes with {change}" for change in self.passes_with]
         reason = f": {self.reason}" if self.reason else ""
         word = self.verdict.replace("failed", "FAILED")  # as a check says it
@@ -118,6 +132,7 @@ class DumpReport:
                 "size": c.size,
                 "text": str(c),
                 "where": self.places.get(c.name),
+                "power": None if c.power is None or math.isinf(c.power.factor) else c.power.factor,
             }
             for c in self.comparisons
         }
@@ -161,6 +176,7 @@ def compare_dump(
     rounding: Rounding | str | None = None,
     samples: int = 256,
     seed: int = 0,
+    accept: Iterable[str] = (),
     **options: Any,
 ) -> DumpReport:
     """Judge the results of one call, from the arrays that it left in files.
@@ -183,6 +199,8 @@ def compare_dump(
         As of `npattn.testing.compare`.
     samples, seed : int
         Number of rows, and seed, where the scores are too many to be computed whole.
+    accept : iterable of str
+        Results that need no verdict.
     **options
         Options of `npattn.attention`, beside those in the dump.
 
@@ -218,7 +236,7 @@ def compare_dump(
     problem = Problem(**call, alignment=alignment)
     meaning = _Meaning(problem, conventions or Conventions(), rounding)
     if _count_scores(problem) > WHOLE:
-        return _judge_rows(dump, meaning, samples, seed)
+        return replace(_judge_rows(dump, meaning, samples, seed), accept=tuple(accept))
     comparisons = meaning.compare(dump, dump.results)
     wrong = [c.name for c in comparisons if not c.passed]
     places = {n: place for n in wrong if (place := _locate(n, dump, meaning)) is not None}
@@ -228,6 +246,7 @@ def compare_dump(
         comparisons,
         places,
         tuple(change for change, _ in _cures(dump, meaning, wrong)) if wrong else (),
+        accept=tuple(accept),
     )
 
 

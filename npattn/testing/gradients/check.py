@@ -11,7 +11,7 @@ import numpy as np
 from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.problem.checks import check_integer
-from npattn.testing.compare import short
+from npattn.testing.comparison import short
 from npattn.testing.gradients.case import Case
 from npattn.testing.gradients.claims import ROUNDINGS, Claims, JvpClaims, VjpClaims
 from npattn.testing.gradients.explain import explain_shape, explain_values

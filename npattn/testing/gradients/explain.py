@@ -9,7 +9,7 @@ from math import prod, sqrt
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.testing.compare import short
+from npattn.testing.comparison import short
 
 MOST = 12
 """Largest denominator of a factor that is named."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from npattn.testing.compare import short
+from npattn.testing.comparison import short
 
 Status = Literal["passed", "wrong", "undecided"]
 

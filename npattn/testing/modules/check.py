@@ -16,7 +16,7 @@ from npattn.problem.checks import check_integer
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.bounds.multihead import multihead_tolerance
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase

@@ -16,7 +16,7 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
 from npattn.testing.bounds.rounding import unit_roundoff
-from npattn.testing.compare import Comparison, compare_result, compare_shape
+from npattn.testing.comparison import Comparison, compare_result, compare_shape
 from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
 from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan

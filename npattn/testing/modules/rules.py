@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn.testing.adapters.modules import Returned
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.levels import Level
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.judge import Judge

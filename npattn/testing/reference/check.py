@@ -15,7 +15,7 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import qualified_name
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.power import Power
 from npattn.testing.reference.intermediates import Watched

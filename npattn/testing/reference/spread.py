@@ -15,7 +15,7 @@ import numpy as np
 
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.compare import Comparison, compare_result
+from npattn.testing.comparison import Comparison, compare_result
 from npattn.testing.power import find_unseen
 from npattn.testing.reference.decisions import Decisions, Mode
 from npattn.testing.reference.intermediates import Watched

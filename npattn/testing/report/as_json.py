@@ -17,7 +17,7 @@ import numpy as np
 from npattn.problem import Problem
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.markup import HERE

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.testing.compare import short
+from npattn.testing.comparison import short
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.report.markup import safe_text
 

@@ -10,7 +10,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe, are_identical
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.levels import Level
 from npattn.testing.power import Power, find_unjudged, union
 from npattn.testing.report.reproducer import script

@@ -11,7 +11,7 @@ from npattn.problem.arrays import finfo
 from npattn.testing.cases.model_sizes import model_recipes
 from npattn.testing.cases.options import GATES
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.rules.register import (
     Check,
     needs,

@@ -16,7 +16,7 @@ import numpy as np
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.bounds.ulp import half_ulp
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.rules.relate import is_wrong
 from npattn.testing.trial import Evaluation, Trial, Violation
 

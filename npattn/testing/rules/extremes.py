@@ -16,7 +16,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.rules.register import hidden_keys_matter, needs, rule, sampling
 from npattn.testing.rules.terms import head_of, keep_rows
 from npattn.testing.trial import Trial, Violation

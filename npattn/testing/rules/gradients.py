@@ -10,7 +10,7 @@ import numpy as np
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.rules.estimates import (
     Estimate,
     agree,

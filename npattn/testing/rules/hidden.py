@@ -12,7 +12,7 @@ from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.rules.estimates import forward_only
 from npattn.testing.rules.register import (
     HIDES,

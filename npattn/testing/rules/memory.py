@@ -12,7 +12,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.cases.recipe import VIEWS, Recipe, repeat_for_view, same_bits
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.rules.register import keeps_nothing, rule, sampling
 from npattn.testing.rules.relate import (
     Pick,

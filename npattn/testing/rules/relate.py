@@ -20,7 +20,7 @@ from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import Results
 from npattn.testing.bounds.ulp import excess, half_ulp
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
 
 Across = Mapping[str, Callable[[Array], Array]]

@@ -14,7 +14,7 @@ from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.bounds.second_order import second_order_bounds
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.rules.register import (
     first,
     hidden_keys_matter,

@@ -11,7 +11,7 @@ from npattn.problem.arrays import finfo
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.rules.register import first, lacks, no_inf, rule, sampling
 from npattn.testing.rules.terms import keep_rows
 from npattn.testing.trial import Trial, Violation

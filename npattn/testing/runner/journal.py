@@ -135,7 +135,7 @@ class Journal:
 
     def note_recipe(self, dtype: str, rule: str, recipe: Recipe) -> None:
         """Write which problem a rule is about to try."""
-        self.write({"dtype": dtype, "try": rule, "recipe": _plain(recipe)})
+        self.write({"dtype": dtype, "try": rule, "recipe": plain_recipe(recipe)})
 
     def note_request(self, message: Mapping[str, Any], shapes: Any) -> None:
         """Write which request is about to be sent to a worker."""
@@ -159,7 +159,7 @@ class Journal:
         else:
             entry["standing" if isinstance(answer, Standing) else "outcome"] = entry_of(answer)
             sampled = answer.sampled if isinstance(answer, Outcome) else None
-            entry |= {} if sampled is None else {"recipe": _plain(sampled)}
+            entry |= {} if sampled is None else {"recipe": plain_recipe(sampled)}
         self.write(entry)
 
 
@@ -200,7 +200,7 @@ def recipe_of(entry: Mapping[str, Any]) -> Recipe | None:
     return Recipe(**values)
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
+def plain_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return the fields of a recipe that are not at their default."""
     values = {f.name: (getattr(recipe, f.name), f.default) for f in fields(recipe)}
     return {name: value for name, (value, default) in values.items() if value != default}

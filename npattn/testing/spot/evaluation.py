@@ -20,7 +20,7 @@ from npattn.testing.bounds.by_key import HeadResults, KeyGradients, Slack, sum_h
 from npattn.testing.bounds.by_row import Rows
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.worst_case import finite
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.spot.result import SpotCheck
 
 AT_ONCE = 64

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npattn.errors import OptionError
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 
 PRINTED = 10
 """Number of failures that a report prints."""

@@ -14,7 +14,7 @@ from npattn.problem.checks import check_integer, read_floating
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 from npattn.testing.adapters.frameworks import choose_framework
-from npattn.testing.compare import Comparison, compare_result
+from npattn.testing.comparison import Comparison, compare_result
 from npattn.testing.reference.pairs import Function
 from npattn.testing.reference.search import Search
 from npattn.testing.report.reproducer import write_import

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from npattn.testing.compare import Comparison, short
+from npattn.testing.comparison import Comparison, short
 from npattn.testing.reference.search import write_replay
 from npattn.testing.variants.case import Case
 

@@ -1,4 +1,4 @@
-"""Attention in torch operations, tile by tile: what `npattn.tiled` computes, on any device.
+"""Attention in torch operations, tile by tile: what `npattn.engines.tiled` computes, on any device.
 
     B samples (the leading axes in one)   H query heads   K key/value heads   T queries   S keys
     D query/key size   E value size

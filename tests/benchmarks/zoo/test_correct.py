@@ -28,7 +28,7 @@ from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.allowed import tolerance as judged_by
 from npattn.testing.bounds.ulp import excess
 from npattn.testing.cases.space import Space
-from npattn.testing.compare import compare_arrays
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.trial import GRADIENTS as GRADIENT_NAMES

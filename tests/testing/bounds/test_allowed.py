@@ -32,7 +32,7 @@ from npattn.testing.bounds.worst_case import WorstCase
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes
-from npattn.testing.compare import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison, compare_arrays
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
 

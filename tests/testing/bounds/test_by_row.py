@@ -13,7 +13,7 @@ import pytest
 from hypothesis import Phase, assume, given, reject, settings
 from hypothesis import strategies as st
 
-import npattn
+import npattn.oracle.api
 from npattn.conventions import Conventions
 from npattn.problem import Gradients
 from npattn.problem.arrays import Array
@@ -96,7 +96,7 @@ class Case:
     @property
     def exact(self) -> tuple[npattn.Forward, Gradients]:
         p = self.problem
-        fwd = npattn.api.evaluate(p)
+        fwd = npattn.oracle.api.evaluate(p)
         return fwd, npattn.backward(fwd, self.dout, self.dlse)
 
     def lse_slack(self, name: str, fwd: npattn.Forward) -> Array:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-import npattn
+import npattn.problem.arrays
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.testing.bounds.multihead import multihead_tolerance

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import npattn
+import npattn.oracle.api
 from npattn.testing.bounds import second_order
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.second_order import second_order_bounds
@@ -23,7 +23,7 @@ def errors(options, size, seed, factor=1.0):
     along = {n: x.astype(np.float32) for n, x in case.directions.items()}
 
     def compute(dtype):
-        fwd = npattn.api.evaluate(problem.replace(dtype=dtype), engine="dense")
+        fwd = npattn.oracle.api.evaluate(problem.replace(dtype=dtype), engine="dense")
         return npattn.double_backward(fwd, dout, dlse, **{f"dd{n}": x for n, x in along.items()})
 
     exact, rounded = compute(np.float64), compute(np.float32)

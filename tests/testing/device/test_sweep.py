@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import npattn  # noqa: E402
-import npattn.torch  # noqa: E402
+import npattn.torch.api  # noqa: E402
 from npattn import Conventions, Problem  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.profiles import PROFILES  # noqa: E402
@@ -23,7 +23,7 @@ from npattn.testing.bounds.row_norms import RowNorms  # noqa: E402
 from npattn.testing.cases.log_uniform import Plan, simplify  # noqa: E402
 from npattn.testing.cases.recipe import Recipe  # noqa: E402
 from npattn.testing.cases.space import STRUCTURE, Space  # noqa: E402
-from npattn.testing.compare import compare_arrays  # noqa: E402
+from npattn.testing.comparison import compare_arrays  # noqa: E402
 from npattn.testing.device import sweep as sweep_module  # noqa: E402
 from npattn.testing.device.judging import judge_on_device  # noqa: E402
 from npattn.testing.device.sampling import (  # noqa: E402

@@ -9,7 +9,7 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention
 from npattn.testing import check
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis import causes
 from tests.testing.diagnosis import wrong_kernels
 from tests.testing.diagnosis.failures import (

@@ -116,6 +116,16 @@ def test_many_scores_are_judged_by_rows(tmp_path, monkeypatch):
     assert (report.verdict, report.reason) == ("no verdict", "not judged: weights")
 
 
+def test_a_result_without_power_has_no_verdict(tmp_path):
+    inputs = arrays()
+    found = {name: np.full_like(x, np.nan) for name, x in inputs.items()}
+    q, k, v = (found[name] for name in ("q", "k", "v"))
+    np.savez(tmp_path / "nan.npz", q=q, k=k, v=v, o=npattn.forward(q, k, v).out)
+    report = compare_dump(tmp_path / "nan.npz")
+    assert (report.verdict, report.reason) == ("no verdict", "not judged: o")
+    assert compare_dump(tmp_path / "nan.npz", accept=("o",)).passed
+
+
 def test_other_names_and_layout(tmp_path):
     inputs = arrays()
     found = results(inputs)

@@ -3,7 +3,7 @@
 import pytest
 
 from npattn.errors import InternalError
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.reference.search import Search
 
 

@@ -8,7 +8,7 @@ import pytest
 from npattn import Conventions, Problem
 from npattn.testing import Cause, Outcome, Report
 from npattn.testing.cases.asked import MODELS, Asked
-from npattn.testing.compare import Comparison
+from npattn.testing.comparison import Comparison
 from npattn.testing.levels import LEVELS
 from npattn.testing.report.text import LINES, PASSED_LINES
 from npattn.testing.report.words import CLOSE, MUST

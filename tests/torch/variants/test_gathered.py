@@ -11,7 +11,7 @@ import npattn.torch as npt  # noqa: E402
 from npattn import biases, masks, variants  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
 from npattn.testing.bounds.allowed import bounds  # noqa: E402
-from npattn.testing.compare import compare_arrays  # noqa: E402
+from npattn.testing.comparison import compare_arrays  # noqa: E402
 from tests.variants.test_gathered import (  # noqa: E402
     LISTS,
     WRONG,

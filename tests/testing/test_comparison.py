@@ -17,7 +17,7 @@ from npattn.problem.arrays import finfo
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess
-from npattn.testing.compare import Comparison, compare, compare_arrays, exact
+from npattn.testing.comparison import Comparison, compare, compare_arrays, exact
 
 Array = np.ndarray[Any, Any]
 BF16 = ml_dtypes.bfloat16
