@@ -61,6 +61,7 @@ def check_reference(
     budget: float | None = None,
     seed: int = 0,
     shrink: bool = True,
+    diagnosis: bool = True,
 ) -> Report:
     """Judge a function by another one; arguments as of `npattn.testing.check`.
 
@@ -77,7 +78,7 @@ def check_reference(
         Framework of the reference, as `framework` is that of `f`.
     budget : float, optional
         Seconds; default: 60.
-    sizes, dtypes, backward, framework, device, examples, seed, shrink
+    sizes, dtypes, backward, framework, device, examples, seed, shrink, diagnosis
         As of `check`; letters in `sizes` are those of `inputs`.
 
     Returns
@@ -109,7 +110,7 @@ def check_reference(
             continue
         found = Found(pair, dtype, ALARM / len(dtypes) / examples)
         found.ask(pair.cases(seed, TRIES * examples), examples, seconds)
-        own, cause = found.outcomes(reference_name, shrink)
+        own, cause = found.outcomes(reference_name, shrink, diagnosis)
         outcomes += own
         causes += [cause] if cause else []
         refused += [f"{dtype}: {line}" for line in found.refusal_lines]
@@ -364,7 +365,9 @@ class Found:
         """
         return {name: Power.union(_keep_judged(own)) for name, own in self.powers.items()}
 
-    def outcomes(self, reference: str, shrink: bool) -> tuple[list[Outcome], Cause | None]:
+    def outcomes(
+        self, reference: str, shrink: bool, diagnosis: bool
+    ) -> tuple[list[Outcome], Cause | None]:
         """Return an outcome for each result, and the place of those that failed."""
         names = [*dict.fromkeys((*self.worst, *self.failed))]
         if shrink and self.failed:
@@ -380,7 +383,7 @@ class Found:
         unseen = [] if self.checked is None else self.checked.find_unseen()
         outcomes = [_note_defect(o, unseen) for o in outcomes]
         bad = tuple(o.id for o in outcomes if o.status == "failed")
-        place, count = self.find_place() if bad else ("", 0)
+        place, count = self.find_place() if bad and diagnosis else ("", 0)
         if not place:
             return outcomes, None
         text = f"It differs from {reference}: it {place}"
