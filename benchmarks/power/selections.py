@@ -195,7 +195,9 @@ PLAIN = {
             )
         ],
     ),
-    "group norm": (lambda x, w: F.group_norm(x, 1, w) * 1, {"x": "B 2C T", "w": "2C"}, [group_norm]),
+    "group norm": (
+        lambda x, w: F.group_norm(x, 1, w), {"x": "B 2C T", "w": "2C"}, [group_norm]
+    ),
     "std": (
         lambda x: x / (1 + x.std(-1, keepdim=True, correction=0)),
         X,
@@ -211,7 +213,7 @@ PLAIN = {
         [conv_by_unfold],
     ),
     "sdpa": (
-        lambda q, k, v: T.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1, dtype=T.float32).to(q.dtype) @ v,
+        lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1, dtype=T.float32).to(q.dtype) @ v,
         {"q": "B H T D", "k": "B H S D", "v": "B H S E"},
         [F.scaled_dot_product_attention],
     ),

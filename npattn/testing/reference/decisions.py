@@ -1,10 +1,10 @@
 """Decisions of a run in float64: comparisons, indices and steps that numbers take.
 
-A random rounding that moves a maximum to its neighbour, or a zero of a ReLU across its kink, changes
-a gradient by as much as itself: a spread over both sides would allow every gradient between them.
-So each noisy run repeats the decisions of the exact one. What another right function may decide
-otherwise is asked afterwards: `turn` runs decide against the exact run wherever the numbers are
-within their error, and show which results depend on that.
+A random rounding that moves a maximum to its neighbour, or a zero of a ReLU across its kink,
+changes a gradient by as much as itself: a spread over both sides would allow every gradient between
+them. So each noisy run repeats the decisions of the exact one. What another right function may
+decide otherwise is asked afterwards: "turn" runs decide against the exact run wherever the numbers
+are within their error, and show which results depend on that.
 """
 
 from __future__ import annotations

@@ -238,6 +238,7 @@ class CallMode(TorchFunctionMode):
 
 MAXIMA = {"amax", "max", "amin", "min"}
 
+
 # --- operations that choose -----------------------------------------------------------------------
 
 
@@ -357,43 +358,48 @@ CHOICES: dict[str, Callable[..., Any]] = {
 COMPARISONS = {"gt", "lt", "ge", "le", "eq", "ne"}
 STEPS = {"sign", "sgn", "floor", "ceil", "round", "trunc"}
 """Operations that are constant but for jumps."""
-FUSED = set(
-    """relu relu6 threshold threshold_backward leaky_relu leaky_relu_backward hardtanh
-    hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward elu elu_backward
-    celu selu softshrink softshrink_backward hardshrink _prelu_kernel _prelu_kernel_backward clamp
-    clamp_min clamp_max huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward
-    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp
-    native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
-    native_batch_norm native_batch_norm_backward _native_batch_norm_legit
-    _native_batch_norm_legit_functional _fused_rms_norm _fused_rms_norm_backward mse_loss
-    mse_loss_backward binary_cross_entropy binary_cross_entropy_backward
-    binary_cross_entropy_with_logits soft_margin_loss gelu gelu_backward silu silu_backward softplus
-    softplus_backward log_sigmoid_forward log_sigmoid_backward mish mish_backward glu glu_backward
-    sigmoid_backward tanh_backward mean var std var_mean std_mean linalg_vector_norm addcmul addcdiv
-    lerp logaddexp logaddexp2 xlogy nll_loss_forward nll_loss_backward""".split()
-)
+FUSED = {
+    "relu", "relu6", "threshold", "threshold_backward", "leaky_relu", "leaky_relu_backward",
+    "hardtanh", "hardtanh_backward", "hardswish", "hardswish_backward", "hardsigmoid",
+    "hardsigmoid_backward", "elu", "elu_backward", "celu", "selu", "softshrink",
+    "softshrink_backward", "hardshrink", "_prelu_kernel", "_prelu_kernel_backward", "clamp",
+    "clamp_min", "clamp_max", "huber_loss", "huber_loss_backward", "smooth_l1_loss",
+    "smooth_l1_loss_backward", "_softmax", "_softmax_backward_data", "_log_softmax",
+    "_log_softmax_backward_data", "_safe_softmax", "logsumexp", "native_layer_norm",
+    "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
+    "native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional", "_fused_rms_norm", "_fused_rms_norm_backward",
+    "mse_loss", "mse_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
+    "binary_cross_entropy_with_logits", "soft_margin_loss", "gelu", "gelu_backward", "silu",
+    "silu_backward", "softplus", "softplus_backward", "log_sigmoid_forward",
+    "log_sigmoid_backward", "mish", "mish_backward", "glu", "glu_backward", "sigmoid_backward",
+    "tanh_backward", "mean", "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "addcmul",
+    "addcdiv", "lerp", "logaddexp", "logaddexp2", "xlogy", "nll_loss_forward", "nll_loss_backward",
+}  # fmt: skip
 """Operations that are computed by torch's own decompositions."""
-SUMS = set(
-    """mm bmm mv dot vdot addmm addmv baddbmm addbmm sum nansum cumsum convolution
-    convolution_backward index_put _index_put_impl index_add scatter_add avg_pool2d
-    avg_pool2d_backward avg_pool3d embedding_dense_backward _embedding_bag trace
-    upsample_bilinear2d_backward max_pool2d_with_indices_backward""".split()
-)
+SUMS = {
+    "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "baddbmm", "addbmm", "sum", "nansum",
+    "cumsum", "convolution", "convolution_backward", "index_put", "_index_put_impl", "index_add",
+    "scatter_add", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "embedding_dense_backward",
+    "_embedding_bag", "trace", "upsample_bilinear2d_backward", "max_pool2d_with_indices_backward",
+}  # fmt: skip
 """Sums of terms, or of products."""
 REPEATED = {
     *("index_put", "_index_put_impl", "index_add", "scatter_add", "embedding_dense_backward"),
     *("_embedding_bag", "max_pool2d_with_indices_backward"),
 }
-MOVES = set(
-    """clone copy _to_copy cat neg masked_fill where stack fill index gather constant_pad_nd zero
-    zeros_like ones_like full_like empty_like new_zeros new_empty new_full new_ones tril triu flip
-    roll slice_backward select_backward diagonal_backward embedding masked_select masked_scatter
-    index_select scatter take repeat convert_element_type index_fill reflection_pad1d
-    reflection_pad2d replication_pad1d replication_pad2d pixel_shuffle unfold_backward slice_scatter
-    select_scatter diagonal_scatter as_strided_scatter lift_fresh detach alias expand permute
-    set resize _unsafe_index split unbind native_channel_shuffle im2col
-    value_selecting_reduction_backward""".split()
-)
+MOVES = {
+    "clone", "copy", "_to_copy", "cat", "neg", "masked_fill", "where", "stack", "fill", "index",
+    "gather", "constant_pad_nd", "zero", "zeros_like", "ones_like", "full_like", "empty_like",
+    "new_zeros", "new_empty", "new_full", "new_ones", "tril", "triu", "flip", "roll",
+    "slice_backward", "select_backward", "diagonal_backward", "embedding", "masked_select",
+    "masked_scatter", "index_select", "scatter", "take", "repeat", "convert_element_type",
+    "index_fill", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
+    "pixel_shuffle", "unfold_backward", "slice_scatter", "select_scatter", "diagonal_scatter",
+    "as_strided_scatter", "lift_fresh", "detach", "alias", "expand", "permute", "set", "resize",
+    "_unsafe_index", "split", "unbind", "native_channel_shuffle", "im2col",
+    "value_selecting_reduction_backward",
+}  # fmt: skip
 """Operations that compute nothing; a hidden score stays what it is."""
 ARITHMETIC = {"add", "sub", "rsub", "mul", "div"}
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
@@ -444,7 +450,6 @@ def _root(name: str, func: Any, args: Any, kwargs: Any) -> list[Any]:
     to n/2 roundings of Σ |term|. Σ |term| √n / 4 stands for it: a tolerance is 6 spreads and more,
     and has a factor √(n/3) beside.
     """
-
     if name not in REPEATED:
         return [x.sqrt() for x in _change(func, args, kwargs, lambda x: x * x)]
     sums, counts = (_change(func, args, kwargs, how) for how in (torch.abs, torch.ones_like))

@@ -2,8 +2,9 @@
 
 Each array result x of an arithmetic operation becomes x + u |x| ξ + η ξ', with ξ, ξ' uniform in
 (−1, 1): u is the unit roundoff, and η half the smallest number, of the dtype that is imitated. In a
-sum of terms, or of products, each term is rounded too: that is u √(Σ term²) more. Selections, signs,
-copies and products with powers of two are exact; what numbers decide is decided once (`decisions`).
+sum of terms, or of products, each term is rounded too: that is u √(Σ term²) more. Selections,
+signs, copies and products with powers of two are exact; what numbers decide is decided once
+(`decisions`).
 """
 
 from __future__ import annotations
@@ -88,7 +89,12 @@ class Rounded(np.ndarray[Any, Any]):
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         """Leave out a cast to a narrower dtype, and note it."""
         own = np.dtype(dtype)
-        if self.run is not None and self.dtype == np.float64 and own.kind in "fV" and own != self.dtype:
+        if (
+            self.run is not None
+            and self.dtype == np.float64
+            and own.kind in "fV"
+            and own != self.dtype
+        ):
             self.run.narrowed.add(own.name)
             return self.copy()
         result = super().astype(dtype, *args, **kwargs)

@@ -40,7 +40,6 @@ from npattn.testing.reference.sides import Sides, share_cotangents
 from npattn.testing.reference.spread import Call
 from npattn.testing.trial import Trial
 
-
 Fails = Callable[[Any], bool | None]
 Known = Sequence[tuple[Any, bool]]
 
@@ -253,7 +252,6 @@ class FunctionPair:
 
     def place(self, case: Case, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
         """Look for the border of each size and option, and attack what is found."""
-
         end = time.process_time() + seconds
 
         def answer(problem: Mapping[str, Any]) -> bool | None:
@@ -331,9 +329,10 @@ class FunctionPair:
         )
 
     def _evaluate_reference(self, arrays: Mapping[str, Array], case: Case) -> dict[str, Array]:
-        with self.reference.framework.allowing(np.dtype(np.float64)):
-            with self.reference.watched.running(None, Decisions()):
-                return self.reference.results(arrays, case.options)
+        reference = self.reference
+        allowing = reference.framework.allowing(np.dtype(np.float64))
+        with allowing, reference.watched.running(None, Decisions()):
+            return reference.results(arrays, case.options)
 
     def _compare_forms(
         self, got: Mapping[str, Array], want: Mapping[str, Array], case: Case
@@ -431,9 +430,7 @@ class AttentionPair:
             if small != recipe and all(less) and min(sizes) > 0 and self._takes(small):
                 yield small
 
-    def place(
-        self, recipe: Recipe, fails: Fails, known: Known, seconds: float
-    ) -> tuple[str, int]:
+    def place(self, recipe: Recipe, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
         """Learn it from recipes around the failing one."""
         samples = [self._sample(recipe, True)]
         end = time.process_time() + seconds

@@ -12,7 +12,13 @@ from npattn.testing.reference.noise import Noise
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-QUICK = {"examples": 3, "progress": False, "framework": "torch", "shrink": False, "diagnosis": False}
+QUICK = {
+    "examples": 3,
+    "progress": False,
+    "framework": "torch",
+    "shrink": False,
+    "diagnosis": False,
+}
 ROWS = {"x": "B C"}
 LAYER = {"x": "B C", "w": "C E"}
 
@@ -65,7 +71,7 @@ RIGHT = {
     ),
     "one class": (
         lambda x, i: F.cross_entropy(x, i, label_smoothing=0.1),
-        lambda x, i: (x.logsumexp(-1) - 0.9 * x.gather(-1, i[:, None])[:, 0] - 0.1 * x.mean(-1)),
+        lambda x, i: x.logsumexp(-1) - 0.9 * x.gather(-1, i[:, None])[:, 0] - 0.1 * x.mean(-1),
         {"x": "B V", "i": "B int V"},
         {"V": 1, "B": 1},
     ),

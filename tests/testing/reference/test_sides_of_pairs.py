@@ -30,7 +30,9 @@ def test_condition_on_two_sizes_is_found():
     def f(x):
         return x * x if x.shape[0] % 4 and x.shape[1] > 8 else x * x * 1.5
 
-    report = ask(lambda x: x * x * 1.5, f, framework="numpy", examples=30, shrink=True, diagnosis=True)
+    report = ask(
+        lambda x: x * x * 1.5, f, framework="numpy", examples=30, shrink=True, diagnosis=True
+    )
     assert report.causes[0].passes_when == "fails only where B % 4 ≠ 0 and C > 8"
 
 
