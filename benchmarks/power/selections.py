@@ -58,6 +58,16 @@ def huber(x, y):
     return T.where(d < 1, 0.5 * d * d, d - 0.5)
 
 
+def eager(q, k, v):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    return s.softmax(-1, dtype=T.float32).to(q.dtype) @ v
+
+
+def twice(f):
+    """Return the right values with a doubled gradient."""
+    return lambda *arrays: 2 * f(*arrays) - f(*arrays).detach()
+
+
 def sinusoid(x):
     return T.atan2(x.sin(), x.cos() + 3)
 
@@ -213,7 +223,7 @@ PLAIN = {
         [conv_by_unfold],
     ),
     "sdpa": (
-        lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1, dtype=T.float32).to(q.dtype) @ v,
+        eager,
         {"q": "B H T D", "k": "B H S D", "v": "B H S E"},
         [F.scaled_dot_product_attention],
     ),

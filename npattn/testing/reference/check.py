@@ -18,6 +18,7 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.power import Power
+from npattn.testing.reference.amount import describe_amount
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
 from npattn.testing.reference.pairs import AttentionPair, Function, FunctionPair, Pair, reason
@@ -262,6 +263,8 @@ class Found:
         Cases that both took, with True for those that fail.
     late : bool
         The time was over before all cases were asked.
+    checked, wrong_one : Judgement or None
+        Of the first case that passed, and of the one with most elements out of tolerance.
     """
 
     pair: Pair
@@ -282,6 +285,7 @@ class Found:
     extra: dict[str, None] = field(default_factory=dict)
     narrowed: set[str] = field(default_factory=set)
     checked: Judgement | None = None
+    wrong_one: Judgement | None = None
 
     def ask(self, cases: Iterable[Any], most: int, seconds: float = math.inf) -> None:
         """Judge cases, all results of each, until so many were taken or the time is over."""
@@ -304,6 +308,10 @@ class Found:
         self.narrowed |= found.spread.call.watched.narrowed
         if found.passed and self.checked is None:
             self.checked = found
+        if not found.passed:
+            known = self.wrong_one
+            if known is None or _count_wrong(found) > _count_wrong(known):
+                self.wrong_one = found
         for c in found.comparisons:
             if c.passed:
                 self.worst[c.name] = max(self.worst.get(c.name, 0.0), c.ratio)
@@ -383,12 +391,28 @@ class Found:
         unseen = [] if self.checked is None else self.checked.find_unseen()
         outcomes = [_note_defect(o, unseen) for o in outcomes]
         bad = tuple(o.id for o in outcomes if o.status == "failed")
-        place, count = self.find_place() if bad and diagnosis else ("", 0)
-        if not place:
+        if not bad or not diagnosis:
             return outcomes, None
-        text = f"It differs from {reference}: it {place}"
+        what = self.describe_amounts()
+        place, count = self.find_place()
+        sentences = [x for x in (*what, f"it {place}" if place else "") if x]
+        if not sentences:
+            return outcomes, None
+        text = f"It differs from {reference}: {'; '.join(sentences)}"
         where = place.removeprefix("fails only where ")
         return outcomes, Cause(text, bad, where=where, passes_when=place, confirmed=count)
+
+    def describe_amounts(self) -> list[str]:
+        """Return what the wrong results of the first large failing case are, a sentence each."""
+        found = self.wrong_one
+        if found is None:
+            return []
+        own = (
+            describe_amount(c.name, found.results[c.name], found.spread.exact[c.name],
+                            found.allowed[c.name])
+            for c in found.comparisons if not c.passed
+        )  # fmt: skip
+        return [text for text in own if text]
 
     def _outcome(self, name: str, reference: str) -> Outcome:
         about = f"{name} agrees with that of {reference}, element by element."
@@ -454,3 +478,7 @@ def _keep_judged(powers: Sequence[Power]) -> Sequence[Power]:
     """Return the powers of the cases that judge a result; all if these are fewer than half."""
     judged = [one for one in powers if one.judged]
     return judged if 2 * len(judged) >= len(powers) else powers
+
+
+def _count_wrong(found: Judgement) -> int:
+    return sum(c.wrong for c in found.comparisons)

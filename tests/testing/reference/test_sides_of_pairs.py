@@ -5,6 +5,7 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing import check
+from npattn.testing.reference.amount import describe_amount
 from npattn.testing.reference.copies import convert_modules
 
 torch = pytest.importorskip("torch")
@@ -109,3 +110,28 @@ def test_time_is_planned_and_said():
     report = ask(lambda x: x * 1, lambda x: x * 1, budget=1e-9, examples=50, framework="torch")
     assert report.outcomes[0].examples == 3
     assert any("3 of 50 problems were asked" in line for line in report.untested)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda y: 2 * y, "y is 2 times as large"),
+        (lambda y: -y, "y is negated"),
+        (lambda y: np.roll(y, -1, 0), "y is that of the index 1 later, along axis 0"),
+        (lambda y: np.where(np.arange(6) < 4, y, 0), "y is 0 at index ≥ 4 of axis 1 (of 6)"),
+        (lambda y: y + (np.arange(6) == 2) * y**2, "y is wrong at index 2 of axis 1 (of 6)"),
+        (lambda y: y + 1e-9, ""),
+        (lambda y: y + np.sin(y), ""),
+    ],
+)
+def test_wrong_results_are_described(change, text):
+    y = np.random.default_rng(0).standard_normal((5, 6))
+    assert describe_amount("y", change(y), y, np.full(y.shape, 1e-6)) == text
+
+
+def test_doubled_gradient_is_named():
+    def g(x):
+        return x.exp()
+
+    report = ask(lambda x: 2 * g(x) - g(x).detach(), g, framework="torch", diagnosis=True)
+    assert "dx is 2 times as large" in report.causes[0].text
