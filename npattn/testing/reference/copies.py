@@ -76,4 +76,5 @@ def _rebuild_function(g: types.FunctionType, convert: Callable[[Any], Any]) -> t
                               tuple(cells) or None)  # fmt: skip
     words = g.__kwdefaults__
     made.__kwdefaults__ = None if words is None else {n: convert(x) for n, x in words.items()}
-    return functools.update_wrapper(made, g)
+    functools.update_wrapper(made, g)
+    return made

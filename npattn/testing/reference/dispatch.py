@@ -93,9 +93,9 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         result = func(*args, **kwargs)
         tensors = list(_tensors(result))
         if not any(x.dtype.is_floating_point or x.dtype.is_complex for x in tensors):
-            own = any(x.dtype == torch.float64 for x in _tensors((args, *kwargs.values())))
+            decides = any(x.dtype == torch.float64 for x in _tensors((args, *kwargs.values())))
             bits = any(_memory(x) in known for x in tensors)  # of a result that is read
-            return self._fix(result) if own and not bits else result
+            return self._fix(result) if decides and not bits else result
         moves = name in MOVES or _repeats_nothing(name, args, kwargs)
         for i, x in enumerate(tensors):
             if x.dtype in NARROW:  # an array of the function's own, which it writes to
@@ -113,7 +113,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def _round(self, x: Any, terms: Any, exact: Any) -> None:
         assert self.noise is not None
         own = None if terms is None else terms.detach().cpu().numpy()
-        where = None if exact is None else find_exact(*exact, tuple(x.shape))
+        where = None if exact is None else find_exact(exact[0], exact[1], tuple(x.shape))
         rounded = self.noise.round(x.detach().cpu().numpy(), own, where)
         x.copy_(_tensor(rounded, x))
 
@@ -427,7 +427,7 @@ def _repeats_nothing(name: str, args: Any, kwargs: Any) -> bool:
         axes = range(x.ndim) if not dims else [dims] if isinstance(dims, int) else dims
         return math.prod(x.shape[d] for d in axes) == 1
     if name in ("index_put", "_index_put_impl"):
-        return not (args[3] if len(args) > 3 else kwargs.get("accumulate", False))
+        return not bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False))
     return False
 
 

@@ -249,7 +249,7 @@ def _wrap(x: Any, run: Run | None, exact: bool, terms: Any = None, where: Any = 
 
 
 def _find_exact(where: Any, x: Array) -> Any:
-    return None if where is None else find_exact(*where, x.shape)
+    return None if where is None else find_exact(where[0], where[1], x.shape)
 
 
 class Watched:
