@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 from torch._decomp import decomposition_table
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -209,6 +211,12 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
         found = self.decisions.decide("choose", _array(x), evaluate, sign)
         return _tensor(found, x)
+
+
+def unfuse_attention() -> AbstractContextManager[None]:
+    """Compute scaled_dot_product_attention by its steps, which can be seen."""
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
 
 
 class CallMode(TorchFunctionMode):

@@ -316,12 +316,14 @@ class Watched:
                 self.narrowed |= self.run.narrowed
                 self.lengths = self.run.lengths
                 return
-            from torch.nn.attention import SDPBackend, sdpa_kernel  # loads torch
-
-            from npattn.testing.reference.dispatch import CallMode, RoundingMode
+            from npattn.testing.reference.dispatch import (  # loads torch
+                CallMode,
+                RoundingMode,
+                unfuse_attention,
+            )
 
             with ExitStack() as stack:
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                stack.enter_context(unfuse_attention())
                 self.mode = stack.enter_context(RoundingMode(noise, decisions))
                 stack.enter_context(CallMode(self.mode, detached))
                 yield
