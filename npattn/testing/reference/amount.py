@@ -72,7 +72,7 @@ def _where(wrong: Array, judged: Array) -> str:
     """Return " where …" if the wrong elements are all those of some indices of one axis."""
     for axis in range(wrong.ndim - 1, -1, -1):
         others = tuple(n for n in range(wrong.ndim) if n != axis)
-        bad, seen = wrong.any(others), judged.any(others)
+        bad, seen = np.asarray(wrong.any(others)), np.asarray(judged.any(others))
         n, first, last = len(bad), int(bad.argmax()), len(bad) - 1 - int(bad[::-1].argmax())
         if not (seen & ~bad).any() or not bad[first : last + 1].all():
             continue
