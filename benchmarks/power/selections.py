@@ -208,14 +208,10 @@ PLAIN = {
     "group norm": (
         lambda x, w: F.group_norm(x, 1, w), {"x": "B 2C T", "w": "2C"}, [group_norm]
     ),
-    "std": (
-        lambda x: x / (1 + x.std(-1, keepdim=True, correction=0)),
+    "variance": (
+        lambda x: x / (1 + x.var(-1, keepdim=True, correction=0)),
         X,
-        [
-            lambda x: (
-                x / (1 + ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True).sqrt())
-            )
-        ],
+        [lambda x: x / (1 + ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True))],
     ),
     "conv1d": (
         F.conv1d,

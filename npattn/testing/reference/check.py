@@ -284,6 +284,7 @@ class Found:
     refused: Any = None
     extra: dict[str, None] = field(default_factory=dict)
     narrowed: set[str] = field(default_factory=set)
+    narrow: bool = False
     checked: Judgement | None = None
     wrong_one: Judgement | None = None
 
@@ -306,6 +307,7 @@ class Found:
         self.asked.append((case, not found.passed))
         self.extra |= dict.fromkeys(x for x in found.results if x not in found.spread.exact)
         self.narrowed |= found.spread.call.watched.narrowed
+        self.narrow |= found.spread.narrow
         if found.passed and self.checked is None:
             self.checked = found
         if not found.passed:
@@ -353,6 +355,9 @@ class Found:
             yield "gradients, which one of them has not: pass backward=, or (reference, backward)"
         for name in self.extra:
             yield f"{name}, which {reference} does not return"
+        if self.narrow:
+            about = f"{reference} in float64, which it does not take"
+            yield f"{about}: its results in {self.dtype} stand for exact ones"
         for name in sorted(self.narrowed):
             yield f"a cast to {name} in {reference}, which was computed without it"
         for name, own in self.powers.items():

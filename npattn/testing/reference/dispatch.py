@@ -349,7 +349,9 @@ def _variance(mode: RoundingMode, func: Any, args: Any, kwargs: Any) -> Any:
     n = math.prod(x.shape[d] for d in dims)
     with mode:
         rest = x - x.sum(dims, keepdim=True) / n
-        return (rest * rest).sum(dims) / (n - kwargs.get("correction", args[2:] or 0))
+        return (rest * rest).sum(dims) / (
+            n - kwargs.get("correction", args[2] if len(args) > 2 else 0)
+        )
 
 
 CHOICES: dict[str, Callable[..., Any]] = {

@@ -161,6 +161,43 @@ def test_check_that_sees_nothing_says_so(monkeypatch):
     assert "defect of npattn" in str(report)
 
 
+FUSED = {
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "group norm": lambda x: F.group_norm(x[..., None], 1)[..., 0],
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "softmax": lambda x: F.softmax(x, -1, dtype=torch.float32),
+    "losses": lambda x: F.cross_entropy(x, x.argmax(-1)) + F.smooth_l1_loss(x, x * x),
+    "std": lambda x: x.std(-1, correction=1) + x.var() + x.norm(),
+    "activations": lambda x: F.gelu(x) + F.silu(x) + F.softplus(x) + F.hardtanh(x) + F.elu(x),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "in place": lambda x: (x * 1.1).clamp_(min=0).add_(1).relu_(),
+    "reductions": lambda x: x.amax((0, 1)) + x.max() + x.aminmax().max + x.cummax(0).values,
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_operations_are_rounded_inside(name):
+    """They take float64, give the same numbers with no noise, and others with it."""
+    f, x = FUSED[name], torch.randn(5, 6, dtype=torch.float64)
+    watched, noise = Watched(f, "torch"), Noise(2.0**-20, 0.0, np.random.default_rng(0))
+    results = []
+    for own in (None, noise):
+        leaf, decisions = x.clone().requires_grad_(), Decisions()
+        with watched.running(own, decisions):
+            y = watched(leaf)
+            [dx] = torch.autograd.grad([y], [leaf], [torch.ones_like(y)])
+        results.append((y.detach(), dx))
+    exact, noisy = results
+    leaf = x.clone().requires_grad_()
+    plain = f(leaf).double()
+    [dx] = torch.autograd.grad([plain], [leaf], [torch.ones_like(plain)])
+    wide = 1e-5 if name == "softmax" else 1e-12
+    torch.testing.assert_close(exact[0], plain.detach(), rtol=0, atol=wide)
+    torch.testing.assert_close(exact[1], dx, rtol=0, atol=wide)
+    assert 0 < float((noisy[0] - exact[0]).abs().max()) < 1e-3
+
+
 def test_cotangents_are_rounded():
     """The gradient of a mean has no argument of the function in it."""
     watched, spreads = Watched(lambda x: x.mean(-1), "torch"), []
