@@ -435,7 +435,7 @@ def _repeats_nothing(name: str, args: Any, kwargs: Any) -> bool:
     if name == "sum":
         x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
         axes = range(x.ndim) if not dims else [dims] if isinstance(dims, int) else dims
-        return math.prod(x.shape[d] for d in axes) == 1
+        return bool(math.prod(x.shape[d] for d in axes) == 1)
     if name in ("index_put", "_index_put_impl"):
         return not bool(args[3] if len(args) > 3 else kwargs.get("accumulate", False))
     return False
