@@ -105,7 +105,8 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
 
 OF_REFERENCE = (
     *("reference", "inputs", "options", "sizes", "dtypes", "backward", "framework", "device"),
-    *("examples", "seed", "shrink", "accept", "progress"),
+    *("reference_framework", "examples", "budget", "seed", "shrink", "diagnosis"),
+    *("accept", "progress"),
 )
 """Settings of a check by a reference."""
 

@@ -182,6 +182,9 @@ class Settings:
         "Right function with the same arguments, to compare with instead of attention.",
         "The tolerance follows from its steps. `backward` gives the gradients of a NumPy "
         "function. Details: docs/reference.md.")
+    reference_framework: str = option("auto", JUDGED, "--reference-framework", "",
+        "Arrays that `reference` takes, if it cannot be seen.",
+        choices=("auto", "numpy", "torch", "jax"))
     inputs: Mapping[str, str] | None = option(None, JUDGED, "--inputs NAME=AXES", "mapping",
         'Axes of the arrays of `reference`, as "x=B T C", "mask=T T bool".',
         'In Python ``{"x": "B T C", "w": "C 3C"}``. Default: the arguments are q, k, v.',

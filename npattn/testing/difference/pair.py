@@ -43,7 +43,7 @@ def compare_pair(sides: Sides, recipes: Sequence[Recipe]) -> tuple[bool, tuple[s
     normal = dict.fromkeys(replace(r, distribution="normal", view="contiguous") for r in recipes)
     pair = AttentionPair(sides, Watched(sides.a.implementation.f, ""))
     found = Found(pair, sides.a.space.dtype, ALARM / max(len(normal), 1))
-    found.ask(normal)
+    found.ask(normal, len(normal))
     return bool(found.tried) and not found.failed, (NEITHER, *_describe(found))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from npattn.errors import OptionError
 from npattn.problem import Cotangents
 from npattn.problem.arrays import Array
 from npattn.testing.adapters import child
@@ -27,12 +30,18 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.explore import LARGE, PLAIN, around, sample, tame
-from npattn.testing.diagnosis.place import Sample
+from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn_and_confirm
+from npattn.testing.places import Spent, describe_clauses, find_clause, find_place
+from npattn.testing.reference.copies import convert_modules
+from npattn.testing.reference.decisions import Decisions
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import PARTS, Case, LetterSpace
 from npattn.testing.reference.sides import Sides, share_cotangents
 from npattn.testing.reference.spread import Call
 from npattn.testing.trial import Trial
+
+Fails = Callable[[Any], bool | None]
+Known = Sequence[tuple[Any, bool]]
 
 
 class Pair(Protocol):
@@ -47,17 +56,37 @@ class Pair(Protocol):
     def smaller(self, case: Any) -> Iterator[Any]:
         """Yield simpler cases."""
 
-    def around(self, case: Any) -> Iterator[Any]:
-        """Yield cases that differ in one thing."""
+    def place(self, case: Any, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+        """Return the condition of the cases that fail, and the number of cases that say so.
 
-    def sample(self, case: Any, wrong: bool) -> Sample:
-        """Return a case for learning where they differ."""
+        "" if none is found.
+
+        Parameters
+        ----------
+        case
+            One that fails.
+        fails : callable
+            Case → True, False, or None if one of them does not take it.
+        known : sequence of (case, bool)
+            Cases that were asked, with True for those that fail.
+        seconds : float
+            Time to look for it.
+        """
+
+    def takes(self, refused: Any) -> str:
+        """Return the condition of the cases that the function refuses, from one; "" if none."""
 
 
 # --- arrays by letters ----------------------------------------------------------------------------
 
 OUT = "out"
 """Name of a single result."""
+LARGEST = 137
+"""Size below which the place of a failure is looked for."""
+QUESTIONS = 150
+"""Cases that are asked for it, at most."""
+Request = tuple[Mapping[str, Array], Mapping[str, Any]]
+"""Arrays and options of a call."""
 
 
 class Function:
@@ -69,26 +98,60 @@ class Function:
         backward: Callable[..., Any] | None,
         framework: str,
         device: str | None,
-        tiny: tuple[Mapping[str, Array], Mapping[str, Any]],
+        tiny: Sequence[Request],
+        argument: str = "framework",
     ) -> None:
-        self.name, self.backward = qualified_name(f), backward
+        """Find the framework by calls of `tiny` requests, until it takes one."""
+        self.name, self.plain_backward = qualified_name(f), backward
         self.by_name = {
             n for n, p in parameters(f).items() if p.kind is inspect.Parameter.KEYWORD_ONLY
         }
-        self.f: Callable[..., Any] = f
+        self.set_function(f, "numpy")
 
         def attempt(candidate: str) -> Framework:
             self.framework = make_framework(candidate, device)
-            self.results(*tiny)
+            self.set_function(f, candidate)
+            self._try(tiny)
             return self.framework
 
         if framework == "auto":
             guess = child.choose_framework(f, "auto", None, tries=False)[0].name
             loaded = [n for n in FRAMEWORKS if n == "numpy" or n in sys.modules]
-            self.framework = try_frameworks(self.name, dict.fromkeys((guess, *loaded), ""), attempt)
+            candidates = dict.fromkeys((guess, *loaded), "")
+            try:
+                self.framework = try_frameworks(self.name, candidates, attempt)
+            except OptionError as err:
+                text = str(err).replace("framework=", f"{argument}=")
+                raise OptionError(text) from None
         else:
             self.framework = make_framework(framework, device)
-        self.watched = self.f = Watched(f, self.framework.name)
+        self.set_function(f, self.framework.name)
+
+    def set_function(self, f: Callable[..., Any], framework: str) -> None:
+        self.watched = self.f = Watched(f, framework)
+        own = self.plain_backward
+        self.backward = None if own is None else self.watched.watch(own)
+
+    def convert(self, *dtypes: str) -> Function:
+        """Return the function with its torch modules, if it holds any, cast to these dtypes."""
+        made = copy.copy(self)
+        f = convert_modules(self.watched.f, *dtypes)
+        if f is not self.watched.f:
+            made.set_function(f, self.framework.name)
+        return made
+
+    def _try(self, tiny: Sequence[Request]) -> None:
+        """Call it, with gradients, on the first of some requests that it does not refuse."""
+        for i, (arrays, options) in enumerate(tiny):
+            try:
+                results = self.results(arrays, options)
+                douts = {n: x for n, x in results.items() if x.dtype.kind not in "biu"}
+                leaves = [n for n, x in arrays.items() if x.dtype.kind not in "biu"]
+                self.everything(arrays, options, douts, leaves)
+                return
+            except ImplementationError as err:
+                if i == len(tiny) - 1 or not err.is_refusal:
+                    raise
 
     @property
     def differentiates(self) -> bool:
@@ -166,7 +229,15 @@ class Function:
 
 @dataclass(frozen=True)
 class FunctionPair:
-    """A function and its reference, of arrays by letters."""
+    """A function and its reference, of arrays by letters.
+
+    Attributes
+    ----------
+    f, reference : Function
+        Of which modules have the dtype; those of the reference hold the same weights in float64.
+    space : LetterSpace
+    dtype : str
+    """
 
     f: Function
     reference: Function
@@ -179,8 +250,49 @@ class FunctionPair:
     def smaller(self, case: Case) -> Iterator[Case]:
         return self.space.smaller(case)
 
-    def around(self, case: Case) -> Iterator[Case]:
-        return (x for x in self.space.around(case) if self.space.fits(x))
+    def place(self, case: Case, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+        """Look for the border of each size and option, and attack what is found."""
+        end = time.process_time() + seconds
+
+        def answer(problem: Mapping[str, Any]) -> bool | None:
+            if time.process_time() > end:
+                raise Spent
+            other = self._case(problem, case.seed)
+            return fails(other) if self.space.fits(other) else None
+
+        told = [({**x.sizes, **x.options}, wrong) for x, wrong in known]
+        place = find_place(
+            answer, {**case.sizes, **case.options}, domains=self._domains(),
+            choices=self.space.options, known=told, questions=QUESTIONS, seconds=10 * seconds,
+        )  # fmt: skip
+        return (place.text if place.held else ""), place.questions
+
+    def takes(self, refused: Case) -> str:
+        def refuses(problem: Mapping[str, Any]) -> bool | None:
+            case = self._case(problem, refused.seed)
+            if not self.space.fits(case):
+                return None
+            arrays = case.arrays(self.space.inputs, self.dtype)
+            try:
+                with np.errstate(all="ignore"):
+                    self.f.results(arrays, case.options)
+            except ImplementationError:
+                return True
+            return False
+
+        clause = find_clause(
+            refuses, {**refused.sizes, **refused.options}, domains=self._domains(),
+            choices=self.space.options, seconds=1.0,
+        )  # fmt: skip
+        return describe_clauses([clause]) if clause else ""
+
+    def _domains(self) -> dict[str, Sequence[int]]:
+        own = self.space.sizes
+        return {x: sorted(own[x]) if x in own else range(1, LARGEST) for x in self.space.letters}
+
+    def _case(self, problem: Mapping[str, Any], seed: int) -> Case:
+        sizes = {x: problem[x] for x in self.space.letters}
+        return Case(sizes, {name: problem[name] for name in self.space.options}, seed)
 
     def call(self, case: Case) -> Call:
         """Return the arrays of a case; cotangents are of the results that have floating numbers."""
@@ -190,9 +302,12 @@ class FunctionPair:
         wide = {n: x.astype(np.float64) if n in leaves else x for n, x in arrays.items()}
         dtype = arrays[leaves[0]].dtype
         cotangents = {}
+        try:
+            results = self._evaluate_reference(wide, case)
+        except ImplementationError:  # it takes no float64
+            results = self._evaluate_reference(arrays, case)
+        self._compare_forms(self.f.results(arrays, case.options), results, case)
         if self.f.differentiates and self.reference.differentiates:
-            with self.reference.framework.allowing(np.dtype(np.float64)):
-                results = self.reference.results(wide, case.options)
             cotangents = {
                 f"cotangent of {name}": case.cotangent(x.shape, dtype, i)
                 for i, (name, x) in enumerate(results.items())
@@ -213,19 +328,46 @@ class FunctionPair:
             math.prod(sizes),
         )
 
-    def sample(self, case: Case, wrong: bool) -> Sample:
-        options = frozenset(
-            name if value is True else f"{name}={value!r}"
-            for name, value in case.options.items()
-            if value != self.space.options[name][0]
-        )
-        nothing = np.zeros(0, np.int64)
-        found = np.asarray(wrong), np.asarray(True), nothing.astype(bool), nothing
-        return Sample(dict(case.sizes), options, "", *found)
+    def _evaluate_reference(self, arrays: Mapping[str, Array], case: Case) -> dict[str, Array]:
+        reference = self.reference
+        allowing = reference.framework.allowing(np.dtype(np.float64))
+        with allowing, reference.watched.running(None, Decisions()):
+            return reference.results(arrays, case.options)
+
+    def _compare_forms(
+        self, got: Mapping[str, Array], want: Mapping[str, Array], case: Case
+    ) -> None:
+        """Raise ResultError if f lacks results of the reference, or they have other shapes."""
+        names = (self.f.name, self.reference.name)
+        if set(want) - set(got):
+            ours, theirs = (_count_results(x) for x in (got, want))
+            raise ResultError(f"{names[0]} returns {ours}, but the reference {names[1]} {theirs}")
+        for name, x in want.items():
+            if got[name].shape != x.shape:
+                ours, theirs = (_write_shape(y.shape, case.sizes) for y in (got[name], x))
+                raise ResultError(
+                    f"{name} of {names[0]} has shape {ours}, that of the reference {names[1]} "
+                    f"{theirs}"
+                )
+
+
+def _count_results(results: Mapping[str, Array]) -> str:
+    count = len(results)
+    return f"{count} result{'' if count == 1 else 's'} ({', '.join(results)})"
+
+
+def _write_shape(shape: tuple[int, ...], sizes: Mapping[str, int]) -> str:
+    """Return a shape as "(3, 1), which is (B, 1)", with the letters that it can only be."""
+    letters = {n: [x for x, m in sizes.items() if m == n] for n in shape if n > 1}
+    words = [found[0] if len(found := letters.get(n, [])) == 1 else str(n) for n in shape]
+    named = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+    return f"{shape}" if named == f"{shape}" else f"{shape}, which is {named}"
 
 
 # --- attention ------------------------------------------------------------------------------------
 
+CASES = (24, 60)
+"""Cases that are tried around a failing one: at least, whatever the time, and at most."""
 ARRAYS = ("q", "k", "v", "bias", "sinks", "gate")
 
 
@@ -288,12 +430,28 @@ class AttentionPair:
             if small != recipe and all(less) and min(sizes) > 0 and self._takes(small):
                 yield small
 
-    def around(self, recipe: Recipe) -> Iterator[Recipe]:
-        return (r for r in around(self.sides.a, recipe) if self._takes(r))
+    def place(self, recipe: Recipe, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+        """Learn it from recipes around the failing one."""
+        samples = [self._sample(recipe, True)]
+        end = time.process_time() + seconds
+        for other in around(self.sides.a, recipe):
+            late = time.process_time() > end and len(samples) > CASES[0]
+            if late or len(samples) > CASES[1]:
+                break
+            wrong = fails(other) if self._takes(other) else None
+            if wrong is not None:
+                samples.append(self._sample(other, wrong))
+        place = learn_and_confirm(samples)
+        if place is None or place.text == EVERYWHERE or place.errors_on(samples):
+            return "", 0
+        return place.text, len(samples)
 
-    def sample(self, recipe: Recipe, wrong: bool) -> Sample:
+    def _sample(self, recipe: Recipe, wrong: bool) -> Sample:
         found = np.asarray(wrong), np.asarray(True)
         return sample(self.sides.a, recipe, self.sides.a.problem(recipe), "", *found)
+
+    def takes(self, refused: Recipe) -> str:
+        return ""  # what attention functions refuse was probed before
 
 
 def reason(err: ImplementationError) -> str:

@@ -167,7 +167,7 @@ class _Target(Function):
 
     def __init__(self, f: Any, backward: Any, framework: str, device: str | None) -> None:
         chosen = choose_framework(f, qualified_name(f), framework, device)
-        super().__init__(f, backward, chosen.name, device, ({}, {}))
+        super().__init__(f, backward, chosen.name, device, [({}, {})])
         named = [p for p in parameters(f).values() if p.kind not in STARRED]
         self.names = {p.name: p.default is inspect.Parameter.empty for p in named}
         self.returned: list[str] = []

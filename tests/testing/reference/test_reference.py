@@ -9,6 +9,7 @@ from npattn.errors import OptionError
 from npattn.testing import Implementation, check
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.reference.check import check_reference, replay
+from npattn.testing.reference.decisions import Decisions
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
 from npattn.testing.reference.noise import Noise
@@ -91,8 +92,9 @@ def test_wrong_gradient_fails_alone():
 def test_report_says_where_it_fails():
     report = ask(late, options={"flip": (False, True)}, sizes=None, examples=40)
     [cause] = report.causes
-    assert cause.passes_when == "fails only where C > 1 and T > 16 and flip"
-    assert "It differs from norm: it fails only where C > 1 and T > 16 and flip" in str(report)
+    assert cause.passes_when == "fails only where flip and C > 1 and T > 16"
+    words = "It differs from norm: out is negated; it fails only where flip and C > 1 and T > 16"
+    assert words in str(report)
 
 
 def test_smallest_failing_case_is_replayed():
@@ -240,7 +242,7 @@ def test_every_operation_is_rounded():
     """A difference that inputs leave 0 shows the rounding of what lies between."""
     u = 2.0**-24
     watched = Watched(lambda x: (x * 3) / 3 - x, "numpy")
-    with watched.rounding(Noise(u, 0.0, np.random.default_rng(0))):
+    with watched.running(Noise(u, 0.0, np.random.default_rng(0)), Decisions()):
         errors = watched(np.ones(2000))
     assert 0.5 * u < errors.std() < 2 * u
     assert type(errors) is np.ndarray
@@ -253,7 +255,7 @@ def test_terms_of_sums_are_rounded():
         watched = Watched(lambda y, f=total: f(y[None] * 1.0 if f is None else y), "numpy")
         errors = []
         for seed in range(60):
-            with watched.rounding(Noise(u, 0.0, np.random.default_rng(seed))):
+            with watched.running(Noise(u, 0.0, np.random.default_rng(seed)), Decisions()):
                 errors.append(float(watched(x)))
         assert 10 * u < np.std(errors) < 60 * u
 
@@ -262,13 +264,13 @@ def test_constants_of_torch_stay():
     import torch
 
     def f(x):
-        return torch.arange(5, dtype=torch.float64) * 0.1, x * 2
+        return torch.arange(5, dtype=torch.float64) * 0.1, x * 3
 
     watched = Watched(f, "torch")
-    with watched.rounding(Noise(2.0**-10, 0.0, np.random.default_rng(0))):
-        constant, result = watched(torch.ones(5, dtype=torch.float64))
+    with watched.running(Noise(2.0**-10, 0.0, np.random.default_rng(0)), Decisions()):
+        constant, result = watched(torch.full((5,), 1.1, dtype=torch.float64))
     assert torch.equal(constant, torch.arange(5, dtype=torch.float64) * 0.1)
-    assert not torch.equal(result, torch.full((5,), 2.0, dtype=torch.float64))
+    assert not torch.equal(result, torch.full((5,), 1.1 * 3, dtype=torch.float64))
 
 
 def cancelling(given):
@@ -287,7 +289,7 @@ def test_false_alarms_are_rare_for_an_error_as_modelled():
             return {"out": given["x"].astype(np.float64) * error}
 
         call = Call({"x": x}, f, cancelling, Watched(None, ""), 1)
-        [comparison] = judge(call, "float32", seed, 1e-4)
+        [comparison] = judge(call, "float32", seed, 1e-4).comparisons
         counts[comparison.passed] += 1
     assert counts == {True: 50}
 
@@ -298,7 +300,9 @@ def test_reference_that_takes_no_float64_is_asked_in_the_dtype():
             raise ValueError("no float64")
         return norm(x, w)
 
-    assert ask(other_form, narrow).passed
+    report = ask(other_form, narrow)
+    assert report.passed
+    assert "in float64, which it does not take" in report.untested[1]
     assert not ask(careless, narrow, sizes={"C": (2,), "B": (1,), "T": (3,)}).passed
 
 

@@ -1,0 +1,85 @@
+"""Say what wrong results are: a factor of the right ones, other rows, or where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+
+SHIFTS = (1, -1, 2, -2)
+"""Distances of other rows that are tried."""
+LEAST = 4
+"""Elements that are wrong, from which a sentence on them is no coincidence."""
+FACTORS = (2.0, 0.5, -1.0, 3.0, 4.0, 0.25, 1 / 3, -2.0)
+"""Factors that are said as they are, if they fit; others in three digits."""
+
+
+def describe_amount(name: str, got: Array, exact: Array, allowed: Array) -> str:
+    """Return a sentence on a wrong result; "" if nothing simple fits.
+
+    Parameters
+    ----------
+    name : str
+    got : array
+        The result.
+    exact, allowed : float64 arrays of the same shape
+        The right result and its tolerance; inf where it is not judged.
+    """
+    if got.shape != exact.shape:
+        return ""
+    wide = got.astype(np.float64)
+    with np.errstate(all="ignore"):
+        judged = np.isfinite(wide) & np.isfinite(exact) & np.isfinite(allowed)
+        wrong = judged & (abs(wide - exact) > allowed)
+        if wrong.sum() < LEAST:
+            return ""
+        if not wide[wrong].any():
+            return f"{name} is 0{_where(wrong, judged)}"
+        for text, other in (*_scaled(wide, exact, wrong), *_shifted(exact)):
+            fits = abs(wide - other[0]) <= other[1] * allowed
+            if fits[wrong].all() and (abs(other[0] - exact) > 2 * allowed)[wrong].all():
+                return f"{name} is {text}{_where(wrong, judged)}"
+    where = _where(wrong, judged)
+    return f"{name} is wrong{where}" if where else ""
+
+
+def _scaled(wide: Array, exact: Array, wrong: Array) -> Iterator[tuple[str, tuple[Array, float]]]:
+    """Yield multiples of the right result, with a factor for its tolerance."""
+    ratio = wide[wrong] / exact[wrong]
+    own = float(np.median(ratio[np.isfinite(ratio)])) if np.isfinite(ratio).any() else 0.0
+    near = [x for x in FACTORS if abs(x - own) < 0.01 * abs(own)]
+    for factor in (*near, own):
+        if factor:
+            words = {-1.0: "negated"}
+            yield words.get(factor, f"{factor:.3g} times as large"), (
+                factor * exact, max(1.0, abs(factor)),
+            )  # fmt: skip
+
+
+def _shifted(exact: Array) -> Iterator[tuple[str, tuple[Array, float]]]:
+    """Yield the right result with other rows in place of its own."""
+    for axis in range(exact.ndim):
+        for shift in SHIFTS:
+            if exact.shape[axis] > abs(shift):
+                at = "later" if shift > 0 else "earlier"
+                words = f"that of the index {abs(shift)} {at}, along axis {axis}"
+                yield words, (np.roll(exact, -shift, axis), 1.0)
+
+
+def _where(wrong: Array, judged: Array) -> str:
+    """Return " where …" if the wrong elements are all those of some indices of one axis."""
+    for axis in range(wrong.ndim - 1, -1, -1):
+        others = tuple(n for n in range(wrong.ndim) if n != axis)
+        bad, seen = np.asarray(wrong.any(others)), np.asarray(judged.any(others))
+        n, first, last = len(bad), int(bad.argmax()), len(bad) - 1 - int(bad[::-1].argmax())
+        if not (seen & ~bad).any() or not bad[first : last + 1].all():
+            continue
+        if first == last:
+            return f" at index {first} of axis {axis} (of {n})"
+        if last == n - 1:
+            return f" at index ≥ {first} of axis {axis} (of {n})"
+        if first == 0:
+            return f" at index ≤ {last} of axis {axis} (of {n})"
+    return ""

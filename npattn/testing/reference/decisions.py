@@ -1,0 +1,131 @@
+"""Decisions of a run in float64: comparisons, indices and steps that numbers take.
+
+A random rounding that moves a maximum to its neighbour, or a zero of a ReLU across its kink,
+changes a gradient by as much as itself: a spread over both sides would allow every gradient between
+them. So each noisy run repeats the decisions of the exact one. What another right function may
+decide otherwise is asked afterwards: "turn" runs decide against the exact run wherever the numbers
+are within their error, and show which results depend on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from npattn.problem.arrays import Array
+
+Kind = Literal["compare", "choose", "step", "fixed"]
+Mode = Literal["record", "repeat", "turn"]
+
+
+@dataclass
+class Site:
+    """One decision of the exact run.
+
+    Attributes
+    ----------
+    result : array
+        Booleans, indices or steps, as decided.
+    given : array or None
+        Numbers that decided it: a − b of a comparison, else the array itself; None where another
+        decision is not to be tried.
+    squares : array
+        Sum of (noisy given − exact given)² over the noisy runs, shaped like `given`.
+    """
+
+    result: Any
+    given: Array | None
+    squares: Array
+
+
+@dataclass
+class Decisions:
+    """Decisions of the exact run in their order, repeated or turned in later runs.
+
+    Attributes
+    ----------
+    mode : {"record", "repeat", "turn"}
+    draws : int
+        Number of runs that have repeated them.
+    width : callable
+        (mean of squares, number of elements) → error that a right function may have there; of
+        "turn" runs.
+    parity : {0, 1}
+        Side to which steps and every other element of an order are moved; of "turn" runs.
+    turned : bool
+        True if a "turn" run decided anything otherwise.
+    """
+
+    sites: list[Site] = field(default_factory=list)
+    mode: Mode = "record"
+    draws: int = 0
+    width: Callable[[Array, int], Array] | None = None
+    parity: int = 0
+    turned: bool = False
+    at: int = 0
+
+    def start(self, mode: Mode) -> None:
+        """Begin a run."""
+        self.mode, self.at = mode, 0
+        self.draws += mode == "repeat"
+
+    def decide(
+        self,
+        kind: Kind,
+        given: Array | None,
+        evaluate: Callable[[Array | None], Any],
+        sign: Callable[[Any], Array] | None = None,
+    ) -> Any:
+        """Return the decision of this run.
+
+        Parameters
+        ----------
+        kind : {"compare", "choose", "step", "fixed"}
+        given : float array or None
+            As of `Site`.
+        evaluate : callable
+            `given`, perhaps changed, → the decision; comparisons ignore their argument.
+        sign : callable, optional
+            Decision → ±1 shaped like `given`: where to move it for another choice.
+        """
+        if self.mode == "record":
+            result = evaluate(given)
+            own = np.zeros(0) if given is None else np.zeros(given.shape)
+            self.sites.append(Site(result, None if given is None else given.copy(), own))
+            return result
+        site = self.sites[self.at] if self.at < len(self.sites) else None
+        self.at += 1
+        shape = None if given is None else given.shape
+        if site is None or shape != (None if site.given is None else site.given.shape):
+            return evaluate(given)  # the run went another way, which no decision of ours made
+        if self.mode == "repeat":
+            if given is not None:
+                with np.errstate(all="ignore"):
+                    site.squares += (given - site.given) ** 2
+            return site.result
+        return self._turn(kind, site, given, evaluate, sign)
+
+    def _turn(
+        self,
+        kind: Kind,
+        site: Site,
+        given: Array | None,
+        evaluate: Callable[[Array | None], Any],
+        sign: Callable[[Any], Array] | None,
+    ) -> Any:
+        if given is None or site.given is None or kind == "fixed":
+            return evaluate(given)
+        assert self.width is not None
+        with np.errstate(all="ignore"):
+            width = np.nan_to_num(self.width(site.squares / max(self.draws, 1), given.size))
+        if kind == "compare":
+            near = (abs(site.given) <= width) & (width > 0)
+            self.turned |= bool(near.any())
+            return np.where(near, ~np.asarray(site.result), evaluate(given))
+        side = (-1.0) ** self.parity if sign is None else sign(site.result)
+        result = evaluate(given + side * width)
+        self.turned |= not np.array_equal(result, site.result)
+        return result
