@@ -38,17 +38,17 @@ LAYERS = (
 
 # The same inside testing/, by folder or module.
 TESTING_LAYERS = (
-    {"levels", "excerpt", "parsing"},
+    {"levels", "excerpt", "parsing", "power"},
     {"cases", "bounds", "adapters"},
     {"comparison", "targets"},
     {"gradients", "spot", "trial", "worker"},
     {"capabilities", "rules", "report"},
     {"device", "diagnosis"},
     {"reference"},
-    {"runner", "difference", "variants"},
+    {"runner", "difference", "variants", "dumps"},
     {"settings"},
     {"judge", "modules"},
-    {"units", "suite"},
+    {"units", "suite", "session"},
     {"pytest_plugin"},
     {"extend", "strategies", "tolerance", "__init__"},
 )
@@ -66,10 +66,11 @@ CONFINED = {
         "testing/targets/sageattention.py",
         "testing/targets/transformers.py",
         "testing/device/",
+        "testing/dumps/",
         "testing/reference/dispatch.py",
         "weights/torch.py",
     ),
-    "safetensors": ("weights/files.py",),
+    "safetensors": ("testing/dumps/read.py", "weights/files.py"),
     "jax": (
         "testing/adapters/child.py",
         "testing/targets/equinox.py",

@@ -17,6 +17,7 @@ __all__ = ["Command", "cli"]
 
 COMMANDS = {
     "check": "npattn.cli.check",
+    "compare": "npattn.cli.compare",
     "diff": "npattn.cli.diff",
     "explain": "npattn.cli.explain",
     "fingerprint": "npattn.cli.fingerprint",

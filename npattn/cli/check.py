@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 
+from npattn import __version__
 from npattn.cli.cluster import open_cluster
+from npattn.cli.config import read_config
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
-from npattn.cli.target import change_conventions, open_target, report_import_errors
+from npattn.cli.target import change_conventions, find_place, open_target, report_import_errors
+from npattn.cli.watch import Watcher, watch
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
 from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
+from npattn.testing.report.formats import Place, annotations, markdown, sarif
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
+from npattn.testing.runner.failed_first import (
+    FailedProblem,
+    ask_again,
+    find_file,
+    list_failed,
+    read_failed,
+    write_failed,
+)
 from npattn.testing.runner.journal import Journal
+from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
-from npattn.testing.targets import load
+from npattn.testing.targets import load, spec_of
 from npattn.testing.units.blocks import check_in_units
+from npattn.testing.worker.connection import Connection
+from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.supervisor import Limits
 
 SETTINGS = options(CommandSettings)
@@ -54,7 +71,22 @@ ALONE = (
 """Settings that do not go with a cluster."""
 
 
-@click.command("check", cls=GroupedCommand)
+CONFIGURED = "npattn.targets"
+"""Key under which the context of a command has the targets of pyproject.toml."""
+
+
+class _CheckCommand(GroupedCommand):
+    """Command whose defaults a project may set."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--no-config" not in args:
+            defaults = read_config(self, Path.cwd())
+            ctx.meta[CONFIGURED] = defaults.pop("target", [])
+            ctx.default_map = defaults
+        return super().parse_args(ctx, args)
+
+
+@click.command("check", cls=_CheckCommand)
 @click.argument("target", required=False)
 @add_flags()
 def check_command(target: str | None, **flags: Any) -> None:
@@ -69,11 +101,34 @@ def check_command(target: str | None, **flags: Any) -> None:
 
     TARGET is module:function, path/file.py:function, or a name from npattn list. It runs in a
     worker, a process of its own, whose end costs one rule; --in-process and --sweep call it here.
-    What ends in … may be given several times.
-    Exit code 0: passed; 1: failed; 2: wrong usage, or nothing could be tested; 130: interrupted,
-    with a report of what is known.
+    What ends in … may be given several times. Defaults stand in [tool.npattn] of pyproject.toml.
+    Exit code 0: passed; 1: failed; 2: no verdict, or wrong usage; 130: interrupted, with a report
+    of what is known.
     """  # noqa: D301  click keeps the lines of a paragraph that begins with a backspace
     given = {n: x for n, x in flags.items() if x is not None and x is not False}
+    given.pop("no_config", None)  # read already
+    configured = click.get_current_context().meta.get(CONFIGURED, [])
+    targets = configured if target is None and "resume" not in given else [target]
+    if len(targets) > 1:
+        sys.exit(max((_exit_code_of(one, dict(given)) for one in targets), key=CODES.index))
+    _begin(*(targets or [None]), given)
+
+
+CODES = (0, 2, 1, INTERRUPTED)
+"""Exit codes, the gravest last."""
+
+
+def _exit_code_of(target: str, given: dict[str, Any]) -> int:
+    """Check one target of several, and return its exit code."""
+    try:
+        _begin(target, given)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _begin(target: str | None, given: dict[str, Any]) -> None:
+    """Check one target, with a journal if one is asked for; exit with the verdict."""
     if "seed" not in given and "untrusted" in given:
         given["seed"] = secrets.randbits(64)
     journal = None
@@ -107,16 +162,15 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         _check_reference(target, given)
     if "inputs" in given or "options" in given:
         raise OptionError("got --inputs or --options without --reference: pass both")
-    untrusted = given.get("untrusted", False)
     if given.keys() & set(OF_MODULE):
         _check_module(target, given)
+    if given.get("watch"):
+        _watch(target, given)
     implementation = open_target(target, given)
-    conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
-    arguments = {name: given.get(name, default) for name, default in ARGUMENTS.items()}
-    arguments |= {"conventions": conventions, "sizes": given.get("sizes", {}), "journal": journal}
-    arguments["strict"] |= untrusted
-    if untrusted and not arguments["must"]:
-        arguments["must"] = _everything(implementation)
+    arguments = _read_arguments(implementation, given) | {"journal": journal}
+    file = find_file(f"{target} {given.get('backward')}") if "ff" in given else None
+    if file is not None and _fails_again(implementation, read_failed(file), given):
+        sys.exit(1)
     judge: Callable[..., Report] = check
     if "cluster" in given:
         limits = Limits(given.get("timeout"), given.get("memory"))
@@ -129,7 +183,76 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         if not hasattr(err, "report"):  # nothing was asked yet
             sys.exit(INTERRUPTED)
         report = err.report
-    _finish(report, given, journal)
+    if file is not None:
+        write_failed(file, list_failed(o for o in report.outcomes if report.counts(o)))
+    _finish(report, target, given, journal)
+
+
+def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a judge of attention; the implementation gets its conventions."""
+    conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
+    implementation.conventions = conventions
+    arguments = {name: given.get(name, default) for name, default in ARGUMENTS.items()}
+    arguments |= {"conventions": conventions, "sizes": given.get("sizes", {})}
+    untrusted = given.get("untrusted", False)
+    arguments["strict"] |= untrusted
+    if untrusted and not arguments["must"]:
+        arguments["must"] = name_everything(implementation)
+    return arguments
+
+
+def _fails_again(
+    implementation: Implementation, failed: Sequence[FailedProblem], given: dict[str, Any]
+) -> bool:
+    """Ask first what failed last, and say what came of it; True if the check ends here."""
+    still = []
+    for one, message in ask_again(implementation, failed, given.get("rounding")):
+        first = message.partition("\n")[0]
+        click.echo(f"still failing: {one.id}: {first}" if message else f"fixed: {one.id}")
+        still += [one.id] if message else []
+    if not still or not given.get("fail_fast"):
+        return False
+    click.echo(f"FAILED: {', '.join(still)} (-x: nothing else was asked)")
+    return True
+
+
+WITHOUT_WATCH = (
+    *("in_process", "sweep", "cluster", "journal", "resume", "untrusted", "worker", "module"),
+    *("reference", "ff"),
+)
+"""Settings that do not go with --watch."""
+
+
+def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
+    """Check whenever a file of the target is saved; what failed last is asked first."""
+    if beside := given_flags(*WITHOUT_WATCH):
+        raise OptionError(f"got {', '.join(beside)} beside --watch: leave out one of them")
+    if target is None or ":" not in spec_of(target):
+        raise OptionError("--watch needs a TARGET in a file: module:name or path/file.py:name")
+    failed: list[FailedProblem] = []
+    spare: list[Connection] = []
+
+    def check_once(watcher: Watcher) -> int:
+        implementation = open_target(target, given, spare.pop() if spare else None)
+        assert isinstance(implementation, Remote)
+        worker = implementation.worker
+        try:
+            watcher.follow(worker.description["files"])
+            spare.append(worker.start_spare())
+            arguments = _read_arguments(implementation, given)
+            if _fails_again(implementation, failed, given):
+                return 1
+            report = check(implementation, progress=watcher.interrupt, **arguments)
+        finally:
+            worker.close()
+        failed[:] = list_failed(o for o in report.outcomes if report.counts(o))
+        return _conclude(report, target, given)
+
+    try:
+        watch(target, check_once)
+    finally:
+        for process in spare:
+            process.end()
 
 
 def _check_module(target: str | None, given: dict[str, Any]) -> None:
@@ -148,22 +271,48 @@ def _check_module(target: str | None, given: dict[str, Any]) -> None:
         arguments.pop(name, None)
     with ProgressBar() as bar, interruptible():
         report = check_module(module, spec=target, progress=bar.advance, **arguments)
-    _finish(report, given)
+    _finish(report, target, given)
 
 
-def _finish(report: Report, given: dict[str, Any], journal: Journal | None = None) -> None:
+def _finish(
+    report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
+) -> None:
     """Write the files, print the report and exit."""
+    sys.exit(_conclude(report, target, given, journal))
+
+
+def _conclude(
+    report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
+) -> int:
+    """Write the files, print the report, and return the exit code."""
     unwritten = _write_files(report, given)
     console = Console()
-    report.print_to(console, verbose="verbose" in given)
+    _print(report, find_place(target), given, console)
     if journal is not None and report.interrupted:
         console.print(f"npattn check --resume {journal.path} goes on", soft_wrap=True)
     for line in unwritten:
         click.echo(f"Error: {line}", err=True)
-    if report.tested or report.interrupted:
-        sys.exit(_exit_code(report) or 2 * bool(unwritten))
-    console.print("nothing could be tested")
-    sys.exit(2)
+    code = INTERRUPTED if report.interrupted else report.conclusion.exit_code
+    return code or 2 * bool(unwritten)
+
+
+def _print(report: Report, place: Place | None, given: dict[str, Any], console: Console) -> None:
+    """Print the report in the form that was asked for."""
+    form = given.get("format", "text")
+    if form == "sarif":
+        text = json.dumps(sarif(report, place, __version__), indent=1, ensure_ascii=False)
+        click.echo(text)
+        return
+    if form == "markdown":
+        click.echo(markdown(report))
+        return
+    report.print_to(console, verbose="verbose" in given)
+    if form == "github":
+        if text := annotations(report, place):
+            click.echo(text)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown(report) + "\n")
 
 
 def _check_reference(target: str | None, given: dict[str, Any]) -> None:
@@ -190,7 +339,7 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
         judged = open_target(target, given)
         for name in ("backward", "framework", "device"):
             asked.pop(name, None)
-    _finish(check(judged, **asked), given)
+    _finish(check(judged, **asked), target, given)
 
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
@@ -228,19 +377,3 @@ def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
         except OSError as err:
             unwritten.append(f"{given[name]} was not written: {err.strerror or err}")
     return unwritten
-
-
-def _exit_code(report: Report) -> int:
-    """Return the exit code of a report on something that was tested."""
-    if report.interrupted:
-        return INTERRUPTED
-    if report.passed:
-        return 0
-    failed = any(report.counts(outcome) for outcome in report.outcomes)
-    return 2 if report.missing and not failed else 1
-
-
-def _everything(implementation: Implementation) -> tuple[str, ...]:
-    """Return the options that it names, and the gradients of what it takes."""
-    options = [f"d{name}" for name in ("bias", "sinks", "gate") if name in implementation.features]
-    return (*sorted(implementation.features), "dq", "dk", "dv", *options)

@@ -18,6 +18,9 @@ from .diagnosis.fingerprint import Fingerprint as Fingerprint
 from .diagnosis.fingerprint import fingerprint as fingerprint
 from .difference.diff import diff as diff
 from .difference.record import Difference as Difference
+from .dumps.judge import DumpReport as DumpReport
+from .dumps.judge import compare_dump as compare_dump
+from .dumps.record import record as record
 from .gradients.check import check_gradients as check_gradients
 from .gradients.report import GradientReport as GradientReport
 from .judge import check as check
@@ -26,6 +29,7 @@ from .modules.check import compare_module as compare_module
 from .report.cause import Cause as Cause
 from .report.outcome import Outcome as Outcome
 from .report.report import Report as Report
+from .session import Session as Session
 from .spot import SpotCheck as SpotCheck
 from .spot import spot_check as spot_check
 from .suite import Suite as Suite

@@ -20,6 +20,7 @@ from npattn.testing.bounds.free_elements import free_elements
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import excess_of, half_ulp, largest, real
 from npattn.testing.excerpt import Excerpt
+from npattn.testing.power import Power
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Comparison:
         What is wrong, if it is no element.
     excerpt : Excerpt or None
         Elements around the worst one, if it is out of tolerance.
+    power : Power or None
+        Errors that this comparison would have seen; None of a result of a wrong shape.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Comparison:
     size: int
     note: str = ""
     excerpt: Excerpt | None = field(default=None, repr=False, compare=False)
+    power: Power | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -111,7 +115,7 @@ def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Com
     """
     got = real(got)
     if got.size == 0:
-        return Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0)
+        return Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0, power=Power())
     check_tolerance(name, tolerance, exact)
     with np.errstate(all="ignore"):
         wide = got.astype(np.float64)
@@ -133,6 +137,7 @@ def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Com
         int((ratio > 1).sum()) if ratio[index] > 1 else 0,
         ratio.size,
         excerpt=Excerpt.around(index, wide, exact, tolerance) if ratio[index] > 1 else None,
+        power=Power.of(exact, tolerance, got.dtype),
     )
 
 

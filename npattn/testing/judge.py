@@ -25,7 +25,7 @@ from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.levels import check_levels
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
-from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
+from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.report.sensitivity import Sensitivity
@@ -98,7 +98,7 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
 
 OF_REFERENCE = (
     *("reference", "inputs", "options", "sizes", "dtypes", "backward", "framework", "device"),
-    *("examples", "seed", "shrink", "progress"),
+    *("examples", "seed", "shrink", "accept", "progress"),
 )
 """Settings of a check by a reference."""
 
@@ -113,9 +113,9 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
     ]  # fmt: skip
     if beside:
         raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
-    kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-1]}
+    kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-2]}
     with np.errstate(**ERRORS):
-        return check_reference(f, **kwargs)
+        return replace(check_reference(f, **kwargs), accept=tuple(settings.accept))
 
 
 # --- what is asked, and of whom -------------------------------------------------------------------
@@ -432,7 +432,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         expected = asked_of(expected, [*RULES, *SWEEPS], outcomes)
     untrusted = implementation.untrusted
     seen = untrusted is not None and untrusted.judged.times
-    report = Report(
+    return Report(
         implementation.name,
         tuple(outcomes),
         describe_untested(implementation, rounds, answers.left if interrupted else ""),
@@ -455,9 +455,8 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         sensitivity=Sensitivity(*untrusted.judged) if untrusted and seen else None,
         asked=covered,
         skipped={d: describe_skipped(done, covered[d]) for d, done in by_dtype.items()},
+        accept=tuple(settings.accept),
     )
-    late = tuple(o.id for o in outcomes if o.message == OUT_OF_TIME and report.requires(o))
-    return replace(report, missing=(*report.missing, *late))
 
 
 def _tests(trial: Trial, name: str) -> bool:

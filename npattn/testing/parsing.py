@@ -49,9 +49,10 @@ def _parse_quantity(text: str, units: dict[str, int], flag: str, examples: str) 
 
 
 def parse_seconds(text: str | None) -> float | None:
-    """Parse "60s", "10m" or "2h" into seconds."""
+    """Parse "60s", "10m" or "2h" into seconds; a number alone is of seconds."""
     if text is None:
         return None
+    text = f"{text}s" if text.isdigit() else text
     number, unit = _parse_quantity(text, SECONDS, "--budget", "60s, 10m or 2h")
     return float(number * unit)
 

@@ -58,7 +58,7 @@ OTHER_WORDS = {
     "float8_e4m3fn": "fp8 float8 e4m3 float8_e4m3 fp8_e4m3",
     "float8_e5m2": "e5m2 fp8_e5m2",
 }
-"""Other words for the dtypes, for errors."""
+"""Other words for the dtypes."""
 SHORT_DTYPES = {
     word: name for name, words in OTHER_WORDS.items() for word in [name, *words.split()]
 }
@@ -143,8 +143,9 @@ class Settings:
     dtypes: Sequence[str] = option(("float32",), JUDGED, "--dtype DTYPE", "sequence of str",
         f"Dtype of q, k and v: {', '.join(DTYPES)}.",
         default="float32", multiple=True, asked=True)
-    framework: str = option("auto", JUDGED, "--framework", "",
-        "Arrays that the function takes; auto: found by its module, annotations or a tiny call.",
+    framework: str = option("auto", JUDGED, "--framework NAME", "",
+        "Its arrays: numpy, torch, jax; auto finds out.",
+        "It asks the function's module, its annotations and a tiny call.",
         choices=("auto", "numpy", "torch", "jax"))
     backward: Callable[..., Any] | None = option(None, JUDGED, "--backward FUNCTION", "callable",
         "Gradients of a NumPy function.",
@@ -154,7 +155,7 @@ class Settings:
         'dout and the gradients have the same axes; "BTHD" is for rank 4.',
         choices=("BHTD", "BTHD"), default="BHTD, or those of `like`")
     like: str | Profile | None = option(None, JUDGED, "--like PROFILE", "str or Profile",
-        "Known system that the function replaces; npattn list profiles names them.",
+        "Known system that it replaces (npattn list profiles).",
         "Signature, layout, conventions and refusals come from its profile. Rules that the "
         "system does not promise are not required.")
     conventions: Conventions | None = option(None, JUDGED, "--convention NAME=VALUE", "Conventions",
@@ -206,11 +207,11 @@ class Settings:
         "Seed of all random choices.",
         parse=parse_seed, report=int, asked=True)
     examples: int = option(200, AMOUNT, "--examples N", "int",
-        "Number of problems: most agreement rules try all of them, other rules a tenth.",
+        "Problems that agreement rules try; other rules a tenth.",
         "A rule tries at least 20.",
         least=1, report=int, asked=True)
     budget: float | None = option(None, AMOUNT, "--budget TIME", "float",
-        "Test for this time (60s, 10m, 2h), a few examples of each rule first.",
+        "Time (60s, 10m, 2h), a few examples of each rule first.",
         "In Python a number of seconds. After `examples` problems the check goes on with the next "
         "seeds while there is time. The report does not pass if a required rule could not be "
         "tested at all.",
@@ -234,11 +235,16 @@ class Settings:
         "Failures in other levels are only shown. docs/reading.md explains the levels.",
         choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True)
     must: Iterable[str] = option((), PASSES, "--must NAMES", "iterable of str",
-        "Options, results and gradients that have to be tested, as mask,lse,dk.",
+        "Options, results, gradients to test, as mask,lse,dk.",
         "Otherwise the report does not pass.",
         parse=parse_names)
+    accept: Iterable[str] = option((), PASSES, "--accept RESULT", "iterable of str",
+        'Result that may be "not judged", as dq or dq[float16].',
+        "Without it, a result that could be twice as large unseen leaves a report without a "
+        "verdict.",
+        multiple=True)
     expect: Mapping[str, str] | None = option(None, PASSES, "--expect FILE", "mapping",
-        'Expected failures with reasons, as TOML: "rule[dtype]" = "reason".',
+        'File of expected failures: "rule[dtype]" = "reason".',
         'In Python ``{"hidden-nan-v[float32]": "multiplies by 0"}``.',
         path="old", parse=read_expected)
     strict: bool = option(False, PASSES, "--strict", "",
@@ -246,7 +252,7 @@ class Settings:
     device: str | None = option(None, WHERE, "--device NAME", "str",
         "Device of the tensors, as cuda.")
     processes: int = option(1, WHERE, "-n --processes N|auto", "",
-        "Number of processes that share the rules; auto: one for each core.",
+        "Processes that share the rules; auto: one a core.",
         "Each has one thread, and the report is the same. They must be able to import `f`: a "
         "function of a module, or an Implementation with a `spec`.",
         parse=parse_processes)
@@ -271,7 +277,7 @@ class Settings:
         path="old")
 
     def __post_init__(self) -> None:
-        for name in ("dtypes", "only", "must"):
+        for name in ("dtypes", "only", "must", "accept"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
@@ -284,6 +290,8 @@ class Settings:
         beside = [name for name in ("inputs", "options") if getattr(self, name) is not None]
         if self.reference is None and beside:
             raise OptionError(f"got {beside[0]} without reference: pass the right function too")
+        names = [SHORT_DTYPES.get(str(x).removeprefix("torch."), x) for x in self.dtypes]
+        object.__setattr__(self, "dtypes", tuple(names))
         _check_dtypes(self.dtypes)
         if isinstance(self.sweep, bool) or not isinstance(self.sweep, int) or self.sweep < 0:
             raise OptionError(f"sweep is {self.sweep!r}, must be an integer ≥ 0: how many problems")
@@ -300,10 +308,14 @@ class Settings:
         check_conventions(self.conventions)
         check_levels(self.require)
         check_expected(self.expect or {})
-        legal = (*FEATURES, "o", "lse", "weights", "max_score", *GRADIENTS)
+        results = ("o", "lse", "weights", "max_score", *GRADIENTS)
+        legal = (*FEATURES, *results)
         for name in self.must:
             if name not in legal:
                 raise OptionError(f"must has {name!r}, must be among {', '.join(legal)}")
+        for name in self.accept if self.reference is None else ():
+            if name.partition("[")[0] not in results:
+                raise OptionError(f"accept has {name!r}, must be among {', '.join(results)}")
         check_progress(self.progress)
 
     def for_report(self) -> dict[str, Any]:
@@ -335,7 +347,7 @@ class CommandSettings(Settings):
     in_process: bool = option(False, WHERE, "--in-process", "",
         "Call TARGET in this process, without a worker.")
     worker: str | None = option(None, WHERE, "--worker COMMAND", "",
-        "Program that speaks docs/protocol.md; TARGET is its name.")
+        "Program that speaks docs/protocol.md.")
     envs: str | None = option(None, WHERE, "--envs FOLDER", "",
         "Folder to install in what a known TARGET lacks.")
     memory: int | None = option(None, WHERE, "--memory SIZE", "",
@@ -346,8 +358,17 @@ class CommandSettings(Settings):
         "`must` for every gradient and every option in the signature.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
         "Run on Dask: local:N, or a scheduler's address.")
+    watch: bool = option(False, AMOUNT, "--watch", "",
+        "Check again after each save, failed problems first.")
+    ff: bool = option(False, AMOUNT, "--ff", "",
+        "Ask first what failed in the last run with this flag.")
+    no_config: bool = option(False, WHERE, "--no-config", "",
+        "Ignore [tool.npattn] of pyproject.toml.")
     verbose: bool = option(False, WRITTEN, "--verbose", "",
         "Print the whole table and every failure.")
+    format: str | None = option(None, WRITTEN, "--format FORM", "",
+        "What is printed: text, github (with annotations and a summary), markdown or sarif.",
+        choices=("text", "github", "markdown", "sarif"), default="text")
     json: Path | None = option(None, WRITTEN, "--json FILE", "",
         "Write the report to this file as JSON.",
         path="new", parse=path_to_write)
@@ -434,9 +455,7 @@ def describe_flag(one: SettingOption, value: Any) -> str:
 def _check_dtypes(dtypes: Sequence[str]) -> None:
     for dtype in dtypes:
         if dtype not in DTYPES:
-            hint = SHORT_DTYPES.get(str(dtype).removeprefix("torch."))
-            hint = f"; did you mean {hint}?" if hint else ""
-            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}{hint}")
+            raise DtypeError(f"dtypes has {dtype!r}, must be among {', '.join(DTYPES)}")
     if not dtypes:
         raise OptionError("dtypes is empty, must have 1 or more")
 

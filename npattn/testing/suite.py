@@ -67,7 +67,7 @@ def parametrize(f: Callable[..., Any] | Implementation, **settings: Any) -> Call
         Decorator of a test, a function or a method, that calls ``rule()``. It passes, or is
         skipped if the rule does not apply, with the reason; an expected failure (xfail) if the
         failure does not count; else it fails. ``rule.name`` and ``rule.dtype`` say which it is;
-        the last, "report", fails for what belongs to no rule: nothing could be tested, or
+        the last, "report", fails for what belongs to no rule: nothing was tested, or
         a rule in ``must`` did not apply. So some test fails exactly if ``report.passed`` is
         False.
 

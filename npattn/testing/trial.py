@@ -30,6 +30,7 @@ from npattn.testing.cases.recipe import Recipe, resize
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.comparison import Comparison, check_tolerance, compare_result
+from npattn.testing.power import Power
 
 LARGE = 2**20
 """Number of scores from which the cheap form of the bound is tried first."""
@@ -120,6 +121,15 @@ class Evaluation:
         return self.bound()
 
 
+class Passed(NamedTuple):
+    """A result that passed, with the exact values and the tolerances, of one shape."""
+
+    recipe: Recipe
+    result: Array
+    exact: Array
+    tolerance: Array
+
+
 class Refusal(NamedTuple):
     """One call that was refused: with cotangents it is that for gradients."""
 
@@ -151,6 +161,10 @@ class Trial:
         The first calls that the probe found refused.
     memo : dict
         Values computed for recipes, shared by rules that sample alike; see `fresh`.
+    powers : dict
+        Power of each result in the last problem that a rule of agreement passed, by name.
+    judged : (results, (exact, tolerance))
+        Results that were compared with the oracle last, exact values and tolerances by name.
     """
 
     implementation: Implementation
@@ -162,6 +176,10 @@ class Trial:
     first_calls: tuple[tuple[Problem, Cotangents, Results], ...] = ()
     refusals: tuple[Refusal, ...] = ()
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    powers: dict[str, Power] = field(default_factory=dict, repr=False)
+    judged: tuple[Results, tuple[Mapping[str, Array], Mapping[str, Array]]] = field(
+        default_factory=lambda: (Results(()), ({}, {})), repr=False
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the implementation, which a process has, and what is remembered."""
@@ -289,9 +307,19 @@ class Trial:
         def compare() -> dict[str, Comparison]:
             problem = self.problem(recipe)
             cotangents = self.cotangents(recipe, problem, weights=True)
-            return self.against_oracle(problem, cotangents, recipe.view)
+            comparisons = self.against_oracle(problem, cotangents, recipe.view)
+            for name, array in self.judged[0].pairs:
+                c = comparisons.get(name)
+                if c is not None and c.passed and c.power and c.power.doubled and c.power.judged:
+                    exact, allowed = (x[name] for x in self.judged[1])
+                    self.memo.setdefault(("passed", name), Passed(recipe, array, exact, allowed))
+            return comparisons
 
         return self._remember(("agreement", recipe), compare)
+
+    def passed(self, name: str) -> Passed | None:
+        """Return the first result of this name that passed, among those that are remembered."""
+        return self.memo.get(("passed", name))
 
     def fails_unaltered(self, recipe: Recipe) -> bool:
         """Return True if the plain, contiguous problem is wrong or raises."""
@@ -346,6 +374,7 @@ class Trial:
         if cheap and not all(c.passed for c in comparisons.values()):
             oracle = self.oracle(problem, cotangents)
             comparisons = worst_by_name(results, *oracle)
+        self.judged = results, oracle
         if self._doubts(comparisons, problem):
             exact = self.exact(problem, cotangents, engine="extended")
             comparisons = worst_by_name(results, exact, oracle[1])
@@ -512,6 +541,12 @@ class Trial:
             ratio = wrong[0].ratio
             raise Violation(text, problem, cot, ratio=ratio, comparisons=tuple(wrong))
         return max((c.ratio for c in found.values()), default=0.0)
+
+    def agree(self, found: Mapping[str, Comparison], problem: Problem, cot: Cotangents) -> float:
+        """Return the largest ratio as `check` does, and keep the powers of these results."""
+        ratio = self.check(found, problem, cot)
+        self.powers = {name: c.power for name, c in found.items() if c.power is not None}
+        return ratio
 
 
 def _empty_rows(problem: Problem) -> Array:

@@ -24,6 +24,7 @@ def test_auto_is_a_process_for_each_core_that_may_be_used(monkeypatch):
         ("processes", "13", 13),
         ("seed", "3", 3),
         ("seconds", "60s", 60.0),
+        ("seconds", "10", 10.0),
         ("seconds", "10M", 600.0),
         ("memory", "500m", 500 << 20),
         ("memory", "4G", 4 << 30),
@@ -42,7 +43,7 @@ def test_values_are_parsed(name, text, value):
     [
         ("processes", ["0", "-1", "two", "1.5", ""], "must be a number from 1 on, or auto"),
         ("seed", ["-1", "two", "1.5", ""], "must be a number, or random"),
-        ("seconds", ["60", "0s", "s", "", "-3m"], "must look like 60s, 10m or 2h"),
+        ("seconds", ["0", "0s", "s", "", "-3m"], "must look like 60s, 10m or 2h"),
         ("memory", ["4", "0G", "G", "", "1.5G"], "must look like 500M or 4G"),
         ("renames", [["cap"], ["=x"], ["x="]], "must look like THEIRS=OURS"),
         ("sizes", [["D"], ["D=x"], ["D="]], "must look like D=64,128"),

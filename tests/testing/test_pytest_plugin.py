@@ -194,7 +194,7 @@ def test_nothing_tested_is_red(run):
     code = "def refuses(q, k, v):\n    raise NotImplementedError('nothing')\n"
     result = run("from kernels import *\n" + code + decorate("refuses, **FEW"))
     assert result.parseoutcomes() == {"failed": 1, "skipped": 4}
-    assert section(result, "test_rule[report]")[0] == "nothing could be tested"
+    assert section(result, "test_rule[report]")[0] == "no verdict: nothing tested"
 
 
 @pytest.mark.parametrize(

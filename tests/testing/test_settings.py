@@ -51,9 +51,15 @@ def test_reports_and_journals_have_what_is_asked():
         ({"journal": "x", "resume": "y"}, "got journal beside resume"),
         ({"sweep": -1}, "sweep is -1, must be an integer ≥ 0"),
         ({"progress": 3}, "progress is 3, must be True, False or a function"),
-        ({"dtypes": ["bf16"]}, "did you mean bfloat16"),
+        ({"dtypes": ["bf15"]}, "must be among float64"),
     ],
 )
 def test_what_is_not_legal_is_an_error(given, message):
     with pytest.raises(NpattnError, match=message):
         Settings(**given)
+
+
+def test_other_words_for_dtypes_are_understood():
+    names = ("bf16", "torch.float16", "f32", "double", "fp8")
+    dtypes = Settings(dtypes=names).dtypes
+    assert dtypes == ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn")

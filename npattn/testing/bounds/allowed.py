@@ -109,9 +109,14 @@ def deviations(
     Parameters and returns are those of `bounds`.
     """
     task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions)
-    task.worst_case()
+    return bounds_and_deviations(task)[1]
+
+
+def bounds_and_deviations(task: BoundTask) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return `bounds` and `deviations` of one problem, which share their sums."""
+    hard = task.add_oracle_error(task.worst_case())
     limits = task.add_oracle_error(task.deviations(everywhere=True))
-    return {name: x / DEVIATIONS for name, x in limits.items()}
+    return hard, {name: x / DEVIATIONS for name, x in limits.items()}
 
 
 def certificate(

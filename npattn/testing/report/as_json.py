@@ -18,6 +18,7 @@ from npattn.problem import Problem
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.options import SCORE_MODS
 from npattn.testing.comparison import Comparison
+from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.markup import HERE
 from npattn.testing.report.outcome import Outcome
@@ -59,15 +60,15 @@ def as_dict(record: Record) -> dict[str, Any]:
         not_promised=_plain(record.taken_back),
         levels={level: _level(record, xs) for level, xs in record.by_level().items()},
         asked=_plain(asked),
-        causes=[
-            _fields(
-                cause,
-                "causes",
-                conventions=_plain(cause.conventions and vars(cause.conventions)),
-            )
-            for cause in record.causes
-        ],
+        causes=[_cause(cause) for cause in record.causes],
+        other_causes=[_cause(cause) for cause in record.other_causes],
         outcomes=[_outcome(record, outcome) for outcome in record.outcomes],
+    )
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    return _fields(
+        cause, "causes", conventions=_plain(cause.conventions and vars(cause.conventions))
     )
 
 
@@ -76,6 +77,7 @@ def _level(record: Record, outcomes: list[Outcome]) -> dict[str, Any]:
     return {
         "passed": len(passed),
         "failed": sum(map(record.is_bad, outcomes)),
+        "not_judged": sum(o.status == "not judged" for o in outcomes),
         "counts": sum(map(record.counts, outcomes)),
         "not_applicable": sum(o.status == "not applicable" for o in outcomes),
         "worst": _plain(max(passed, default=0.0)),
@@ -92,6 +94,7 @@ def _outcome(record: Record, outcome: Outcome) -> dict[str, Any]:
         comparisons=[_comparison(c) for c in outcome.comparisons],
         problem=outcome.problem and _problem(outcome.problem),
         recipe=_plain(recipe) if outcome.recipe else None,
+        power={name: _fields(power, "outcomes", "power") for name, power in outcome.powers.items()},
         script=outcome.script(),
     )
 

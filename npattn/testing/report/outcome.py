@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,12 +12,18 @@ from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe, are_identical
 from npattn.testing.comparison import Comparison
 from npattn.testing.levels import Level
+from npattn.testing.power import Power, find_unjudged, union
 from npattn.testing.report.reproducer import script
 from npattn.testing.trial import Trial, Violation
 
-Status = Literal["passed", "failed", "error", "crashed", "timed out", "suspect", "not applicable"]
+Status = Literal[
+    *("passed", "failed", "error", "crashed", "timed out", "suspect"),
+    *("not judged", "not applicable"),
+]
 OUT_OF_TIME = "not asked within the budget"
 """Message of an outcome whose rule was not asked in time."""
+DEFECT = "defect"
+"""Kind of an outcome whose rule does not find mistakes that it must find: npattn is wrong."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,8 @@ class Outcome:
     about : str
         The rule in a line.
     dtype : str
-    status : {"passed", "failed", "error", "crashed", "timed out", "suspect", "not applicable"}
+    status : {"passed", "failed", "error", "crashed", "timed out", "suspect", "not judged", \
+"not applicable"}
     worst : float
         Largest error / tolerance in problems that passed; of the smallest failing one, if one
         failed.
@@ -48,7 +56,8 @@ class Outcome:
     diagnosis : str or None
         Name of the cause that it belongs to.
     kind : str
-        How it fails, as of a `Violation`; "raised" for an exception, "" if it passed.
+        How it fails, as of a `Violation`; "raised" for an exception, "" if it passed; `DEFECT` if
+        npattn is wrong, and it is not judged.
     cotangents : Cotangents or None
         Of the smallest failing problem.
     comparisons : tuple of Comparison
@@ -63,6 +72,8 @@ class Outcome:
         Type and place of the exception, "ValueError at kernel.py:12"; "" without one, or a place.
     asked : Asked
         Sizes of the problems that were asked and accepted.
+    powers : mapping of str to Power
+        Power of each result, of a rule of agreement: in problems with plain numbers.
     """
 
     rule: str
@@ -86,6 +97,7 @@ class Outcome:
     left_to: frozenset[str] = frozenset()
     raised: str = ""
     asked: Asked = field(default_factory=Asked, repr=False)
+    powers: Mapping[str, Power] = field(default_factory=dict, repr=False)
 
     def script(self) -> str:
         """Return a standalone Python file that shows the failure; "" if nothing failed."""
@@ -103,12 +115,29 @@ class Outcome:
 
     def merge(self, later: Outcome) -> Outcome:
         """Return the outcome of both, for other problems of the same rule that came later."""
-        if later.status == "not applicable":
+        if later.status == "not applicable" or self.kind == DEFECT:
             return self
-        worst = max(self.worst, later.worst) if later.status == "passed" else later.worst
+        passed = later.status in ("passed", "not judged")
+        worst = max(self.worst, later.worst) if passed else later.worst
         tried = self.examples + later.examples
         left_to, asked = self.left_to | later.left_to, Asked.union([self.asked, later.asked])
-        return replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
+        both = replace(later, worst=worst, examples=tried, left_to=left_to, asked=asked)
+        if not passed or later.kind == DEFECT:
+            return both
+        return both.with_powers(union([self.powers, later.powers]))
+
+    def with_powers(self, powers: Mapping[str, Power]) -> Outcome:
+        """Return an outcome that passed with its powers: "not judged" if one is too small."""
+        unjudged = find_unjudged(powers)
+        if not unjudged:
+            return replace(self, status="passed", message="", powers=powers)
+        message = "; ".join(powers[name].describe(name) for name in unjudged)
+        return replace(self, status="not judged", message=message, powers=powers)
+
+    @property
+    def power(self) -> dict[str, float]:
+        """Smallest ε for each result such that 1 + ε times it would have been seen; inf: none."""
+        return {name: power.factor for name, power in self.powers.items()}
 
     @property
     def id(self) -> str:

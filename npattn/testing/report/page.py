@@ -47,7 +47,7 @@ def _body(record: Record, **options: Any) -> str:
     behaviour += [str(record.sensitivity)] if record.passed and record.sensitivity else []
     lists = {
         "Stale expectations": [f"{n} {why}: remove it" for n, why in record.stale.items()],
-        "Expected failures": [f"{o.id}: {record.reason(o)}" for o in expected],
+        "Expected failures": [f"{o.id}: {record.expectation(o)}" for o in expected],
         "Not promised": [f"{rule}: {why}" for rule, why in record.taken_back.items()],
         words.not_tested(record).replace("not", "Not", 1): record.untested,
         "Sizes": words.coverage_lines(record)[1:],

@@ -9,8 +9,9 @@ from typing import Any
 
 from npattn.testing.cases.asked import Asked
 from npattn.testing.levels import LEVELS, REQUIRED, Level
+from npattn.testing.power import Conclusion, Verdict, conclude, find_unjudged
 from npattn.testing.report.cause import Cause
-from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.outcome import DEFECT, OUT_OF_TIME, Outcome
 from npattn.testing.report.sensitivity import Sensitivity
 
 
@@ -63,7 +64,7 @@ class Record:
     require : tuple of str
         Levels and rules that must pass.
     causes : tuple of Cause
-        What explains the failures, the one that explains most first.
+        What explains the failures that count, the one that explains most first.
     refused : tuple of str
         What it does not take (structure, options, combinations, values), a line each.
     expected : mapping
@@ -80,6 +81,10 @@ class Record:
         By dtype: sizes of the problems that were asked and accepted.
     skipped : mapping of str to mapping
         By dtype: name of each model size that was not asked → the reason.
+    accept : tuple of str
+        Results that may be not judged: "dx", or "dx[float16]" in one dtype.
+    other_causes : tuple of Cause
+        What explains failures that do not count.
     """
 
     target: str
@@ -97,12 +102,68 @@ class Record:
     sensitivity: Sensitivity | None = None
     asked: Mapping[str, Asked] = field(default_factory=dict)
     skipped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    accept: tuple[str, ...] = ()
+    other_causes: tuple[Cause, ...] = ()
+
+    def __post_init__(self) -> None:
+        counting = [o for o in self.outcomes if self.counts(o)]
+        causes = (*self.causes, *self.other_causes)
+        own = tuple(c for c in causes if any(map(c.explains, counting)))
+        object.__setattr__(self, "causes", own)
+        object.__setattr__(self, "other_causes", tuple(c for c in causes if c not in own))
 
     @property
     def passed(self) -> bool:
-        """True if all was asked that had to be, and nothing counts against it or is stale."""
-        whole = self.tested and not self.stale and not self.interrupted and not self.missing
-        return whole and not any(self.counts(o) for o in self.outcomes)
+        """True if the verdict is "passed"."""
+        return self.verdict == "passed"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict: "passed", "failed" or "no verdict".
+
+        It is failed if something counts against it or is stale, and passed if everything was asked
+        that had to be, and could have failed.
+        """
+        return self.conclusion.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why there is no verdict: "nothing tested", "not judged: dx"; "" if there is one."""
+        return self.conclusion.reason
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Verdict and reason."""
+        failed = any(self.counts(o) for o in self.outcomes) or (self.tested and bool(self.stale))
+        defects = [f"a defect of npattn in {o.id}" for o in self.outcomes if o.kind == DEFECT]
+        return conclude(
+            failed=failed,
+            tested=self.tested or self.interrupted,
+            missing=self.missing,
+            incomplete=self.incomplete,
+            unjudged=self.unjudged,
+            reasons=(*defects, *(["interrupted"] if self.interrupted else [])),
+        )
+
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """Required rules that were not asked within the time."""
+        return tuple(o.id for o in self.outcomes if o.message == OUT_OF_TIME and self.requires(o))
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """Results that are not judged, and not left out by `accept`, with their dtype if several.
+
+        Those of rules that are not required do not count.
+        """
+        names = {}
+        for outcome in self.outcomes:
+            if outcome.status == "not judged" and self.requires(outcome):
+                for name in find_unjudged(outcome.powers):
+                    both = f"{name}[{outcome.dtype}]"
+                    if name not in self.accept and both not in self.accept:
+                        names[name if len(self.dtypes) == 1 else both] = None
+        return tuple(names)
 
     @property
     def tested(self) -> bool:
@@ -111,7 +172,7 @@ class Record:
 
     def counts(self, outcome: Outcome) -> bool:
         """Return True if the outcome fails the report: bad, required and not expected."""
-        return self.is_bad(outcome) and self.requires(outcome) and self.reason(outcome) is None
+        return self.is_bad(outcome) and self.requires(outcome) and self.expectation(outcome) is None
 
     def is_bad(self, outcome: Outcome) -> bool:
         """Return True if the outcome failed; with `strict` also if it is suspect."""
@@ -130,11 +191,11 @@ class Record:
         """Return why a failure does not count, in a word or two; "" if it does, or is none."""
         if not self.is_bad(outcome) or self.counts(outcome):
             return ""
-        if self.reason(outcome) is not None:
+        if self.expectation(outcome) is not None:
             return "expected"
         return "not promised" if outcome.rule in self.taken_back else "not required"
 
-    def reason(self, outcome: Outcome) -> str | None:
+    def expectation(self, outcome: Outcome) -> str | None:
         """Return the reason for which its failure is expected; None if it is not."""
         return self.expected.get(outcome.id, self.expected.get(outcome.rule))
 
@@ -177,7 +238,7 @@ class Record:
         wanted = self.counts if required else self.is_bad
         left = [o for outcomes in self.by_level().values() for o in outcomes if wanted(o)]
         groups = []
-        for cause in self.causes:
+        for cause in (*self.causes, *self.other_causes):
             members = tuple(o for o in left if cause.explains(o))
             left = [o for o in left if o not in members]
             groups += [FailureGroup(cause, members)] if members else []

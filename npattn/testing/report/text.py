@@ -100,6 +100,7 @@ def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
         if outcome.status == "suspect" and not record.counts(outcome):
             lines = words.failure_lines(outcome, MESSAGE_LINES, problem=False)
             yield from (Line(text, YELLOW) for text in lines)
+    yield from (Line(text, YELLOW) for text in words.power_lines(record))
     yield from _missing(record, width, room)
     yield from _end(record)
 
@@ -168,7 +169,7 @@ def _missing(record: Record, width: int, room: Room) -> Iterator[Line]:
 def _end(record: Record) -> Iterator[Line]:
     """Yield expected failures, the way to a script, and the verdict."""
     failed = [o for o in record.outcomes if record.is_bad(o)]
-    reasons = {o.id: record.reason(o) for o in failed}
+    reasons = {o.id: record.expectation(o) for o in failed}
     yield from (Line(f"expected: {name}: {why}") for name, why in reasons.items() if why)
     for rule in dict.fromkeys(o.rule for o in failed if record.excuse(o) == "not promised"):
         yield Line(f"not promised: {rule}: {record.taken_back[rule]}")
@@ -176,6 +177,8 @@ def _end(record: Record) -> Iterator[Line]:
         yield Line(f"expected failure {name} {why}: remove it", RED)
     if any(o.script() for o in failed if record.counts(o)):
         yield Line("a script that shows the first failure: --script FILE, or report.script()", DIM)
+    if text := words.acceptance(record):
+        yield Line(text, DIM)
     if record.passed and record.sensitivity is not None:
         yield Line(str(record.sensitivity), DIM)
     yield Line(words.verdict(record), GREEN if record.passed else RED)
@@ -209,6 +212,8 @@ def _verbose(record: Record, width: int) -> Iterator[Line]:
     for outcome in record.outcomes:
         if outcome.message and not record.is_bad(outcome) and outcome.status != "not applicable":
             yield from (Line(), *map(Line, words.failure_lines(outcome)))
+    yield Line()
+    yield from (Line(text) for text in words.power_lines(record, verbose=True))
     yield Line()
     yield from _end(record)
 

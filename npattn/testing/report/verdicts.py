@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from npattn.testing.power import find_unjudged
 from npattn.testing.report.escape import escape_controls
-from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.outcome import DEFECT, OUT_OF_TIME, Outcome
 from npattn.testing.report.record import FailureGroup, Record
 from npattn.testing.report.reproducer import write_conventions
 from npattn.testing.report.words import failure_lines
@@ -63,9 +64,9 @@ def rest_verdict(record: Record) -> Verdict:
     names = {name for outcome in record.outcomes for name in (outcome.id, outcome.rule)}
     lines = [_stale_line(record, name) for name in record.stale if name not in names]
     if record.missing:
-        lines.append(f"not tested, and asked for: {', '.join(record.missing)}")
+        lines.append(f"no verdict: not tested, and asked for: {', '.join(record.missing)}")
     if not record.tested:
-        lines += ["nothing could be tested", *record.refused, *record.untested]
+        lines += ["no verdict: nothing tested", *record.refused, *record.untested]
     return Verdict("failed", "\n".join(lines)) if lines else Verdict("passed")
 
 
@@ -73,8 +74,16 @@ def _outcome_verdict(record: Record, outcome: Outcome) -> Verdict:
     stale = [_stale_line(record, n) for n in (outcome.id, outcome.rule) if n in record.stale]
     if stale:
         return Verdict("failed", "\n".join(stale))
+    if outcome.message == OUT_OF_TIME and record.requires(outcome):
+        return Verdict("failed", f"no verdict: {OUT_OF_TIME}")
     if outcome.status == "not applicable":
         return Verdict("skipped", outcome.message)
+    if outcome.status == "not judged":
+        names = {name for o in (outcome,) for name in find_unjudged(o.powers)}
+        open_names = [n for n in record.unjudged if n.partition("[")[0] in names]
+        if outcome.kind == DEFECT or (open_names and record.requires(outcome)):
+            return Verdict("failed", f"no verdict: not judged: {outcome.message}")
+        return Verdict("passed")
     if outcome.status == "passed":
         return Verdict("passed")
     text, script = _failure_text(record, outcome), outcome.script()
@@ -82,7 +91,7 @@ def _outcome_verdict(record: Record, outcome: Outcome) -> Verdict:
         return Verdict("failed", text, script)
     excuse = record.excuse(outcome) or outcome.status  # one that is suspect has none
     if excuse == "expected":
-        text = f"{record.reason(outcome)}\n{text}"
+        text = f"{record.expectation(outcome)}\n{text}"
     elif excuse == "not promised":
         text = f"{record.taken_back[outcome.rule]}\n{text}"
     return Verdict("xfailed", f"{excuse}: {text}", script)
@@ -94,7 +103,8 @@ def _stale_line(record: Record, name: str) -> str:
 
 def _failure_text(record: Record, outcome: Outcome) -> str:
     """Return the cause, the values got and expected, and the problem that shows them."""
-    cause = next((c for c in record.causes if c.explains(outcome)), None)
+    causes = (*record.causes, *record.other_causes)
+    cause = next((c for c in causes if c.explains(outcome)), None)
     lines = [] if cause is None else [" ".join(cause.text.split())]
     lines += escape_controls(outcome.message).splitlines()
     if contrast := FailureGroup(cause, (outcome,)).contrast:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from npattn.testing.cases.asked import MODELS
 from npattn.testing.levels import Level
+from npattn.testing.power import describe, union
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.outcome import Outcome
@@ -101,11 +102,13 @@ def level_line(record: Record, level: Level, outcomes: Sequence[Outcome]) -> str
         return f"{level} nothing to test"
     bad = [o for o in judged if record.is_bad(o)]
     passed = [o for o in judged if o.status == "passed"]
-    suspects = [o for o in judged if o not in bad and o not in passed]
+    unjudged = [o for o in judged if o.status == "not judged"]
+    suspects = [o for o in judged if o not in bad and o not in passed and o not in unjudged]
     parts = [f"{len(passed)} passed"] if passed and not bad else []
     worst = max((o.worst for o in passed if math.isfinite(o.worst)), default=0.0)
     parts += [f"worst {worst:.2g} of the tolerance"] if worst else []
     parts += [f"{len(suspects)} suspect: {rule_names(record, suspects)}"] if suspects else []
+    parts += [f"{len(unjudged)} not judged: {rule_names(record, unjudged)}"] if unjudged else []
     close = [o for o in passed if o.worst >= CLOSE]
     parts += [f"close: {rule_names(record, close)}"] if close else []
     tail = ", ".join(parts)
@@ -164,6 +167,25 @@ def _fold(names: Sequence[str]) -> str:
     return "; ".join(f"{letters} = {', '.join(own)}" for letters, own in numbers.items())
 
 
+def power_lines(record: Record, *, verbose: bool = False) -> list[str]:
+    """Return what would have been seen of each result, where that is little; else all."""
+    lines = []
+    for dtype in record.dtypes:
+        powers = union(o.powers for o in record.outcomes if o.dtype == dtype)
+        title = f"{dtype} " if len(record.dtypes) > 1 else ""
+        lines += [f"{title}{line}" for line in describe(powers, verbose=verbose)]
+    return lines
+
+
+def acceptance(record: Record) -> str:
+    """Return the way to leave out what is not judged; "" if every result is."""
+    names = [name.partition("[")[0] for name in record.unjudged]
+    if record.verdict != "no verdict" or not names:
+        return ""
+    flags = " ".join(f"--accept {name}" for name in dict.fromkeys(names))
+    return f"no verdict on {', '.join(record.unjudged)} is needed with {flags} (accept= in Python)"
+
+
 def verdict(record: Record) -> str:
     """Return the last line: "FAILED: 21 passed, 10 failed"."""
     counts: dict[str, int] = {}
@@ -174,9 +196,10 @@ def verdict(record: Record) -> str:
             counts[key] = counts.get(key, 0) + 1
     words = [f"{n} {key}" for key, n in sorted(counts.items(), key=lambda x: x[0] != "passed")]
     words += [f"{_count(len(record.stale), 'expected failure')} stale"] if record.stale else []
+    if record.verdict == "no verdict":
+        return f"no verdict: {record.reason}" + (f" ({', '.join(words)})" if words else "")
     words += [f"not tested, and asked for: {', '.join(record.missing)}"] if record.missing else []
-    failed = "interrupted" if record.interrupted else "FAILED"
-    return ("passed" if record.passed else failed) + f": {', '.join(words) or 'nothing tested'}"
+    return f"{'passed' if record.passed else 'FAILED'}: {', '.join(words)}"
 
 
 def rule_names(record: Record, outcomes: Iterable[Outcome]) -> str:
@@ -185,7 +208,7 @@ def rule_names(record: Record, outcomes: Iterable[Outcome]) -> str:
     names = []
     for outcome in outcomes:
         name = outcome.rule if single else outcome.id
-        plain = outcome.status in ("passed", "failed", "suspect")
+        plain = outcome.status in ("passed", "failed", "suspect", "not judged")
         names.append(name if plain else f"{name} ({outcome.status})")
     return ", ".join(names)
 

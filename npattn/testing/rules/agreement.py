@@ -68,11 +68,9 @@ def _agreement(name: str) -> Check:
         comparison = trial.agreement(recipe).get(name)
         if comparison is None:
             return None
-        if comparison.passed:
-            return comparison.ratio
         problem = trial.problem(recipe)
         cotangents = trial.cotangents(recipe, problem, weights=True)
-        return trial.check({name: comparison}, problem, cotangents)
+        return trial.agree({name: comparison}, problem, cotangents)
 
     agrees = "agree" if name == "weights" else "agrees"
     check.__doc__ = f"""{name} {agrees} with the oracle, element by element.
@@ -120,7 +118,9 @@ def agreement_weights(trial: Trial, recipe: Recipe) -> float | None:
         raise Violation(f"o has shape {o.shape}, expected {fwd.out.shape}", problem, cotangents)
     last = min(start + problem.E, problem.S) - 1
     name = f"weights of keys {start} to {last} (o with v = I)"
-    return trial.check({"o": compare_arrays(name, o, fwd.out, allowed["o"])}, problem, cotangents)
+    return trial.agree(
+        {"weights": compare_arrays(name, o, fwd.out, allowed["o"])}, problem, cotangents
+    )
 
 
 for _name in ("dq", "dk", "dv"):
@@ -163,4 +163,4 @@ def model_sizes(trial: Trial, recipe: Recipe) -> float:
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
-    return trial.check(trial.against_oracle(problem, cotangents, cheap=True), problem, cotangents)
+    return trial.agree(trial.against_oracle(problem, cotangents, cheap=True), problem, cotangents)

@@ -16,11 +16,15 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.power import Power
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.runner.search import Standing
 
-VERSION = 2
-SCALARS = ("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level")
+VERSION = 3
+SCALARS = (
+    *("rule", "semantics", "about", "dtype", "status", "worst", "examples", "message", "level"),
+    "kind",
+)
 """Fields of an outcome that are written; a recipe makes the others again."""
 Answer = Outcome | str | Standing
 
@@ -131,7 +135,7 @@ class Journal:
 
     def note_recipe(self, dtype: str, rule: str, recipe: Recipe) -> None:
         """Write which problem a rule is about to try."""
-        self.write({"dtype": dtype, "try": rule, "recipe": _plain(recipe)})
+        self.write({"dtype": dtype, "try": rule, "recipe": plain_recipe(recipe)})
 
     def note_request(self, message: Mapping[str, Any], shapes: Any) -> None:
         """Write which request is about to be sent to a worker."""
@@ -155,15 +159,21 @@ class Journal:
         else:
             entry["standing" if isinstance(answer, Standing) else "outcome"] = entry_of(answer)
             sampled = answer.sampled if isinstance(answer, Outcome) else None
-            entry |= {} if sampled is None else {"recipe": _plain(sampled)}
+            entry |= {} if sampled is None else {"recipe": plain_recipe(sampled)}
         self.write(entry)
 
 
 def entry_of(answer: Outcome | Standing) -> dict[str, Any]:
     """Return the values of an answer that are written, without what a recipe makes again."""
-    names = SCALARS if isinstance(answer, Outcome) else ("position", "tried", "left", "worst")
+    standing = ("position", "tried", "left", "worst", "plain")
+    names = SCALARS if isinstance(answer, Outcome) else standing
     values = {name: getattr(answer, name) for name in names}
-    return values | {"left_to": sorted(answer.left_to), "asked": answer.asked.as_dict()}
+    powers = {name: power.as_dict() for name, power in answer.powers.items()}
+    return values | {
+        "left_to": sorted(answer.left_to),
+        "asked": answer.asked.as_dict(),
+        "powers": powers,
+    }
 
 
 def answer_of(entry: Mapping[str, Any]) -> Answer:
@@ -172,7 +182,11 @@ def answer_of(entry: Mapping[str, Any]) -> Answer:
         return str(entry["text"])
     kind = Standing if "standing" in entry else Outcome
     values = entry["standing" if kind is Standing else "outcome"]
-    own = {"left_to": frozenset(values["left_to"]), "asked": Asked.from_dict(values["asked"])}
+    own = {
+        "left_to": frozenset(values["left_to"]),
+        "asked": Asked.from_dict(values["asked"]),
+        "powers": {name: Power.from_dict(x) for name, x in values["powers"].items()},
+    }
     return kind(**values | own)
 
 
@@ -186,7 +200,7 @@ def recipe_of(entry: Mapping[str, Any]) -> Recipe | None:
     return Recipe(**values)
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
+def plain_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return the fields of a recipe that are not at their default."""
     values = {f.name: (getattr(recipe, f.name), f.default) for f in fields(recipe)}
     return {name: value for name, (value, default) in values.items() if value != default}

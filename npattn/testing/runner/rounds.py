@@ -20,7 +20,7 @@ from npattn.testing.capabilities import (
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import FEW, Pools
-from npattn.testing.report.outcome import OUT_OF_TIME, Outcome, Status, add_reproducer
+from npattn.testing.report.outcome import DEFECT, OUT_OF_TIME, Outcome, Status, add_reproducer
 from npattn.testing.report.progress import Progress
 from npattn.testing.rules import RULES, Property
 from npattn.testing.rules.systematic_error import (
@@ -31,6 +31,7 @@ from npattn.testing.rules.systematic_error import (
 from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
 from npattn.testing.runner.robustness import describe_wrong_input
 from npattn.testing.runner.search import RuleSearch, Standing
+from npattn.testing.runner.self_test import find_unseen_mistakes
 from npattn.testing.trial import Suspicion, Trial, Violation
 
 BEHAVIOUR = "behaves as"
@@ -226,7 +227,13 @@ class Judge:
             message = "agreement fails there" if standing.left else message
             return _outcome(rule, dtype, "not applicable", message=message, left_to=left_to)
         counts: dict[str, Any] = {"examples": standing.tried, "asked": standing.asked}
-        return _outcome(rule, dtype, "passed", worst=standing.worst, left_to=left_to, **counts)
+        passed = _outcome(rule, dtype, "passed", worst=standing.worst, left_to=left_to, **counts)
+        passed = passed.with_powers(standing.powers)
+        unseen = find_unseen_mistakes(trial, rule) if rule.rule.startswith("agreement-") else []
+        if unseen:
+            message = f"a defect of npattn, please report it: it passes {', '.join(unseen)}"
+            return replace(passed, status="not judged", kind=DEFECT, message=message)
+        return passed
 
     def _search(
         self, rule: Property, trial: Trial, standing: Standing | None, *, leaves: bool = True

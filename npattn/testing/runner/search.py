@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,6 +14,7 @@ from npattn.testing.capabilities import blame_structure
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.power import Power, union
 from npattn.testing.rules import Property
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
@@ -52,6 +53,11 @@ class Standing:
         Largest ratio of the recipes that passed.
     asked : Asked
         Sizes of the recipes that were accepted, the first failing one included.
+    powers : dict of str to Power
+        Power of each result in recipes that passed, of a rule of agreement. Only of those with
+        plain numbers, if there is one: among extreme ones, rounding may take every digit.
+    plain : bool
+        Recipes with plain numbers are among them.
     """
 
     position: int = 0
@@ -60,6 +66,15 @@ class Standing:
     left_to: frozenset[str] = field(default_factory=frozenset)
     worst: float = 0.0
     asked: Asked = field(default_factory=Asked)
+    powers: dict[str, Power] = field(default_factory=dict)
+    plain: bool = False
+
+    def note_powers(self, powers: Mapping[str, Power], *, plain: bool) -> None:
+        """Add the powers of one recipe that passed."""
+        if plain > self.plain:
+            self.powers, self.plain = {}, True
+        if plain or not self.plain:
+            self.powers = union([self.powers, powers])
 
 
 class RuleSearch:
@@ -191,6 +206,7 @@ class RuleSearch:
         if self.trial.skips(recipe, self.rule.rule) or self.trial.refuses_recipe(recipe):
             return
         self.tell(recipe)
+        self.trial.powers = {}
         try:
             ratio = self.rule.check(self.trial, recipe)
         except WrongAnyway:
@@ -212,6 +228,7 @@ class RuleSearch:
             self._accepted.append(recipe)
             self.standing.tried += 1
             self.standing.worst = max(self.standing.worst, ratio)
+            self.standing.note_powers(self.trial.powers, plain=recipe.distribution == "normal")
 
     def _leave(self, names: frozenset[str] = frozenset()) -> None:
         if self.failure is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import RULES
 from npattn.testing.runner.rounds import Round, round_sizes
@@ -67,3 +68,9 @@ def ask_tail(work: Round) -> None:
 def _random(work: Round, what: str) -> Random:
     judge = work.judge
     return Random(f"{what} {judge.trial.space.dtype} {judge.seed}")
+
+
+def name_everything(implementation: Implementation) -> tuple[str, ...]:
+    """Return the options that it names, and the gradients of what it takes: all must be tested."""
+    options = [f"d{name}" for name in ("bias", "sinks", "gate") if name in implementation.features]
+    return (*sorted(implementation.features), "dq", "dk", "dv", *options)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from npattn.errors import MissingExtraError, OptionError
@@ -31,11 +33,11 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
     MissingExtraError
         If the target needs a package that is not installed.
     """
-    spec_of(spec)
+    path = spec_of(spec)
     if spec in TARGETS:
         TARGETS[spec].check_environment()
         return TARGETS[spec].load()
-    return load_callable(spec), None
+    return load_callable(path), None
 
 
 def spec_of(target: str) -> str:
@@ -53,6 +55,8 @@ def spec_of(target: str) -> str:
         if not known.runs_here:
             raise MissingExtraError(f"{target} needs {known.lacks}")
         return known.path
+    if target.endswith(".py") and Path(target).is_file():
+        return f"{target}:{_only_function(Path(target))}"
     home, colon, name = target.rpartition(":")
     if not colon or not home or not name:
         near = difflib.get_close_matches(target, TARGETS, n=1)
@@ -62,6 +66,34 @@ def spec_of(target: str) -> str:
             f"that npattn list shows{hint}"
         )
     return target
+
+
+def _only_function(path: Path) -> str:
+    """Return the name of the only function of a file that could take q, k and v.
+
+    Raises
+    ------
+    OptionError
+        If there is none, or there are several.
+    """
+    try:
+        body = ast.parse(path.read_bytes(), str(path)).body
+    except SyntaxError as err:
+        raise OptionError(f"{path} cannot be imported: SyntaxError: {err}") from err
+    names = [
+        x.name
+        for x in body
+        if isinstance(x, ast.FunctionDef)
+        and not x.name.startswith("_")
+        and len(x.args.posonlyargs) + len(x.args.args) >= 3
+    ]
+    if len(names) == 1:
+        return names[0]
+    choice = " or ".join(f"{path}:{name}" for name in names)
+    raise OptionError(
+        f"{path} has {len(names) or 'no'} public functions of three or more arguments: pass "
+        f"{choice or f'{path}:NAME'}"
+    )
 
 
 def load_implementation(
@@ -95,6 +127,7 @@ def load_implementation(
     MissingExtraError
         If the target needs a package that is not installed.
     """
+    spec = spec if spec in TARGETS else spec_of(spec)
     own: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
     own |= {"quantized": quantized, "features": features}
     made = load_object(spec) if spec not in TARGETS and ":" in spec else None

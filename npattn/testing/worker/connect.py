@@ -19,6 +19,7 @@ from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of
 from npattn.testing.targets.environments import PackageFolder
 from npattn.testing.worker.compilation_cache import cache_variables
+from npattn.testing.worker.connection import Connection
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.seclude import Seclusion
 from npattn.testing.worker.supervisor import Limits, Worker
@@ -38,6 +39,7 @@ def connect(
     untrusted: bool = False,
     python: str | Path | None = None,
     alone: bool = True,
+    spare: Connection | None = None,
     **arguments: Any,
 ) -> Remote:
     """Return an implementation that lives in a worker.
@@ -61,6 +63,8 @@ def connect(
         `npattn.testing.targets.environments.choose_python` finds it; default: this one.
     alone : bool
         No other process judges it meanwhile: else BLAS has one thread in its worker.
+    spare : Connection, optional
+        A process of the same target that waits, as `Worker.start_spare` starts it.
     **arguments
         layout, like, rename, features, quantized, rows of `Implementation`.
 
@@ -110,7 +114,9 @@ def connect(
         folder = PackageFolder()
         own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
     environment |= {**variables, **_threads(alone)}
-    worker = Worker(own, limits, settings, environment=environment, abilities=ABILITIES)
+    worker = Worker(
+        own, limits, settings, environment=environment, abilities=ABILITIES, spare=spare
+    )
     worker.seclusion = folder  # it lives as long
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     if known is not None:

@@ -78,6 +78,7 @@ def read_description(answer: Mapping[str, Any]) -> dict[str, Any]:
             "backward": backward,
             "settings": settings,
             "source": str(answer.get("source") or ""),
+            "files": [str(file) for file in answer.get("files") or ()],
             "abilities": [str(ability) for ability in answer.get("abilities") or ()],
             "versions": {str(n): str(x) for n, x in (answer.get("versions") or {}).items()},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError
-from npattn.testing.adapters.child import Tensor
+from npattn.testing.adapters.child import PRELOAD, Tensor
 from npattn.testing.adapters.frameworks import array_of
 from npattn.testing.adapters.load import ENDS_ITSELF
 from npattn.testing.worker.connection import Connection, Limits
@@ -36,6 +37,8 @@ class Worker:
         Its environment variables; default: those of this process.
     abilities : sequence of str
         Those that each description must list, where it is known what program it is.
+    spare : Connection, optional
+        A process of the same command that waits to be asked: the first one.
 
     Attributes
     ----------
@@ -55,6 +58,7 @@ class Worker:
         tensors: Mapping[str, Tensor] | None = None,
         environment: Mapping[str, str] | None = None,
         abilities: Sequence[str] = (),
+        spare: Connection | None = None,
     ) -> None:
         self.command, self.limits, self.settings = tuple(command), limits, dict(settings)
         self.tensors, self.environment = dict(tensors or {}), environment
@@ -63,19 +67,27 @@ class Worker:
         self.generation = 0
         self.first_result: Array | None = None
         self.seclusion: object = None  # a folder that it needs
+        self.spare = spare
         self._begin()
+
+    def start_spare(self) -> Connection:
+        """Start a process that imports the framework and waits: the next worker's first."""
+        framework = self.description.get("framework", "numpy")
+        environment = os.environ if self.environment is None else self.environment
+        variables = {**environment, PRELOAD: framework}
+        return Connection(self.command, variables, self.limits.memory)
 
     def _begin(self) -> None:
         self.connection: Connection | None = None
         self._starting, self._owner = threading.Lock(), threading.get_ident()
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("connection", "_starting", "_owner", "seclusion")
+        left_out = ("connection", "_starting", "_owner", "seclusion", "spare")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.seclusion = None  # its folder is that of who made it
+        self.seclusion = self.spare = None  # its folder is that of who made it
         self._begin()
 
     def start(self) -> dict[str, Any]:
@@ -134,8 +146,11 @@ class Worker:
         """Start a process, and ask it what it holds."""
         self.close()
         self.generation += 1
+        spare, self.spare = self.spare, None
         try:
-            self.connection = Connection(self.command, self.environment, self.limits.memory)
+            self.connection = spare or Connection(
+                self.command, self.environment, self.limits.memory
+            )
         except OSError as err:
             raise OptionError(f"the worker cannot be started: {err}") from err
         weakref.finalize(self, Connection.end, self.connection)

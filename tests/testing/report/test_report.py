@@ -49,7 +49,7 @@ def test_report_passes_if_tested_without_failure(status, passed, strictly):
 
 def test_a_report_of_nothing_did_not_pass():
     assert not report().passed
-    assert "FAILED: nothing tested" in str(report())
+    assert "no verdict: nothing tested" in str(report())
 
 
 def test_suspect_is_reported_with_its_message():

@@ -319,7 +319,7 @@ def test_where_nothing_was_tested_every_reason_is_printed():
     refused = tuple(f"float32: size {i}: refused" for i in range(5))
     text = str(report(outcome(status="not applicable"), refused=refused))
     assert all(f"not tested: {line}" in text for line in refused)
-    assert text.endswith("FAILED: nothing tested\n")
+    assert text.endswith("no verdict: nothing tested\n")
 
 
 def test_way_to_a_script_is_named():

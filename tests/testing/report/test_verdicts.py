@@ -114,7 +114,7 @@ def test_what_was_not_asked_is_skipped():
     )
     assert one(record) == Verdict("skipped", record.refused[1])
     assert verdicts(record)["report"].text.splitlines() == [
-        "nothing could be tested",
+        "no verdict: nothing tested",
         *record.refused,
     ]
 
@@ -133,7 +133,7 @@ def test_an_expected_failure_of_no_rule_is_an_error_of_the_report():
     assert one(record).status == "passed"
     assert verdicts(record)["report"].text.splitlines() == [
         "expected failure agreement-x matches no rule that was checked: remove it",
-        "not tested, and asked for: dq, mask",
+        "no verdict: not tested, and asked for: dq, mask",
     ]
 
 
