@@ -38,7 +38,7 @@ TRACED = 4
 test that is marked `broad` they are the first, or as many as the mark says."""
 
 
-FAST, MORE, SLOW = 2, 12, 2
+FAST, MORE, SLOW = 2, 8, 1
 """Most variants of a test: in the fast tier, in both tiers, and in both if it is marked `thorough`;
 no limit in both if it is marked `every`. They are the first, the last, and some between evenly."""
 

@@ -15,7 +15,7 @@ from matplotlib.colors import Colormap, ListedColormap, Normalize
 from npattn.errors import OptionError
 from npattn.problem.arrays import Array
 
-FLAG = "#d55e00"  # vermillion, of Okabe and Ito's colours: in no part of viridis
+FLAG = "#d55e00"  # vermilion, of Okabe and Ito's colours: in no part of viridis
 
 
 SAMPLE = 0.25

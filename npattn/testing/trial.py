@@ -181,6 +181,10 @@ class Trial:
         default_factory=lambda: (Results(()), ({}, {})), repr=False
     )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the implementation, which a process has, and what is remembered."""
+        return vars(self) | {"implementation": None, "memo": {}}
+
     def fresh(self) -> Trial:
         """Return the same trial with an empty memo."""
         return replace(self, memo={})

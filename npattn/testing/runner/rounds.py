@@ -62,6 +62,10 @@ def round_sizes(examples: int) -> list[int]:
     return [*(n for n in FIRST_ROUNDS if n < examples), examples]
 
 
+def ignore_progress(*_: object) -> None:
+    """Report nothing."""
+
+
 @dataclass
 class Judge:
     """Judge of one dtype: narrows the space to what is accepted, then asks each rule.
@@ -96,6 +100,9 @@ class Judge:
     def __post_init__(self) -> None:
         self.refused: list[str] = []
         self.asked_of = self.trial  # before it is narrowed to what is accepted
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"progress": ignore_progress}  # who gets it reports none
 
     def begin(self, rules: Sequence[Property], robust: bool = False) -> Round:
         """Probe what is accepted, and list the rules to ask; empty-row begins at once."""

@@ -21,21 +21,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.conventions import Conventions
 from npattn.engines.threads import one_thread, one_thread_in_children
 from npattn.errors import OptionError
-from npattn.problem import Cotangents, Problem
-from npattn.testing.adapters.base import ImplementationError, Results, format_exception_line
+from npattn.testing.adapters.base import ImplementationError, format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.untrusted import JudgedCalls
-from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import StructureRefusedError
-from npattn.testing.cases.space import Space
-from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import Answers, Judge, Round, round_sizes
 from npattn.testing.runner.search import Standing
 from npattn.testing.runner.untrusted import ask_tail, plan_turns
-from npattn.testing.trial import Refusal, Trial
 
 ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 """NumPy's own error state: what a target does to it must not reach the oracle."""
@@ -92,7 +86,7 @@ class Processes:
 
     def __init__(self, n: int, implementation: Implementation) -> None:
         self.name, self.implementation = implementation.name, implementation
-        self.pending: list[tuple[Round, _Setting, list[_Task]]] = []
+        self.pending: list[tuple[Round, _ProbedJudge, list[_Task]]] = []
         self.before: set[BaseProcess] = set()
         # Who is not trusted begins anew, and is timed, in processes that do nothing else.
         self.takes_part = implementation.is_isolated and implementation.untrusted is None
@@ -139,10 +133,10 @@ class Processes:
         """Share out the first examples of every rule; `finish` waits for the answers."""
         self._wait_until_loaded()
         self.rounds += 1
-        setting = _Setting.of(work.judge, self.rounds)
-        self.pending.append((work, setting, self._share_out(work, setting, 0)))
+        probed = _ProbedJudge.of(work.judge, self.rounds)
+        self.pending.append((work, probed, self._share_out(work, probed, 0)))
 
-    def _share_out(self, work: Round, setting: _Setting, turn: int) -> list[_Task]:
+    def _share_out(self, work: Round, probed: _ProbedJudge, turn: int) -> list[_Task]:
         sizes = round_sizes(work.judge.examples)
         if work.stopped or turn == len(sizes):
             return []
@@ -150,29 +144,29 @@ class Processes:
             tasks = []
             for names, anew in plan_turns(work, sizes[turn]):
                 asked = names, sizes[turn], work.standings_of(names)
-                tasks.append(_Task(self.pool.submit(_answer, setting, *asked, anew), *asked))
+                tasks.append(_Task(self.pool.submit(_answer, probed, *asked, anew), *asked))
             return tasks
 
     def finish(self) -> None:
         with self._catch_crash():
-            for work, setting, tasks in self.pending:
+            for work, probed, tasks in self.pending:
                 while True:
                     try:
-                        self._finish(work, setting, tasks)
+                        self._finish(work, probed, tasks)
                         break
                     except StructureRefusedError as err:
                         work.begin_without(err)
                         self.rounds += 1
-                        setting = _Setting.of(work.judge, self.rounds)
-                        tasks = self._share_out(work, setting, 0)
+                        probed = _ProbedJudge.of(work.judge, self.rounds)
+                        tasks = self._share_out(work, probed, 0)
         self.pending.clear()
 
-    def _finish(self, work: Round, setting: _Setting, tasks: list[_Task]) -> None:
+    def _finish(self, work: Round, probed: _ProbedJudge, tasks: list[_Task]) -> None:
         turn = 0
         while tasks:
             self._collect(work, tasks)
             turn += 1
-            tasks = self._share_out(work, setting, turn)
+            tasks = self._share_out(work, probed, turn)
         work.ask_again()
         ask_tail(work)
 
@@ -249,82 +243,6 @@ def _cannot(name: str, why: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _TrialSetting:
-    """A trial without its implementation."""
-
-    conventions: Conventions
-    rounding: Rounding
-    space: Space
-    gradients: frozenset[str]
-    skips_empty_rows: bool
-    first_calls: tuple[tuple[Problem, Cotangents, Results], ...]
-    refusals: tuple[Refusal, ...]
-    gradients_raise: bool
-    returns: tuple[str, ...]
-
-    @classmethod
-    def of(cls, trial: Trial) -> _TrialSetting:
-        return cls(
-            trial.conventions,
-            trial.rounding,
-            trial.space,
-            trial.gradients,
-            trial.skips_empty_rows,
-            trial.first_calls,
-            trial.refusals,
-            trial.implementation.gradients_raise,
-            trial.implementation.returns,
-        )
-
-    def prepare(self, implementation: Implementation) -> None:
-        """Ask it for what the probe of this dtype found that it returns."""
-        implementation.gradients_raise = self.gradients_raise
-        implementation.returns = self.returns
-
-    def trial(self, implementation: Implementation) -> Trial:
-        trial = Trial(implementation, self.conventions, self.rounding, self.space, self.gradients)
-        trial.skips_empty_rows = self.skips_empty_rows
-        trial.first_calls, trial.refusals = self.first_calls, self.refusals
-        return trial
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """A judge without its implementation."""
-
-    number: int  # of the round
-    trial: _TrialSetting
-    examples: int
-    seed: int
-    shrinks: bool
-    stops_at: frozenset[str]
-    expected: frozenset[str]
-    deadline: float
-    journal: Journal | None
-    evenly: bool
-
-    @classmethod
-    def of(cls, judge: Judge, number: int) -> _Setting:
-        return cls(
-            number,
-            _TrialSetting.of(judge.trial),
-            judge.examples,
-            judge.seed,
-            judge.shrinks,
-            judge.stops_at,
-            judge.expected,
-            judge.deadline,
-            judge.journal,
-            judge.evenly,
-        )
-
-    def judge(self, implementation: Implementation) -> Judge:
-        trial = self.trial.trial(implementation)
-        limits = self.stops_at, self.expected, self.deadline, self.journal, self.evenly
-        return Judge(trial, self.examples, self.seed, lambda *_: None, self.shrinks, *limits)
-
-
 @dataclass(eq=False)
 class _Task:
     """Rules that one process answers, and where its answer will be."""
@@ -347,6 +265,20 @@ class _Answer(NamedTuple):
     answers: Answers
     given_up: Mapping[str, str]
     judged: JudgedCalls
+
+
+class _ProbedJudge(NamedTuple):
+    """A round: its number, its judge, and what the probe found of the implementation."""
+
+    number: int
+    judge: Judge
+    returns: tuple[str, ...]
+    gradients_raise: bool
+
+    @classmethod
+    def of(cls, judge: Judge, number: int) -> _ProbedJudge:
+        f = judge.trial.implementation
+        return cls(number, judge, f.returns, f.gradients_raise)
 
 
 # --- in the processes -----------------------------------------------------------------------------
@@ -381,7 +313,7 @@ def _get_implementation() -> Implementation:
 
 
 def _answer(
-    setting: _Setting,
+    probed: _ProbedJudge,
     names: Sequence[str],
     count: int,
     standings: Mapping[str, Standing],
@@ -390,10 +322,10 @@ def _answer(
     implementation = _get_implementation()
     if anew:
         _renew(implementation)
-    if setting.number not in _Process.judges:
-        _Process.judges[setting.number] = setting.judge(implementation)
-    judge = _Process.judges[setting.number]
-    setting.trial.prepare(implementation)
+    judge = _Process.judges.setdefault(probed.number, probed.judge)
+    judge.trial.implementation = implementation
+    implementation.returns = probed.returns
+    implementation.gradients_raise = probed.gradients_raise
     with implementation.framework.one_thread(), np.errstate(**ERRORS):
         answers = dict(judge.answer(names, count, standings))
     untrusted = implementation.untrusted

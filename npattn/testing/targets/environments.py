@@ -21,7 +21,7 @@ import npattn
 from npattn.errors import MissingExtraError, OptionError
 from npattn.testing.targets.target import Target
 
-NEEDS = ("numpy>=2.0", "ml_dtypes>=0.5", "threadpoolctl>=3.1")
+NEEDS = ("numpy>=2.0", "ml_dtypes>=0.5", "threadpoolctl>=3.1", "lazy_loader>=0.4")
 """Packages of npattn itself and the worker; npattn is put on the path, and not installed."""
 MARKER = "npattn.json"
 """File that is written last: a folder without it is a half that was left."""

@@ -129,6 +129,17 @@ def test_causes_are_those_of_one_process(tmp_path):
     assert contents(two) == contents(one)
 
 
+def test_a_judge_crosses_a_pickle_as_it_is():
+    trial = dataclasses.replace(
+        trial_of(Implementation(naive)), gradients=frozenset({"dq"}), memo={"o": 1}
+    )
+    limits = frozenset({"values"}), frozenset({"views[float32]"}), 7.0, None, True
+    judge = Judge(trial, 3, 5, lambda *_: None, False, *limits)
+    other = pickle.loads(pickle.dumps(judge))
+    assert other.trial == dataclasses.replace(trial, implementation=None, memo={})
+    assert dataclasses.replace(other, trial=trial, progress=judge.progress) == judge
+
+
 def test_error_state_of_a_loaded_target_reaches_no_judge(monkeypatch):
     states = []
 
@@ -142,7 +153,7 @@ def test_error_state_of_a_loaded_target_reaches_no_judge(monkeypatch):
     monkeypatch.setattr(schedule._Process, "judges", {})
     monkeypatch.setattr(Judge, "answer", answer)
     with np.errstate(all="ignore"):
-        schedule._answer(schedule._Setting.of(judge, 1), ["agreement-o"], 3, {}, False)
+        schedule._answer(schedule._ProbedJudge.of(judge, 1), ["agreement-o"], 3, {}, False)
     assert states == [schedule.ERRORS]
 
 

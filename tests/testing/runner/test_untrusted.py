@@ -168,7 +168,7 @@ def test_what_other_processes_judged_counts(monkeypatch):
     judge = Judge(trial, 3, 5, lambda *_: None, False)
     monkeypatch.setattr(schedule._Process, "implementation", implementation, raising=False)
     monkeypatch.setattr(schedule._Process, "judges", {})
-    setting = schedule._Setting.of(judge, 1)
+    setting = schedule._ProbedJudge.of(judge, 1)
     answers = [schedule._answer(setting, ["agreement-o"], 3, {}, anew) for anew in (True, False)]
     assert renewed == [1]
     assert [x.judged for x in answers] == [JudgedCalls(3, 7, 1.5)] * 2
