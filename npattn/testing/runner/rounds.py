@@ -229,7 +229,8 @@ class Judge:
             return _outcome(rule, dtype, "not applicable", message=message, left_to=left_to)
         counts: dict[str, Any] = {"examples": standing.tried, "asked": standing.asked}
         passed = _outcome(rule, dtype, "passed", worst=standing.worst, left_to=left_to, **counts)
-        passed = passed.with_powers(standing.powers)
+        read = () if trial.implementation.returns_weights else ("weights",)  # o of v = I
+        passed = passed.with_powers({n: x for n, x in standing.powers.items() if n not in read})
         unseen = find_unseen_mistakes(trial, rule) if rule.rule.startswith("agreement-") else []
         if unseen:
             message = f"a defect of npattn, please report it: it passes {', '.join(unseen)}"
