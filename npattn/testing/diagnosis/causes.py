@@ -352,8 +352,8 @@ class _Diagnosis:
                 place = own or (None if doubtful else place)
             cause = self._state(fault, like, amount, place, points)
             if asked is not None and own is not None:
-                told = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
-                cause = replace(cause, passes_when=told)
+                only = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
+                cause = replace(cause, passes_when=only)
             if near is not None and asked is not None:
                 cause = replace(cause, pair=near.pair(asked))
             rules = {e.outcome.rule for e in claimed if e.outcome}
