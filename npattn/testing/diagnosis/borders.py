@@ -167,10 +167,10 @@ def _rank(pair: Border) -> int:
     """
     value = pair.passing[pair.name]
     if isinstance(value, bool):
-        return 0
+        return 2 * value  # without it before with it
     if value > 1:
         return 1
-    return 2 if pair.name in FEW else 3 if pair.name == "T" else 4
+    return 3 if pair.name in FEW else 4 if pair.name == "T" else 5
 
 
 def neighbours_of(trial: Trial, outcome: Outcome, names: Iterable[str]) -> Neighbours | None:

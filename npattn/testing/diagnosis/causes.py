@@ -26,7 +26,6 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
-    HIDING,
     OF_SEVERAL_KEYS,
     Point,
     enlarge,
@@ -383,8 +382,8 @@ class _Diagnosis:
                 place = own or (None if doubtful else place)
             cause = self._state(fault, like, amount, place, points)
             if asked is not None and own is not None:
-                told = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
-                cause = replace(cause, passes_when=told)
+                only = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
+                cause = replace(cause, passes_when=only)
             if near is not None and asked is not None:
                 cause = replace(cause, pair=near.pair(asked))
             rules = {e.outcome.rule for e in claimed if e.outcome}
@@ -608,7 +607,8 @@ def _neighbours(evidence: Evidence, point: Point, fault: Fault) -> Neighbours | 
         visible = other.trial.visible(problem)
         if fault.step in OF_SEVERAL_KEYS and not (visible.sum(-1) > 1).any():
             return False  # a row of one key has weight 1, whatever its score is
-        same = all((getattr(problem, n, None) is not None) for n in on if n in HIDING)
+        same = all(getattr(problem, n) not in (None, False) for n in {*on} & {"causal", "window"})
+        same = same and ("mask" not in on or problem.mask_array is not None)
         hides = not visible.all()
         return not (fault.step == "visible" and fault.form == "extra" and on and same and not hides)
 
