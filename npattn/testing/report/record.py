@@ -156,7 +156,7 @@ class Record:
 
         Those of rules that are not required do not count.
         """
-        names = {}
+        names: dict[str, None] = {}
         for outcome in self.outcomes:
             if outcome.status == "not judged" and self.requires(outcome):
                 for name in find_unjudged(outcome.powers):
