@@ -17,8 +17,7 @@ from npattn.testing.report.reproducer import script
 from npattn.testing.trial import Trial, Violation
 
 Status = Literal[
-    *("passed", "failed", "error", "crashed", "timed out", "suspect"),
-    *("not judged", "not applicable"),
+    "passed", "failed", "error", "crashed", "timed out", "suspect", "not judged", "not applicable"
 ]
 OUT_OF_TIME = "not asked within the budget"
 """Message of an outcome whose rule was not asked in time."""

@@ -189,7 +189,13 @@ def acceptance(record: Record) -> str:
     if record.verdict != "no verdict" or not names:
         return ""
     flags = " ".join(f"--accept {name}" for name in dict.fromkeys(names))
-    return f"no verdict on {', '.join(record.unjudged)} is needed with {flags} (accept= in Python)"
+    declare = "a declared --rounding may judge it; " if _is_undeclared(record) else ""
+    return f"{declare}{flags} (accept= in Python) needs no verdict on it"
+
+
+def _is_undeclared(record: Record) -> bool:
+    """Return True if the check has the loosest rounding model, since none was declared."""
+    return str(record.settings.get("rounding", "")).startswith("undeclared")
 
 
 def verdict(record: Record) -> str:

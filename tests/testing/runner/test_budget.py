@@ -76,19 +76,20 @@ def test_a_late_mistake_is_found_with_more_time(clock):
 def test_what_could_not_be_asked_does_not_pass(clock):
     report = check(ticking(clock), **FEW, budget=2)
     assert not report.passed
-    assert report.missing == ("agreement-o[float32]", "one-key[float32]")
+    assert report.incomplete == ("agreement-o[float32]", "one-key[float32]")
     assert [o.message for o in outcomes_of(report)] == [OUT_OF_TIME] * 2
 
 
 def test_what_need_not_pass_may_be_left_out(clock):
     report = check(ticking(clock), budget=2, diagnosis=False)
-    assert "agreement-o[float32]" in report.missing
-    assert "same-bits-padded[float32]" not in report.missing
+    assert "agreement-o[float32]" in report.incomplete
+    assert "same-bits-padded[float32]" not in report.incomplete
+    assert report.reason == f"incomplete: {len(report.incomplete)} rules"
 
 
 def test_without_a_budget_nothing_is_late():
     report = check(naive, only=["one-key"], examples=3, diagnosis=False)
-    assert report.missing == ()
+    assert report.incomplete == ()
     assert "budget" not in report.settings
 
 

@@ -11,6 +11,7 @@ def entry(status="passed", worst=0.0, examples=7, sizes=None, **more):
     values = {"rule": "views", "semantics": "1", "about": "", "dtype": "float32", "message": ""}
     values |= {"status": status, "worst": worst, "examples": examples, "level": "conduct"}
     outcome = {**values, "left_to": [], "asked": {"ranges": sizes or {}, "models": []}}
+    outcome["powers"] = {}
     return {"dtype": "float32", "answer": "views", "outcome": outcome, **more}
 
 
