@@ -22,7 +22,7 @@ def test_judge_lives_and_catches(way, name, monkeypatch):
     if way == "namespaces":
         monkeypatch.setenv("PATH", "/nowhere")  # where bwrap is not found
     before = listing()
-    answer = judge(CHEATS[name], COMMAND, timeout=120)
+    answer = judge(CHEATS[name], COMMAND)
     assert answer.verdict == "caught", answer.lines
     assert "FAILED: " in answer.lines  # by a report, not by a traceback
     assert listing() == before
