@@ -25,7 +25,7 @@ from npattn.testing.adapters.load import load_callable
 from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
-from npattn.testing.report.formats import Place, annotations, markdown, sarif
+from npattn.testing.report.formats import Place, annotate, markdown, sarif
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.failed_first import (
@@ -107,11 +107,13 @@ def check_command(target: str | None, **flags: Any) -> None:
     """  # noqa: D301  click keeps the lines of a paragraph that begins with a backspace
     given = {n: x for n, x in flags.items() if x is not None and x is not False}
     given.pop("no_config", None)  # read already
-    configured = click.get_current_context().meta.get(CONFIGURED, [])
-    targets = configured if target is None and "resume" not in given else [target]
-    if len(targets) > 1:
-        sys.exit(max((_exit_code_of(one, dict(given)) for one in targets), key=CODES.index))
-    _begin(*(targets or [None]), given)
+    configured: list[str] = click.get_current_context().meta.get(CONFIGURED, [])
+    if target is None and "resume" not in given and configured:
+        target, *others = configured
+        if others:
+            codes = [_exit_code_of(one, dict(given)) for one in configured]
+            sys.exit(max(codes, key=CODES.index))
+    _begin(target, given)
 
 
 CODES = (0, 2, 1, INTERRUPTED)
@@ -249,7 +251,7 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
         return _conclude(report, target, given)
 
     try:
-        watch(target, check_once)
+        sys.exit(watch(target, check_once))
     finally:
         for process in spare:
             process.end()
@@ -308,7 +310,7 @@ def _print(report: Report, place: Place | None, given: dict[str, Any], console: 
         return
     report.print_to(console, verbose="verbose" in given)
     if form == "github":
-        if text := annotations(report, place):
+        if text := annotate(report, place):
             click.echo(text)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             with Path(summary).open("a", encoding="utf-8") as file:

@@ -65,8 +65,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def watch(target: str, check: Callable[[Watcher], int]) -> None:
-    """Check, and again after each save, until an interrupt; exit with the last verdict's code.
+def watch(target: str, check: Callable[[Watcher], int]) -> int:
+    """Check, and again after each save, until an interrupt; return the last exit code.
 
     Parameters
     ----------
@@ -100,4 +100,4 @@ def watch(target: str, check: Callable[[Watcher], int]) -> None:
             watcher.follow(watcher.stamps)
             saved = f"{', '.join(path.name for path in changed)} saved; "
     except KeyboardInterrupt:
-        sys.exit(code)
+        return code

@@ -39,9 +39,11 @@ STEP = 1e-200  # of the complex step: its square vanishes, so that only rounding
 class Meaning(Protocol):
     """Attributes of a `Conventions` that loops reads; any object with them will do.
 
-    The alignment of causal and window is not among them: a `Problem` carries it.
+    A `Problem` carries the alignment of causal and window; of `causal` only "unless_masked" is read.
     """
 
+    @property
+    def causal(self) -> str: ...
     @property
     def mask_true(self) -> str: ...
     @property

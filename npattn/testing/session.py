@@ -134,7 +134,7 @@ class Session:
             target,
             limits=Limits(self.seconds, self.memory),
             untrusted=self.untrusted,
-            **({"unconfined": True} if self.unconfined else {}),
+            unconfined=self.unconfined,
             **self.calls,
         )
 

@@ -138,7 +138,8 @@ class TorchModule:
     def _bind(self, owner: Any) -> Callable[..., Any]:
         if self._call is not None:
             return functools.partial(self._call, owner)
-        return getattr(owner, self._path) if self._path else owner
+        call: Callable[..., Any] = getattr(owner, self._path) if self._path else owner
+        return call
 
     def restore(self) -> None:
         """Give a module that was not copied what it had."""

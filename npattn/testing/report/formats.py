@@ -28,7 +28,7 @@ class Place(NamedTuple):
     line: int
 
 
-def annotations(record: Record, place: Place | None) -> str:
+def annotate(record: Record, place: Place | None) -> str:
     """Return a line for each cause that counts, as GitHub Actions reads them in a log."""
     lines = []
     for group in record.groups():
