@@ -39,7 +39,7 @@ STEP = 1e-200  # of the complex step: its square vanishes, so that only rounding
 class Meaning(Protocol):
     """Attributes of a `Conventions` that loops reads; any object with them will do.
 
-    A `Problem` carries the alignment of causal and window; of `causal` only "unless_masked" is read.
+    A `Problem` carries the alignment; of `causal` only "unless_masked" is read.
     """
 
     @property
@@ -75,6 +75,7 @@ class Meaning(Protocol):
 class _Default(NamedTuple):
     """Conventions of docs/semantics.md."""
 
+    causal: str = "bottom_right"
     mask_true: str = "attend"
     window: str = "exclusive"
     hidden_fill: float | str | None = None
