@@ -17,11 +17,11 @@ from click.testing import CliRunner
 import npattn
 from npattn import testing
 from npattn.cli import cli
-from npattn.cli.check import _everything
 from npattn.profiles import PROFILES
 from npattn.testing.levels import LEVELS
 from npattn.testing.rules import PROPERTIES, RULES
 from npattn.testing.runner import rounds, search
+from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import GROUPS, CommandSettings, options
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import naive
@@ -670,4 +670,4 @@ def test_untrusted_code_must_have_every_option_that_it_names():
     implementation = testing.Implementation(
         lambda q, k, v, mask=None, bias=None: q, framework="numpy"
     )
-    assert _everything(implementation) == ("bias", "mask", "dq", "dk", "dv", "dbias")
+    assert name_everything(implementation) == ("bias", "mask", "dq", "dk", "dv", "dbias")

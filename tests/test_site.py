@@ -112,7 +112,6 @@ def test_a_report_is_coloured_and_keeps_its_text():
     assert coloured["FAILED"] is coloured["1.40448487"] is Generic.Error
     assert coloured["passed"] is coloured["-0.46361044"] is Generic.Inserted
     assert coloured[report[1].splitlines()[0]] is Generic.Heading
-    assert coloured["[semantics 13]"] is Comment
 
 
 def test_words_that_contain_a_verdict_are_not_coloured():

@@ -104,7 +104,7 @@ def _replace_in(holder: Any, old: Any, new: Any) -> None:
     for name, value in list(vars(holder).items()):
         if value is old:
             setattr(holder, name, new)
-        elif isinstance(value, staticmethod) and value.__func__ is old:
+        elif type(value) is staticmethod and value.__func__ is old:  # as above
             setattr(holder, name, staticmethod(new))
 
 

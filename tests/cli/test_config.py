@@ -135,7 +135,7 @@ def test_github_annotates_the_function_and_writes_a_summary(folder, monkeypatch)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     result = check("kernels.py:bad", *FEW, "--format", "github")
     assert result.exit_code == 1
-    last = result.output.splitlines()[-1]
+    last = result.stdout.splitlines()[-1]
     assert re.match(r"::error file=kernels\.py,line=10,title=npattn%3A [^:]*::agreement-o", last)
     assert "FAILED" in result.output  # the report stands before it
     assert summary.read_text().startswith("### npattn check `kernels.py:bad`\n")
@@ -152,7 +152,7 @@ def test_an_annotation_of_what_could_not_be_tested(folder):
 
 def test_markdown(folder):
     result = check("kernels.py:bad", *FEW, "--format", "markdown")
-    assert result.output.startswith("### npattn check `kernels.py:bad`\n\nFAILED: ")
+    assert result.stdout.startswith("### npattn check `kernels.py:bad`\n\nFAILED: ")
     assert "| values | 1 of 1 failed |" in result.output
 
 

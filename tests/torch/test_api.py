@@ -240,7 +240,7 @@ def test_repr_of_a_problem():
     text = repr(nt.Problem(q, k, v, causal="top_left", dtype=torch.float32))
     assert text == (
         "Problem(q=torch.float64 (1, 4, 3, 2), k=torch.float64 (1, 2, 5, 2), v=torch.float64 "
-        f"(1, 2, 5, 3), causal='top_left', scale={1 / 2**0.5}, dtype=torch.float32, "
+        f"(1, 2, 5, 3), causal='top_left', scale={2**0.5 / 2}, dtype=torch.float32, "
         "alignment='top_left')"
     )
 

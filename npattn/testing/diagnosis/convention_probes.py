@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from npattn.problem.options import ALIGNMENTS
 from npattn.testing.adapters.base import Crash, TimedOut
 from npattn.testing.diagnosis.fills import probe_hidden
 from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
@@ -75,7 +76,7 @@ def probe_causal(f: Unknown) -> str | None:
         return f.missing("causal", "window")
     if not f.has("T != S"):
         return "takes no T ≠ S"
-    return f.choose("causal", legal("causal"), [f.problem(f.recipe(**option))])
+    return f.choose("causal", ALIGNMENTS, [f.problem(f.recipe(**option))])
 
 
 def probe_late_queries(f: Unknown) -> str | None:

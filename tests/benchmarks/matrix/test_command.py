@@ -10,7 +10,6 @@ import benchmarks.matrix.__main__ as command
 from benchmarks.matrix.progress import ProgressLines
 from benchmarks.matrix.result import read_matrix
 from benchmarks.matrix.run import Status
-from npattn.cli import cli
 from npattn.testing.units.unit import Result, Unit
 from tests.benchmarks.matrix.test_run import answer_of
 from tests.testing.units.inline import Inline
@@ -122,12 +121,6 @@ def test_nothing_stands_beside_a_journal_to_resume(tmp_path, inline):
     done = run("--resume", path, "--examples", "3")
     assert done.exit_code == 2
     assert "got --examples beside --resume" in " ".join(done.stderr.split())
-
-
-def test_the_package_names_the_command():
-    done = CliRunner().invoke(cli, ["matrix", *TINY])
-    assert done.exit_code == 2
-    assert "npattn matrix is python -m benchmarks.matrix in a clone" in done.stderr
 
 
 def test_progress_says_what_runs_and_what_is_left():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from npattn import Conventions
-from npattn.errors import DtypeError, OptionError
+from npattn.errors import OptionError
 from npattn.profiles import PROFILES, Profile
 from npattn.testing import Implementation, check
 from npattn.testing.targets.numpy import flash
@@ -105,15 +105,6 @@ def test_conventions_given_win_over_those_of_names():
     assert "is_causal as causal (top_left)" in implied.settings["reads"]
     assert not implied.passed  # flash aligns to the bottom right
     assert told.passed
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("bf16", "bfloat16"), ("half", "float16"), ("fp16", "float16"), ("torch.float32", "float32")],
-)
-def test_other_words_for_dtypes_are_answered(word, meant):
-    with pytest.raises(DtypeError, match=rf"did you mean {meant}\?"):
-        check(flash, dtypes=(word,))
 
 
 def test_nothing_is_told_twice():

@@ -163,7 +163,7 @@ def test_numbers_that_decide_are_contents_and_no_place():
     trial = trial_of(f)
     cause = only_cause(trial, fail(trial, ["plain"]))
     assert cause.where == "contents"
-    assert "and right with others" in cause.text
+    assert "and right for others" in cause.text
 
 
 def test_a_convention_is_found_beside_a_mistake_in_a_gradient():

@@ -25,7 +25,7 @@ RULES = ("agreement-o", "views")
 def answer(unit, rule, status="passed"):
     outcome = {"rule": rule, "semantics": "1", "about": "", "dtype": unit.dtype, "status": status}
     outcome |= {"worst": 0.25, "examples": unit.examples, "message": "", "left_to": []}
-    outcome |= {"asked": {"ranges": {"T": [5, 7]}, "models": []}}
+    outcome |= {"asked": {"ranges": {"T": [5, 7]}, "models": []}, "powers": {}}
     outcome |= {"level": "values" if rule == "agreement-o" else "conduct"}
     return {"dtype": unit.dtype, "answer": rule, "outcome": outcome}
 

@@ -230,7 +230,7 @@ def test_defaults_are_numbers_or_words():
     assert describe_parameters(f) == [
         ["q", "POSITIONAL_OR_KEYWORD", [], ""],
         ["scale", "POSITIONAL_OR_KEYWORD", ["inf"], ""],
-        ["window", "POSITIONAL_OR_KEYWORD", ["..."], ""],
+        ["window", "POSITIONAL_OR_KEYWORD", [[1, 2]], ""],
         ["causal", "KEYWORD_ONLY", [False], "<class 'bool'>"],
         ["options", "VAR_KEYWORD", [], ""],
     ]

@@ -272,7 +272,7 @@ def test_an_interrupt_leaves_a_report(target):
     assert caught.value.report.interrupted
     assert not caught.value.report.passed
     assert "what was not asked yet (interrupted)" in caught.value.report.untested
-    assert str(caught.value.report).rstrip().splitlines()[-1].startswith("interrupted: ")
+    assert str(caught.value.report).rstrip().splitlines()[-1].startswith("no verdict: interrupted")
     assert caught.value.report.as_dict()["interrupted"]
 
 
