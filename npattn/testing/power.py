@@ -270,7 +270,7 @@ def conclude(
     """
     if failed:
         return Conclusion("failed")
-    if not tested:
+    if not tested and not incomplete:
         return Conclusion("no verdict", "nothing tested")
     count = len(incomplete)
     parts = {

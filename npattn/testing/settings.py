@@ -145,7 +145,7 @@ class Settings:
         f"Dtype of q, k and v: {', '.join(DTYPES)}.",
         default="float32", multiple=True, asked=True)
     framework: str = option("auto", JUDGED, "--framework NAME", "",
-        "Its arrays: numpy, torch, jax; auto finds out.",
+        "Its arrays: numpy, torch or jax.",
         "It asks the function's module, its annotations and a tiny call.",
         choices=("auto", "numpy", "torch", "jax"))
     backward: Callable[..., Any] | None = option(None, JUDGED, "--backward FUNCTION", "callable",
@@ -173,20 +173,19 @@ class Settings:
         "Its options and results, as mask,return_lse.",
         default="those in its signature", parse=parse_names)
     quantized: str | None = option(None, JUDGED, "--quantized FORMAT", "",
-        "8-bit format of those of q, k, v, o that have a factor, as q_descale: fp8, float8_e4m3fn, "
-        "float8_e5m2 or int8.",
+        "8-bit format of what has a factor: fp8, float8_e4m3fn, float8_e5m2, int8.",
         "The others have the tested dtype. For factors of blocks see `Implementation`.",
         choices=("fp8", *FORMATS))
     reference: Any = option(None, JUDGED, "--reference FUNCTION",
         "callable or (callable, backward)",
-        "Right function with the same arguments, to compare with instead of attention.",
+        "Right function to compare with.",
         "The tolerance follows from its steps. `backward` gives the gradients of a NumPy "
         "function. Details: docs/reference.md.")
-    reference_framework: str = option("auto", JUDGED, "--reference-framework", "",
-        "Arrays that `reference` takes, if it cannot be seen.",
+    reference_framework: str = option("auto", JUDGED, "--reference-framework NAME", "",
+        "Its arrays.",
         choices=("auto", "numpy", "torch", "jax"))
     inputs: Mapping[str, str] | None = option(None, JUDGED, "--inputs NAME=AXES", "mapping",
-        'Axes of the arrays of `reference`, as "x=B T C", "mask=T T bool".',
+        'Axes of its arrays, as "x=B T C".',
         'In Python ``{"x": "B T C", "w": "C 3C"}``. Default: the arguments are q, k, v.',
         multiple=True, parse=parse_inputs)
     options: Mapping[str, Sequence[Any]] | None = option(
@@ -235,7 +234,7 @@ class Settings:
     diagnosis: bool = option(True, AMOUNT, "", "",
         "Search for the causes of failures, for a second or two.")
     require: Iterable[str] | str = option(REQUIRED, PASSES, "--require LEVEL", "iterable of str",
-        f"Level that must pass: {', '.join(LEVELS)}; all: every one but the last.",
+        f"Must pass: {', '.join(LEVELS)}; all: every one but the last.",
         "Failures in other levels are only shown. docs/reading.md explains the levels.",
         choices=(*LEVELS, "all"), default=", ".join(REQUIRED), multiple=True)
     must: Iterable[str] = option((), PASSES, "--must NAMES", "iterable of str",
@@ -256,7 +255,7 @@ class Settings:
     device: str | None = option(None, WHERE, "--device NAME", "str",
         "Device of the tensors, as cuda.")
     processes: int = option(1, WHERE, "-n --processes N|auto", "",
-        "Processes that share the rules; auto: one a core.",
+        "Processes that share the rules, or auto.",
         "Each has one thread, and the report is the same. They must be able to import `f`: a "
         "function of a module, or an Implementation with a `spec`.",
         parse=parse_processes)
@@ -265,7 +264,7 @@ class Settings:
         "Functions that cannot be imported need cloudpickle.")
     timeout: float | None = option(None, WHERE, "--timeout SECONDS", "float",
         "Seconds that a call in a worker may take.",
-        default="10; 120 for the first of a shape where it compiles")
+        default="10; 120 to compile")
     progress: Progress | bool | None = option(None, WRITTEN, "", "callable or bool",
         "Function that is called with ``(dtype, rule, done, total)``.",
         "True, or by default: a bar after two seconds, in a notebook or on the error stream of a "
@@ -360,10 +359,10 @@ class CommandSettings(Settings):
         "Memory that the worker may use, as 500M or 4G.",
         parse=parse_memory)
     untrusted: bool = option(False, WHERE, "--untrusted", "",
-        "For code that nobody has read: a worker without npattn, a random seed, `strict`, and "
-        "`must` for every gradient and every option in the signature.")
+        "For code that nobody has read: a confined worker, a random seed, `strict`, and `must` "
+        "for every gradient and option in the signature.")
     unconfined: bool = option(False, WHERE, "--unconfined", "",
-        "Judge untrusted code although nothing confines it: it can then change the verdict.")
+        "`untrusted` without walls: it can change the verdict.")
     cluster: str | None = option(None, WHERE, "--cluster WHERE", "",
         "Run on Dask: local:N, or a scheduler's address.")
     watch: bool = option(False, AMOUNT, "--watch", "",

@@ -123,7 +123,8 @@ def diagnose(
                 mine |= {id(o): by_id[o.id] for o in batch}
                 found += own
             found = say_unlike(trial.fresh(), found)
-            for o in bad:
+            # Where single elements fail already, their fault is what makes the errors too large.
+            for o in [] if any(o.failed for o in bad) else bad:
                 if (sharper := _read_suspicion(trial, o)) is not None:
                     found = [
                         replace(c, rules=tuple(r for r in c.rules if r != o.id)) for c in found

@@ -77,9 +77,9 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
     verbose : bool
         The whole table and every failure, instead of at most `LINES` lines.
     """
-    limit = PASSED_LINES if record.passed else LINES
+    limit = LINES if record.groups() else PASSED_LINES
     first = [Line(words.UNCONFINED, RED)] if record.confined == "no" else []
-    rooms = GREEN_ROOM if record.passed or not record.tested else RED_ROOM
+    rooms = RED_ROOM if record.groups() else GREEN_ROOM
     short = (_short(record, width, room) for room in rooms)
     for form in [_verbose(record, width)] if verbose else short:
         text = first + [  # a text of several lines becomes several
