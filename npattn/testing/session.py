@@ -176,9 +176,3 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def judge(candidate: str | Path, name: str | None = None, **settings: Any) -> Report:
-    """Judge one candidate, as `Session.judge` with these settings of a session."""
-    with Session(**settings) as session:
-        return session.judge(candidate, name)

@@ -26,6 +26,7 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
+    HIDING,
     OF_SEVERAL_KEYS,
     Point,
     enlarge,
@@ -43,6 +44,7 @@ from npattn.testing.diagnosis.names import name_of
 from npattn.testing.diagnosis.place import (
     CONFIRMED,
     EVERYWHERE,
+    INDICES,
     Where,
     learn,
     learn_and_confirm,
@@ -378,7 +380,8 @@ class _Diagnosis:
             if near is not None and asked is not None and fault.step != "nan":
                 follows = fault.step == "visible" and amount not in SEEN  # the source tells where
                 holds_there = _holds_on(near, asked, claimed, points)
-                own = self._attacked(points, fault, near, asked, follows) if holds_there else None
+                source = amount if follows else ""
+                own = self._attacked(points, fault, near, asked, source) if holds_there else None
                 doubtful = asked.held and place is not None and place.errors > CONFIRMED
                 place = own or (None if doubtful else place)
             cause = self._state(fault, like, amount, place, points)
@@ -451,13 +454,14 @@ class _Diagnosis:
         fault: Fault,
         near: Neighbours,
         asked: Place,
-        follows: bool,
+        source: str,
     ) -> Where | None:
         """Return where it is wrong: elements of failing problems, on the problems that were asked.
 
-        None if what was learned of the elements does not hold. With `follows`, no elements are
-        named: those are wrong whose source is not their own.
+        None if what was learned of the elements does not hold. With `source`, which other mask the
+        weights follow, no elements are named: those are wrong whose source is not their own.
         """
+        follows = bool(source)
         pairs = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
         pairs = [(p, s) for p, s in pairs if (s.wrong & s.known).any()]
         elements = [narrow(s, p, fault) for p, s in pairs]
@@ -472,6 +476,13 @@ class _Diagnosis:
         if not found:
             return None
         _, best = min(found, key=lambda x: x[0])
+        learned = None if follows else self._place(points, fault)
+        most = best.errors if best.atoms else CONFIRMED
+        if learned is not None and learned.errors <= most:
+            # Problems that pass know more of the elements, and less of sizes and options.
+            indices = tuple(a for a in learned.atoms if {*a.text.split()} & {*INDICES})
+            text = " and ".join(a.text for a in indices)
+            best = Where(text, learned.errors, indices) if indices else best
         shared = [atom for atom in asked.clauses[0] if all(_has(c, atom) for c in asked.clauses)]
         told = [
             atom.text
@@ -484,6 +495,10 @@ class _Diagnosis:
                 return None
             if all(rest):
                 told.append(" or ".join(atom.text for (atom,) in rest))
+        # A problem without the option whose meaning is wrong hides nothing, and tells nothing.
+        for name in sorted(HIDING & {*source.split()}):
+            if name not in " ".join(told).split() and all(s.options >= {name} for _, s in pairs):
+                told.append(name)
         if points[0].recipe.distribution != "normal" and self._is_of_contents(points[0]):
             told.append("contents")
         text = " and ".join([*(a.text for a in best.atoms), *told])

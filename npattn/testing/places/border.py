@@ -268,7 +268,8 @@ def _fit(line: Line, y: str, borders: Mapping[int, tuple[int, int]]) -> Atom | N
                 left, right = (f"{k}·{n}" if k > 1 else n for k, n in ((bottom, x), (top, y)))
                 text = _compare(left, right, c, up)
                 return Atom(text, (x, y), _of_two(test, x, y), line.pair())
-    for word, joined in (("+", add), ("·", mul)):
+    heads = {x, y} == {"K", "G"}  # their product is H, and nobody thinks of their sum
+    for word, joined in (("·", mul),) if heads else (("+", add), ("·", mul)):
         ends = [sorted((joined(a, n), joined(b, n))) for n, (a, b) in borders.items()]
         low, high = max(a for a, _ in ends), min(b for _, b in ends)
         if low < high:
@@ -276,7 +277,7 @@ def _fit(line: Line, y: str, borders: Mapping[int, tuple[int, int]]) -> Atom | N
             test = _compare_joined(joined, c, sign)
             if fits(test):
                 both = (" + " if word == "+" else word).join(n for n in line.problem if n in (x, y))
-                text = f"{both} {'>' if up else '<'} {c}"
+                text = f"{'H' if heads else both} {'>' if up else '<'} {c}"
                 return Atom(text, (x, y), _of_two(test, x, y), line.pair())
     return None
 

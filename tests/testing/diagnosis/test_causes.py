@@ -97,7 +97,7 @@ def test_two_mistakes_are_two_causes():
     outcomes = fail(trial, ["plain", "mask"])
     found = {c.step: (c.where, c.amount) for c in diagnose(trial, outcomes)}
     assert found == {
-        "visible": ("mask", "hidden keys take weight"),
+        "visible": ("mask", "the mask is not applied"),
         "delta": ("everywhere", "δ is 0"),
     }
 

@@ -151,7 +151,7 @@ kernel(
     "head_counter",
     {"H": 3, "K": 3, "T": 37, "S": 41, "causal": True},
     ("causal",),
-    ("visible", "t ≥ 32 and H > 2 and causal", "the mask is of query t − 32"),
+    ("visible", "causal and H > 2 and T > 32", "the mask is of query t − 32"),
     visible=mask_of_an_earlier_tile,
 )
 
