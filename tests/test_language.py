@@ -24,7 +24,7 @@ VERBS = {"bound", "embed", "feed", "left", "need", "run", "seed", "speed"}  # or
 # Names that users know: states of a report, presets of Rounding, masks of the literature,
 # `unshared` of a module.
 PUBLIC = {"chunked", "dilated", "failed", "fused", "paged", "passed", "strided", "tested"}
-PUBLIC |= {"undeclared", "unshared"}
+PUBLIC |= {"got", "judged", "undeclared", "unjudged", "unshared"}
 OPENINGS = re.compile(r"(What|Of|Whether|Where|Which|That)\b")
 MOST = 0.03
 

@@ -33,7 +33,7 @@ class Watcher:
         """Watch these files, as they are now."""
         self.stamps = {path: _stamp(path) for path in map(Path, files)}
 
-    def changed(self) -> list[Path]:
+    def list_changed(self) -> list[Path]:
         """Return the files that are not as they were; one that is missing is being replaced."""
         now = {path: _stamp(path) for path in self.stamps}
         return [p for p, stamp in now.items() if stamp is not None and stamp != self.stamps[p]]
@@ -42,12 +42,12 @@ class Watcher:
         """Raise Changed if a file was saved; called often, it looks now and then."""
         if time.monotonic() - self._looked > POLL_SECONDS:
             self._looked = time.monotonic()
-            if self.changed():
+            if self.list_changed():
                 raise Changed
 
     def wait(self) -> list[Path]:
         """Return the saved files, once there are any and they have settled."""
-        while not (changed := self.changed()):
+        while not (changed := self.list_changed()):
             time.sleep(POLL_SECONDS)
         while True:
             before = {path: _stamp(path) for path in changed}

@@ -156,7 +156,8 @@ class Conventions:
     def translate_options(self, problem: Problem) -> Problem:
         """Translate mask, window, heads, bias and dropout."""
         changes: dict[str, object] = {}
-        if self.causal == "unless_masked" and problem.mask is not None:
+        replaces = self.causal == "unless_masked" and problem.alignment == "top_left"
+        if replaces and problem.mask is not None:
             changes["causal"] = False
         if self.mask_true == "hide" and problem.mask is not None:
             changes["mask"] = ~problem.mask

@@ -218,7 +218,7 @@ def implement(
     back = tuple(int(i) for i in np.argsort(axes))
 
     @functools.wraps(f)
-    def ordered(*args: Any, **kwargs: Any) -> Any:
+    def call_in_order(*args: Any, **kwargs: Any) -> Any:
         value = f(*args, **kwargs)
         if beside or not isinstance(value, (tuple, list)):
             return value[0] if beside else value
@@ -230,7 +230,7 @@ def implement(
         ]
         return (o, *found)
 
-    return Implementation(ordered, **own)
+    return Implementation(call_in_order, **own)
 
 
 def inspect_function(

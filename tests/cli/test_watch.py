@@ -40,6 +40,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "npattn", *words],
             stdin=its, stdout=its, stderr=its, cwd=folder, env=environment, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # xdist ignores it
         )  # fmt: skip
         os.close(its)
         self.terminal, self.text = mine, ""
@@ -124,7 +125,7 @@ def test_a_file_that_is_replaced_counts_once_it_is_there(tmp_path):
     watcher = Watcher()
     watcher.follow([path])
     path.unlink()
-    assert watcher.changed() == []
+    assert watcher.list_changed() == []
     path.write_text("22")
     assert watcher.wait() == [path]
     with pytest.raises(Changed):

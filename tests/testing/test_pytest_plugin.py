@@ -218,7 +218,7 @@ def test_nothing_tested_is_red(run):
     ("code", "line"),
     [
         ("right, exampels=3", "exampels is no argument * did you mean examples[?]"),
-        ("right, dtypes='fp16'", "dtypes has 'fp16', must be among * did you mean float16[?]"),
+        ("right, dtypes='fp15'", "dtypes has 'fp15', must be among *"),
         ("right, only='empty-rwo'", "'empty-rwo' is not a rule; did you mean empty-row[?]"),
         ("3", "f is 3, must be a callable *"),
         ("right, expect=3", "expect is 3, must be a mapping, *"),
@@ -399,7 +399,7 @@ def test_a_target_alone_is_enough_for_a_class(run):
     ("options", "line"),
     [
         (("--npattn-target", "numpy.falsh"), "*did you mean numpy.flash*"),
-        (("--npattn-dtype", "fp16"), "*did you mean float16*"),
+        (("--npattn-dtype", "fp15"), "*'fp15', must be among*"),
         (("--npattn-examples", "0"), "*examples is 0, must be *"),
     ],
 )

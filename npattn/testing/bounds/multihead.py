@@ -189,13 +189,13 @@ class MultiHeadBound:
         e = split(self.linear(x, self.errors.get(name, 0.0), w, b), heads)
         y = split(linear(x, w, b), heads)
         if name in steps.norms:
-            y, e = steps.norms[name].y, self._normalised(name, y, e)
+            y, e = steps.norms[name].y, self._normalise(name, y, e)
         if name in steps.turns:
-            e = self._turned(name, y, e, steps.turns[name])
+            e = self._turn(name, y, e, steps.turns[name])
         more = 0 if name == "query" else self.attention.problem.S - x.shape[-2]
         return np.pad(e, [(0, 0)] * (e.ndim - 2) + [(0, more), (0, 0)])
 
-    def _turned(self, name: str, y: Array, e: Array, turn: Turn) -> Array:
+    def _turn(self, name: str, y: Array, e: Array, turn: Turn) -> Array:
         """Error of the turned heads y (..., n, T, D) that err by e.
 
         The angles and their cosines are numbers of float32, whatever the dtype of the module: t · ω
@@ -214,7 +214,7 @@ class MultiHeadBound:
             out[..., one] = c * e[..., one] + s * e[..., two] + each * sizes
         return out
 
-    def _normalised(self, name: str, y: Array, e: Array) -> Array:
+    def _normalise(self, name: str, y: Array, e: Array) -> Array:
         """Error of the normalised heads of y (..., n, T, D) that err by e."""
         kind, own = str(self.mha.qk_norm), self.steps.norms[name]
         whole, heads = kind.endswith("_projection"), y.shape[-3]
@@ -314,7 +314,7 @@ class MultiHeadBound:
             dh, edh = (z[..., : length[name], :] for z in (grads[name], e))
             if name in steps.turns:
                 back = steps.turns[name].inverse()
-                dh, edh = turn_array(dh, back, None), self._turned(name, dh, edh, back)
+                dh, edh = turn_array(dh, back, None), self._turn(name, dh, edh, back)
             if name in steps.norms:
                 dh, edh = self._normalised_backward(name, dh, edh, allowed)
             dy, edy = merge(dh, "concat"), merge(edh, "concat")

@@ -381,7 +381,7 @@ class _Diagnosis:
                 follows = fault.step == "visible" and amount not in SEEN  # the source tells where
                 holds_there = _holds_on(near, asked, claimed, points)
                 source = amount if follows else ""
-                own = self._attacked(points, fault, near, asked, source) if holds_there else None
+                own = self._combine(points, fault, near, asked, source) if holds_there else None
                 doubtful = asked.held and place is not None and place.errors > CONFIRMED
                 place = own or (None if doubtful else place)
             cause = self._state(fault, like, amount, place, points)
@@ -448,7 +448,7 @@ class _Diagnosis:
         price = [lost + place.errors + ATOM * len(place.atoms) for lost, place in found]
         return found[price.index(min(price))][1] if found else None
 
-    def _attacked(
+    def _combine(
         self,
         points: list[Point],
         fault: Fault,
@@ -487,7 +487,7 @@ class _Diagnosis:
         told = [
             atom.text
             for atom in shared
-            if not _implied(best, near.recipe(atom.pair.passing), near, fault)
+            if not _implies(best, near.recipe(atom.pair.passing), near, fault)
         ]
         if len(asked.clauses) > 1:
             rest = [[a for a in clause if not _has(shared, a)] for clause in asked.clauses]
@@ -655,7 +655,7 @@ def _has(clause: Iterable[Condition], atom: Condition) -> bool:
     return any(atom.text == other.text for other in clause)
 
 
-def _implied(place: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
+def _implies(place: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
     """Return True if a place of elements has none on a problem that passes."""
     if not place.atoms:
         return False

@@ -64,7 +64,7 @@ def record(
     done = 0
 
     @functools.wraps(f)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
+    def call_and_write(*args: Any, **kwargs: Any) -> Any:
         nonlocal done
         number, done = done - before, done + 1
         if not 0 <= number < most:
@@ -77,7 +77,7 @@ def record(
         call.write()
         return result
 
-    return recorded
+    return call_and_write
 
 
 def _any_arguments(q: Any, k: Any, v: Any, /, *rest: Any, **options: Any) -> None:

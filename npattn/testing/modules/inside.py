@@ -99,16 +99,16 @@ class Inside:
         for groups in range(self.reading.num_kv_heads, 0, -1):
             parts = {"q": groups * self.group * d, "k": groups * d, "v": 0}
             room = [out // (groups * self.group), E]
-            for own in self.shared:
+            for own in self.inputs_by_letter:
                 room.append((width[own[0]] - sum(parts[n] for n in own)) // groups
                             if "v" in own else E)  # fmt: skip
-            fits = all(sum(parts[n] for n in own) <= width[own[0]] for own in self.shared)
+            fits = all(sum(parts[n] for n in own) <= width[own[0]] for own in self.inputs_by_letter)
             if fits and min(room) >= least:
                 return Selection(tuple(features), min(room), groups)
         return None
 
     @property
-    def shared(self) -> tuple[str, ...]:
+    def inputs_by_letter(self) -> tuple[str, ...]:
         """The letters that come in one input: "qkv" in self-attention."""
         return {1: ("qkv",), 2: ("q", "kv"), 3: ("q", "k", "v")}[len(self.call.inputs)]
 
@@ -162,7 +162,11 @@ class Inside:
         """Return the first channel of each letter in its input."""
         d, n = len(chosen.features), chosen.groups
         length = {"q": n * self.group * d, "k": n * d, "v": n * chosen.values}
-        return {x: sum(length[y] for y in own[: own.index(x)]) for own in self.shared for x in own}
+        return {
+            x: sum(length[y] for y in own[: own.index(x)])
+            for own in self.inputs_by_letter
+            for x in own
+        }
 
     def attend(
         self, chosen: Selection, q: Any, k: Any, v: Any, visible: Array | None = None,
@@ -203,7 +207,7 @@ class Inside:
     def _inputs(self, chosen: Selection, own: Mapping[str, Any]) -> list[Any]:
         """Return the inputs (B, length, C) that carry q, k and v."""
         inputs, starts = [], self._starts(chosen)
-        for letters in self.shared:
+        for letters in self.inputs_by_letter:
             width = self.reading.indices["w" + letters[0]].shape[0]
             first = own[letters[0]]
             x = first.new_zeros(first.shape[0], first.shape[2], width)
@@ -245,7 +249,7 @@ class Inside:
             if T != S and not crosses:
                 raise NotImplementedError("self-attention: T = S")
             wide = self.module.framework.give(np.zeros(0, self.module.array_dtype)).dtype
-            x = self._turned(chosen, q.to(wide) * factor, k.to(wide), T, S)
+            x = self._turn_back(chosen, q.to(wide) * factor, k.to(wide), T, S)
             visible = None if mask is None else mask.detach().cpu().numpy()
             if triangle is not None and (visible is not None or not triangle):
                 own = np.tri(T, S, dtype=bool) if triangle else np.ones((T, S), bool)
@@ -258,7 +262,7 @@ class Inside:
         def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # type: ignore
             return attend(q, k, v, None, None)
 
-        def masked(q: torch.Tensor, k: Any, v: Any, mask: Any = None) -> Any:  # type: ignore
+        def attend_masked(q: torch.Tensor, k: Any, v: Any, mask: Any = None) -> Any:  # type: ignore
             return attend(q, k, v, mask, None)
 
         def both(q: torch.Tensor, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:  # type: ignore
@@ -268,9 +272,9 @@ class Inside:
         if causal == "unless_masked" and has_form:
             return both, ("mask", "causal")
         options = (*(("mask",) if has_form else ()), *(("causal",) if causal != "never" else ()))
-        return (masked if has_form else plain), options
+        return (attend_masked if has_form else plain), options
 
-    def _turned(self, chosen: Selection, q: Any, k: Any, T: int, S: int) -> tuple[Any, Any]:
+    def _turn_back(self, chosen: Selection, q: Any, k: Any, T: int, S: int) -> tuple[Any, Any]:
         """Turn q and k back, against the module's rotary positions."""
         if self.rotary is None:
             return q, k

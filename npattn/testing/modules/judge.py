@@ -22,7 +22,7 @@ from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
 from npattn.testing.modules.inside import SEEN, Inside, Traits, read_traits
 from npattn.testing.modules.named import Named
-from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan, unnamed
+from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan, describe_unnamed
 from npattn.testing.modules.roles import Reading, find_roles
 
 EMPTY_ROWS = (
@@ -100,7 +100,7 @@ class Judge:
 
     def _learn(self, readings: Sequence[Reading]) -> None:
         """Find the reading, steps that are replaced, forms of masks, and empty rows."""
-        self.named = self.named.completed(self.module, readings[0])
+        self.named = self.named.fill(self.module, readings[0])
         self.notes += self.named.notes
         plans = [
             (reading, Plan(reading.build(self.values), causal=causal, scale=self.named.scale,
@@ -235,7 +235,7 @@ class Judge:
                         yield reading, declared, [change]
                 if self._fits(replace(declared, **own), inputs, got):
                     self.notes += [x for x in (note, words) if x]
-                    yield reading, declared, [unnamed(own)] if own else []
+                    yield reading, declared, [describe_unnamed(own)] if own else []
 
     def _learn_lengths(self) -> None:
         """Find out which numbers of keys of their own it takes: any, that of queries, or none."""

@@ -40,7 +40,7 @@ class Named:
     rotary: Rotary | float | None = None
     notes: tuple[str, ...] = ()
 
-    def completed(self, module: TorchModule, reading: Reading) -> Named:
+    def fill(self, module: TorchModule, reading: Reading) -> Named:
         """Return these options, with what attributes of the module say of the others.
 
         An attribute of the scale is a multiplier or a divisor. One that is a known mistake (1, or

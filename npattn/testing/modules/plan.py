@@ -224,7 +224,7 @@ class Change(NamedTuple):
     apply: Callable[[Plan], Plan | None]
 
 
-def unnamed(shown: dict[str, Any]) -> Change:
+def describe_unnamed(shown: dict[str, Any]) -> Change:
     """Return a window, positions or a scale that neither an argument nor an attribute names."""
     texts, cures = [], []
     if (window := shown.get("window")) is not None:

@@ -37,7 +37,7 @@ def describe_amount(name: str, got: Array, exact: Array, allowed: Array) -> str:
             return ""
         if not wide[wrong].any():
             return f"{name} is 0{_where(wrong, judged)}"
-        for text, other in (*_scaled(wide, exact, wrong), *_shifted(exact)):
+        for text, other in (*_describe_factor(wide, exact, wrong), *_describe_shift(exact)):
             fits = abs(wide - other[0]) <= other[1] * allowed
             if fits[wrong].all() and (abs(other[0] - exact) > 2 * allowed)[wrong].all():
                 return f"{name} is {text}{_where(wrong, judged)}"
@@ -45,7 +45,9 @@ def describe_amount(name: str, got: Array, exact: Array, allowed: Array) -> str:
     return f"{name} is wrong{where}" if where else ""
 
 
-def _scaled(wide: Array, exact: Array, wrong: Array) -> Iterator[tuple[str, tuple[Array, float]]]:
+def _describe_factor(
+    wide: Array, exact: Array, wrong: Array
+) -> Iterator[tuple[str, tuple[Array, float]]]:
     """Yield multiples of the right result, with a factor for its tolerance."""
     ratio = wide[wrong] / exact[wrong]
     own = float(np.median(ratio[np.isfinite(ratio)])) if np.isfinite(ratio).any() else 0.0
@@ -58,7 +60,7 @@ def _scaled(wide: Array, exact: Array, wrong: Array) -> Iterator[tuple[str, tupl
             )  # fmt: skip
 
 
-def _shifted(exact: Array) -> Iterator[tuple[str, tuple[Array, float]]]:
+def _describe_shift(exact: Array) -> Iterator[tuple[str, tuple[Array, float]]]:
     """Yield the right result with other rows in place of its own."""
     for axis in range(exact.ndim):
         for shift in SHIFTS:

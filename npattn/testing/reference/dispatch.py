@@ -290,10 +290,10 @@ def _arg(least: bool) -> Callable[..., Any]:
     return arg
 
 
-def _indexed(axis: int, default: int, order: bool = False) -> Callable[..., Any]:
+def _by_indices(axis: int, default: int, order: bool = False) -> Callable[..., Any]:
     """Return what computes (values, indices) by the indices; the axis is argument `axis`."""
 
-    def indexed(mode: RoundingMode, func: Any, args: Any, kwargs: Any) -> Any:
+    def select_again(mode: RoundingMode, func: Any, args: Any, kwargs: Any) -> Any:
         x, dim = args[0], kwargs.get("dim", args[axis] if len(args) > axis else default)
         if not x.ndim:
             return func(*args, **kwargs)
@@ -306,13 +306,13 @@ def _indexed(axis: int, default: int, order: bool = False) -> Callable[..., Any]
         kept = func(x, *args[1:], **kwargs)[1].shape
         return x.gather(dim, i).reshape(kept), i.reshape(kept)
 
-    return indexed
+    return select_again
 
 
-def _pooled(axes: int) -> Callable[..., Any]:
+def _by_windows(axes: int) -> Callable[..., Any]:
     """Return what computes a maximum pooling over the last axes by its indices."""
 
-    def pooled(mode: RoundingMode, func: Any, args: Any, kwargs: Any) -> Any:
+    def pool(mode: RoundingMode, func: Any, args: Any, kwargs: Any) -> Any:
         x = args[0]
         shape = func(*args, **kwargs)[1].shape
         flat = x.flatten(-axes)
@@ -323,7 +323,7 @@ def _pooled(axes: int) -> Callable[..., Any]:
         i = mode.choose(flat, index, -1, False)
         return flat.gather(-1, i).reshape(shape), i.reshape(shape)
 
-    return pooled
+    return pool
 
 
 def _greater(least: bool) -> Callable[..., Any]:
@@ -359,10 +359,11 @@ CHOICES: dict[str, Callable[..., Any]] = {
     "min": _extremum(True), "argmax": _arg(False), "argmin": _arg(True),
     "maximum": _greater(False), "minimum": _greater(True), "fmax": _greater(False),
     "fmin": _greater(True), "abs": _size,
-    "sort": _indexed(1, -1, True), "topk": _indexed(2, -1, True), "kthvalue": _indexed(2, -1),
-    "median": _indexed(1, -1), "mode": _indexed(1, -1), "cummax": _indexed(1, -1),
-    "cummin": _indexed(1, -1), "max_pool2d_with_indices": _pooled(2),
-    "max_pool3d_with_indices": _pooled(3), "adaptive_max_pool2d": _pooled(2),
+    "sort": _by_indices(1, -1, True), "topk": _by_indices(2, -1, True),
+    "kthvalue": _by_indices(2, -1),
+    "median": _by_indices(1, -1), "mode": _by_indices(1, -1), "cummax": _by_indices(1, -1),
+    "cummin": _by_indices(1, -1), "max_pool2d_with_indices": _by_windows(2),
+    "max_pool3d_with_indices": _by_windows(3), "adaptive_max_pool2d": _by_windows(2),
 }  # fmt: skip
 """Operations that select elements, computed by the indices of the exact run."""
 COMPARISONS = {"gt", "lt", "ge", "le", "eq", "ne"}

@@ -84,7 +84,7 @@ class ProgressBar:
 
     def announce(self, text: str) -> None:
         """Print what is known already: what comes next may be interrupted, or run out of memory."""
-        if self.announces:
+        if self.announces and self.shown:
             self.bar.console.print(Text(text), soft_wrap=True)
 
     def __exit__(self, *_: object) -> None:

@@ -245,16 +245,16 @@ class Record:
     @property
     def pair(self) -> Pair | None:
         """The pair of the first cause: a problem that fails, and its neighbour that passes."""
-        return next((g.cause.pair for g in self._shown() if g.cause is not None), None)
+        return next((g.cause.pair for g in self._first_groups() if g.cause is not None), None)
 
     @property
     def reading(self) -> Reading | None:
         """The first wrong quantity, got beside wanted, of the first cause."""
-        for group in self._shown()[:1]:
+        for group in self._first_groups()[:1]:
             return group.reading
         return None
 
-    def _shown(self) -> list[FailureGroup]:
+    def _first_groups(self) -> list[FailureGroup]:
         return self.groups() or self.groups(required=False)
 
     @property

@@ -131,7 +131,7 @@ def _group(
     cause, shown, whole = group.cause, group.smallest, number < room.blocks
     yield from _cause_lines(group, width, None if whole else CAUSE_LINES)
     if number == 0:
-        yield from _measured(record, group, width, room.matrix)
+        yield from _measurement_lines(record, group, width, room.matrix)
     others = [o for o in group.outcomes if o is not shown]
     lines = list(words.failure_lines(shown, MESSAGE_LINES if whole else 0, problem=False))
     measured = number == 0 and record.pair is not None  # which has the recipe
@@ -146,7 +146,9 @@ def _group(
         yield Line(f"  passes with {words.convention_flag(cause)}")
 
 
-def _measured(record: Record, group: FailureGroup, width: int, rows: int) -> Iterator[Line]:
+def _measurement_lines(
+    record: Record, group: FailureGroup, width: int, rows: int
+) -> Iterator[Line]:
     """Yield the pair of the first cause, and rows of its matrix."""
     pair, reading = record.pair, group.reading
     if pair is not None:
@@ -238,7 +240,7 @@ def feedback_lines(record: Record, most: int) -> list[str]:
         tail = [first.smallest.message.partition("\n")[0], *tail]
     told: list[str] = []
     for rows in (8, 4, 2, 0):
-        told = [*head, *(line.text.strip() for line in _measured(record, first, 100, 0))]
+        told = [*head, *(line.text.strip() for line in _measurement_lines(record, first, 100, 0))]
         if rows and first.reading is not None:
             told += first.reading.lines(100, rows)
         told += tail

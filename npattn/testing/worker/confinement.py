@@ -102,15 +102,15 @@ class Walls:
             "shared_memory": SHARED_MEMORY,
             "devices": devices,
             "settings": SETTINGS,
-            "shown": self._shown(),
-            "hidden": self._hidden(),
+            "shown": self._list_shown(),
+            "hidden": self._list_hidden(),
             "limits": limits,
             "processes": PROCESSES,
             "home": HOME,
             "folder": str(Path.cwd()),
         }
 
-    def _shown(self) -> list[str]:
+    def _list_shown(self) -> list[str]:
         """Return what has to be shown, for it lies below a folder that is memory."""
         python = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
         libraries = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
@@ -119,7 +119,7 @@ class Walls:
         below = [x for x in every if x.startswith(tuple(f"{m}/" for m in _memory_folders()))]
         return sorted(x for x in below if os.path.exists(x))
 
-    def _hidden(self) -> list[str]:
+    def _list_hidden(self) -> list[str]:
         return sorted(str(path.resolve()) for path in self.hidden)
 
     def _bwrap(self) -> list[str]:
@@ -133,9 +133,9 @@ class Walls:
         for name in SETTINGS:  # bwrap leaves them to the rights of files, which root has
             path = f"/proc/{name}"
             words += ["--ro-bind", path, path] if os.path.exists(path) else []
-        for path in self._shown():
+        for path in self._list_shown():
             words += ["--ro-bind", path, path]
-        hidden = [path for path in self._hidden() if self._is_seen(path)]
+        hidden = [path for path in self._list_hidden() if self._is_seen(path)]
         for path in hidden:
             words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
         return [*words, "--remount-ro", "/dev", "--"]
@@ -143,7 +143,7 @@ class Walls:
     def _is_seen(self, path: str) -> bool:
         """Return True if a folder is there at all: below memory only with one that is shown."""
         below = path.startswith(tuple(f"{folder}/" for folder in _memory_folders()))
-        return not below or path.startswith(tuple(f"{x}/" for x in self._shown()))
+        return not below or path.startswith(tuple(f"{x}/" for x in self._list_shown()))
 
 
 def _memory_folders() -> dict[str, int]:

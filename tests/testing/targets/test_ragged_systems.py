@@ -45,7 +45,8 @@ def passes(o, problem):
 def test_target_agrees_by_the_rules(name, package, rules):
     """jax.nn with query_seq_lengths, nested (jagged) tensors, the sinks of gpt-oss."""
     pytest.importorskip(package)
-    report = check(load_implementation(name), examples=2, only=RULES)
+    few = {"examples": 2, "accept": ("dq", "dk", "dv")}  # too few for their power
+    report = check(load_implementation(name), only=RULES, **few)
     assert report.passed, str(report)
     worst = {o.rule: o.worst for o in report.outcomes if o.status == "passed"}
     assert worst.keys() >= rules

@@ -261,7 +261,7 @@ def test_unconfined_alone_is_wrong_usage():
 def test_command_shows_what_lies_below_memory(way):
     """What a worker needs may lie in a temporary folder; of that folder it sees nothing else."""
     walls = confinement.surround(Path("/tmp/x/confine.py"), [Path("/tmp")], None)
-    assert "/tmp" not in walls._shown()
+    assert "/tmp" not in walls._list_shown()
     assert shown_of("/tmp/kernel.py:f") == Path("/tmp/kernel.py")
     assert shown_of("/tmp/own/kernel.py:f") == Path("/tmp/own")
     command = walls.command(way, ["worker.py"])
