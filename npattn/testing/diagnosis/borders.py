@@ -145,9 +145,15 @@ class Neighbours:
             seconds=seconds,
         )
 
-    def pair(self, place: Place) -> Pair:
-        """Return the nearest problem that passes, with recipes to paste."""
-        found = min(place.pairs, key=_rank, default=None)
+    def pair(self, place: Place, where: str = "") -> Pair:
+        """Return the nearest problem that passes, with recipes to paste.
+
+        One change of what `where` names comes first: numbers may make any other pass by chance.
+        """
+        told = {*where.split()}
+        found = min(
+            place.pairs, key=lambda pair: (pair.name not in told, _rank(pair)), default=None
+        )
         line = recipe_line(self.base, self.trial, None)
         if found is None:
             tried = f"{place.questions} problems beside it"

@@ -389,7 +389,7 @@ class _Diagnosis:
                 only = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
                 cause = replace(cause, passes_when=only)
             if near is not None and asked is not None:
-                cause = replace(cause, pair=near.pair(asked))
+                cause = replace(cause, pair=near.pair(asked, cause.where))
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
             mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, holds)]

@@ -32,7 +32,7 @@ def test_right_backwards_pass(forward, backward):
     few = {"examples": 3, "accept": ("dq", "dk", "dv")}  # too few for their power
     report = check(forward, backward=backward, only=ASKED, **few, **FP8)
     assert report.passed, str(report)
-    ran = {o.rule: o.worst for o in report.outcomes if o.status == "passed"}
+    ran = {o.rule: o.worst for o in report.outcomes if o.status in ("passed", "not judged")}
     assert ran.keys() >= {"agreement-dq", "agreement-dk", "agreement-dv"}
     assert 0 < max(ran[f"agreement-d{x}"] for x in "qkv") < 1
 

@@ -35,7 +35,7 @@ def write_wheel(folder, prefix, version=VERSION):
     """
     home = folder / "numpy-alone"
     home.mkdir(exist_ok=True)
-    for name in ("numpy", "numpy.libs", "ml_dtypes"):
+    for name in ("numpy", "numpy.libs", "ml_dtypes", "lazy_loader"):
         package = Path(np.__file__).parents[1] / name
         if package.exists() and not (home / name).exists():
             (home / name).symlink_to(package)

@@ -93,7 +93,7 @@ def test_minimal_worker_is_judged(tmp_path):
     try:
         rules = ("agreement-o", "agreement-dk", "inputs-unchanged", "two-threads", "views")
         report = check(
-            worker, examples=3, diagnosis=False, shrink=False, only=rules, accept=("dk",)
+            worker, examples=13, diagnosis=False, shrink=False, only=rules
         )
     finally:
         worker.worker.close()
