@@ -65,8 +65,9 @@ def test_paths_and_modules_named_exist(page):
     text = page.read_text()
     paths = re.findall(r"`((?:npattn|tests|docs|benchmarks)/[\w/.]*)`", text)
     assert [p for p in paths if not (ROOT / p).exists()] == []
-    modules = re.findall(r"\bnpattn(?:\.[a-z_]+)+", text)
-    assert sorted({name for name in modules if not importable(name)}) == []
+    modules = {*re.findall(r"\bnpattn(?:\.[a-z_]+)+", text)}
+    contestants = {"npattn.dense", "npattn.tiled"}  # names in the tables of benchmarks.speed
+    assert sorted(name for name in modules - contestants if not importable(name)) == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])

@@ -1,4 +1,4 @@
-"""Contestants npattn.dense and npattn.tiled, called as users call them."""
+"""Contestants of the engines dense and tiled, called as users call them."""
 
 from __future__ import annotations
 

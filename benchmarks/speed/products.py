@@ -1,4 +1,4 @@
-"""Bounds: the matrix products of npattn.tiled alone, with its shapes, on its threads.
+"""Bounds: the matrix products of the tiled engine alone, with its shapes, on its threads.
 
 Only tiles with a visible element are computed. `products` is the ceiling of any engine with such
 tiles; `products_and_exp` adds the exponential of each score, which NumPy computes in a pass of its

@@ -125,8 +125,9 @@ def diagnose(
                 mine |= {id(o): by_id[o.id] for o in batch}
                 found += own
             found = say_unlike(trial.fresh(), found)
-            # Where single elements fail already, their fault is what makes the errors too large.
-            for o in [] if any(o.failed for o in bad) else bad:
+            # A fault with a place is what makes the errors too large; another may be small itself.
+            vague = all(not c.is_known or c.where in ("", "contents") for c in found)
+            for o in bad if vague else ():
                 if (sharper := _read_suspicion(trial, o)) is not None:
                     found = [
                         replace(c, rules=tuple(r for r in c.rules if r != o.id)) for c in found

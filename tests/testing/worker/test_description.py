@@ -92,9 +92,7 @@ def test_minimal_worker_is_judged(tmp_path):
     worker = connect("minimal", command=f"{sys.executable} {tmp_path / 'own.py'}")
     try:
         rules = ("agreement-o", "agreement-dk", "inputs-unchanged", "two-threads", "views")
-        report = check(
-            worker, examples=13, diagnosis=False, shrink=False, only=rules
-        )
+        report = check(worker, examples=13, diagnosis=False, shrink=False, only=rules)
     finally:
         worker.worker.close()
     states = {outcome.rule: outcome.status for outcome in report.outcomes}
