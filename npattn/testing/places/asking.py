@@ -15,6 +15,10 @@ Answer = bool | None
 """True: it fails; False: it passes; None: it is refused, which tells nothing."""
 
 
+SLACK = 3.0
+"""Seconds on the wall for each second of processor time that a search may take."""
+
+
 class Spent(Exception):
     """The questions or the seconds of a search are spent."""
 
@@ -29,7 +33,8 @@ class Asking:
     questions : int
         How many problems may be asked; `Spent` is raised by the next.
     seconds : float
-        How long the search may take, in seconds of wall-clock time.
+        How long the search may take, in seconds of processor time of this process, or `SLACK` times
+        as long on the wall: a busy machine is not to change what is found.
     known : iterable of (problem, Answer)
         Answers that are known already, and cost nothing.
     """
@@ -46,7 +51,7 @@ class Asking:
         self._answers = {_key(problem): (dict(problem), answer) for problem, answer in known}
         self._known = len(self._answers)
         self._questions, self._seconds = questions, seconds
-        self._start = time.perf_counter()
+        self._start = time.process_time(), time.perf_counter()
         self._skips: Callable[[Sample], bool] = lambda problem: False
 
     @property
@@ -57,7 +62,7 @@ class Asking:
     @property
     def left(self) -> int:
         """How many questions are left, by number and by the time that those before took."""
-        took = time.perf_counter() - self._start
+        took = self._seconds_spent
         by_time = (self._seconds - took) / (took / self.count) if self.count > 2 else 1e9
         return max(0, min(self._questions - self.count, int(min(by_time, 1e9))))
 
@@ -87,7 +92,8 @@ class Asking:
 
     @property
     def _seconds_spent(self) -> float:
-        return time.perf_counter() - self._start
+        used, passed = time.process_time(), time.perf_counter()
+        return max(used - self._start[0], (passed - self._start[1]) / SLACK)
 
 
 def _key(problem: Sample) -> frozenset[tuple[str, Value]]:

@@ -23,6 +23,7 @@ class Kernel:
     step: str
     where: str
     amount: str
+    finer: str = ""  # another place that is as right
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -87,7 +88,12 @@ kernel(
     "dq_rows",
     {"T": 5, "S": 3, "D": 72},
     ("causal",),
-    ("dq", "t ≥ 1 and D > 64", "values of another place: rows of 80 are read as rows of 96"),
+    (
+        "dq",
+        "t ≥ 1 and D > 64",
+        "values of another place: rows of 80 are read as rows of 96",
+        "t ≥ 1 and D > 64 and D % 32 ≠ 0",
+    ),
     backward=True,
     gradients=rows_of_another_length,
 )
