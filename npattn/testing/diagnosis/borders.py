@@ -156,14 +156,13 @@ class Neighbours:
         )
         line = recipe_line(self.base, self.trial, None)
         if found is None:
-            tried = f"{place.questions} problems beside it"
-            text = f"fails with every size and option that was tried ({tried})"
+            text = "fails with every size and option that was tried"
             if place.questions < ENOUGH:
-                text = f"no problem that passes was found in the time ({tried})"
-            return Pair(text, line, tried=place.questions)
+                text = "no problem that passes was found in the time"
+            return Pair(text, line)
         bad, good = (recipe_line(self.recipe(p), self.trial, None) for p in found)
         others = dict.fromkeys(str(p) for p in place.pairs[1:] if p.name != found.name)
-        return Pair(str(found), bad, good, tuple(others), place.questions)
+        return Pair(str(found), bad, good, tuple(others))
 
 
 def _rank(pair: Border) -> int:

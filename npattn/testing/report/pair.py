@@ -33,15 +33,12 @@ class Pair:
         Recipes to paste; `passing` is "" if no neighbour passes.
     others : tuple of str
         Other changes of the failing problem that pass: "without causal", "with T = 1".
-    tried : int
-        Number of problems that were asked.
     """
 
     text: str
     failing: str
     passing: str = ""
     others: tuple[str, ...] = ()
-    tried: int = 0
 
 
 @dataclass(frozen=True, eq=False)
