@@ -266,7 +266,7 @@ SEEN = (
     "no key is seen",
     "visible keys have weight 0",
 )
-"""What is wrong with a mask that is none known."""
+"""Amounts of a wrong mask that follows no other mask."""
 
 
 def _mask_of(points: Sequence[Point]) -> str:

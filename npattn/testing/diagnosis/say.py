@@ -38,7 +38,7 @@ EQUATIONS = {
     "dbias": "dbias = dS",
     "dsinks": "dsinks = −Σ p_sink · δ",
 }
-"""What a step computes, as a line of a kernel."""
+"""Equation of each step, as a line of a kernel."""
 WORDS = {
     "s": "the scores s",
     "visible": "the mask",

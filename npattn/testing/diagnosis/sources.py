@@ -1,4 +1,4 @@
-"""Where wrong values come from, as a function of the indices: "head h reads key head h % K".
+"""Sources of wrong values, as functions of the indices: "head h reads key head h % K".
 
 Wrong values that are right values of another place have a source for each index. It is looked for
 in a small grammar, and named only if it gives every pair of places:

@@ -1,4 +1,4 @@
-"""What a backward changes: the arrays that it is given, and those that forward has saved for it."""
+"""Arrays that a backward changes: its arguments, and what the forward has saved for it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ is read may be off, in any dtype."""
 
 
 class Selection(NamedTuple):
-    """Which heads and features of a module a probe uses.
+    """Heads and features of a module that a probe uses.
 
     Attributes
     ----------
@@ -345,7 +345,7 @@ class Inside:
 
 
 class Traits(NamedTuple):
-    """What probes of a module show.
+    """Findings of the probes of a module.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a caller or a module names: numbers that are never inferred from what it does."""
+"""Numbers that a caller or a module names, and that are never inferred from what it does."""
 
 from __future__ import annotations
 
