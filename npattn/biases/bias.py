@@ -79,8 +79,8 @@ class Bias(Sized):
         >>> biases.alibi(2).with_parameter(np.array([1.0, -1.0])).parameter
         array([ 1., -1.])
         """
-        value, own = read_parameter(name, parameter, self.parameter.shape), cast(Any, self)
-        changed: Bias = replace(own, **{self.linear_in: value})
+        value, bias = read_parameter(name, parameter, self.parameter.shape), cast(Any, self)
+        changed: Bias = replace(bias, **{self.linear_in: value})
         return changed
 
     def tile(self, tile: Tile) -> Array:

@@ -141,8 +141,8 @@ class Alibi(Bias):
         return (len(self.slopes), T, S)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
-        beside = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
-        return np.asarray(-self._parameter * abs(beside - np.arange(S)))
+        on_diagonal = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
+        return np.asarray(-self._parameter * abs(on_diagonal - np.arange(S)))
 
     def tile(self, tile: Tile) -> Array:
         return np.asarray(-plane_of(self._parameter, tile.plane) * self._distance(tile))
@@ -201,8 +201,8 @@ class Relative(Bias):
         return (self.table.shape[1], T, S)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
-        beside = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
-        return np.asarray(self._parameter[:, self._buckets(np.arange(S) - beside)])
+        on_diagonal = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
+        return np.asarray(self._parameter[:, self._buckets(np.arange(S) - on_diagonal)])
 
     def tile(self, tile: Tile) -> Array:
         of_head = plane_of(self._parameter, tile.plane, 1)

@@ -129,8 +129,8 @@ def append_backward(
     """
     grads = (read_floating("dk_cache", dk_cache), read_floating("dv_cache", dv_cache))
     check_pages("dk_cache", grads[0], "dv_cache", grads[1])
-    given = (read_floating("k", k), read_floating("v", v))
-    arrays = dict(zip(("k_cache", "v_cache", "k", "v"), (*grads, *given), strict=True))
+    added = (read_floating("k", k), read_floating("v", v))
+    arrays = dict(zip(("k_cache", "v_cache", "k", "v"), (*grads, *added), strict=True))
     slots = find_new_slots(arrays, seqlens, block_table)
     dk, dv = (x[slots.page, slots.slot] for x in grads)
     if rotary is not None:
@@ -182,7 +182,7 @@ def find_new_slots(arrays: Mapping[str, Array], seqlens: Any, block_table: Any) 
 
 def _find_free(table: Array, before: Array, T: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
     """Return the page and the slot of each new key, which no sample holds already."""
-    pairs = [np.stack(own, -1) for own in find_slots(table, before + T, sizes)]
+    pairs = [np.stack(slots, -1) for slots in find_slots(table, before + T, sizes)]
     none = np.zeros((0, 2), np.int64)
     kept = np.concatenate([none, *(x[:n] for x, n in zip(pairs, before, strict=True))])
     written = np.concatenate([none, *(x[n:] for x, n in zip(pairs, before, strict=True))])

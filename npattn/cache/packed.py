@@ -103,8 +103,10 @@ def varlen_forward(
     ends = list(zip(*(x[i:].tolist() for x in (of_q, of_k) for i in (0, 1)), strict=False))
     heads = [x.swapaxes(0, 1) for x in arrays.values()]
     # Without a sequence, sizes and dtypes are those of one that has no tokens.
-    own = [(heads[0][:, a:b], *(x[:, c:d] for x in heads[1:])) for a, b, c, d in ends or [(0,) * 4]]
-    parts = xp.forward_each(own, each)
+    sequences = [
+        (heads[0][:, a:b], *(x[:, c:d] for x in heads[1:])) for a, b, c, d in ends or [(0,) * 4]
+    ]
+    parts = xp.forward_each(sequences, each)
     lse = xp.concatenate([part.lse for part in parts], axis=1)
     return PackedForward(_join(xp, [x.out for x in parts]), lse, tuple(parts), (of_q, of_k))
 
@@ -227,10 +229,10 @@ def sum_parameters(parts: Sequence[Forward], grads: Sequence[Gradients]) -> tupl
     """Return the gradients of bias and sinks, which all sequences share unless bias is a list."""
     of_sinks = [one.sinks for one in grads if one.sinks is not None]
     sinks = np.sum(of_sinks, axis=0) if of_sinks else None
-    given, biases = parts[0].problem.bias, [one.bias for one in grads]
-    if given is None:
+    bias, biases = parts[0].problem.bias, [one.bias for one in grads]
+    if bias is None:
         return None, sinks
-    if not isinstance(given, BiasLike):
+    if not isinstance(bias, BiasLike):
         return biases, sinks
     if isinstance(biases[0], tuple):
         return tuple(np.sum(terms, axis=0) for terms in zip(*biases, strict=True)), sinks

@@ -100,14 +100,14 @@ def paged_forward(
     B, (query, *pages) = len(lengths), arrays.values()
     slots = find_slots(xp.on_host(block_table), lengths, facts["k_pages"].shape[:2])
     each = read_options(options, B)
-    own = [
+    samples = [
         (query[b], *(x[at] for x in pages))
         for b in range(B)
         for at in [xp.indices(slots[b], like=pages[0])]
     ]
-    if not own:  # sizes and dtypes are those of a sample without tokens
-        own = [tuple(xp.full((0, *x.shape[2:]), 0, like=x) for x in arrays.values())]
-    parts = xp.forward_each([tuple(x.swapaxes(0, 1) for x in xs) for xs in own], each)
+    if not samples:  # sizes and dtypes are those of a sample without tokens
+        samples = [tuple(xp.full((0, *x.shape[2:]), 0, like=x) for x in arrays.values())]
+    parts = xp.forward_each([tuple(x.swapaxes(0, 1) for x in xs) for xs in samples], each)
     T, (H, _, E) = query.shape[1], parts[0].out.shape
     if B:
         out = xp.stack([part.out.swapaxes(0, 1) for part in parts])

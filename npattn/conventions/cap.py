@@ -18,11 +18,11 @@ def cap_late(problem: Problem) -> Problem:
     A bias of 0 stays, in full shape: its gradient is that of each final score.
     """
     xp, cap = problem.xp, _cap(problem)
-    whole = (*problem.lead, problem.H, problem.T, problem.S)
+    scores_shape = (*problem.lead, problem.H, problem.T, problem.S)
     return problem.replace(
         score_mod=_after_bias(problem, lambda y: cap * xp.tanh(y / cap)),
         softcap=None,
-        bias=None if problem.bias is None else xp.zeros(whole, dtype=problem.dtype),
+        bias=None if problem.bias is None else xp.zeros(scores_shape, dtype=problem.dtype),
     )
 
 

@@ -305,8 +305,8 @@ class Conventions:
         rows = (*problem.lead, problem.H, problem.T)
         if visible is None:
             visible = problem.xp.zeros((1, 1)) == 0
-        whole: Array = problem.xp.broadcast_to(visible.any(-1), rows)
-        return whole
+        sees: Array = problem.xp.broadcast_to(visible.any(-1), rows)
+        return sees
 
     def _apply_dropout(self, problem: Problem, weights: Array) -> Array:
         """Multiply by keep / (1 − rate) if the weights returned are those after dropout."""
@@ -381,8 +381,8 @@ def _with_undefined(problem: Problem, grads: Gradients, undefined: Array) -> Gra
     q, bias = xp.where(shared, grads.q, math.nan), grads.bias
     array = problem.bias_array
     if bias is not None and array is not None and problem.bias is array:
-        whole = xp.broadcast_to(defined, (*defined.shape[:-1], problem.S))
-        used = sum_to(problem.to_compute_dtype(whole), array.shape) > 0
+        of_pairs = xp.broadcast_to(defined, (*defined.shape[:-1], problem.S))
+        used = sum_to(problem.to_compute_dtype(of_pairs), array.shape) > 0
         bias = xp.where(used, bias, math.nan)
     return replace(grads, q=q, bias=bias)
 

@@ -50,8 +50,8 @@ def _canonical_dbias(conventions: Conventions, problem: Problem, dbias: Any) -> 
         inside = conventions.translate_options(problem)
         if more is not None and conventions.softcap == "after_mask":
             inside = add_to_hidden(inside, more)
-        whole = (*problem.lead, problem.H, problem.T, problem.S)
-        dbias = through_cap(inside, xp.broadcast_to(dbias, whole))
+        scores_shape = (*problem.lead, problem.H, problem.T, problem.S)
+        dbias = through_cap(inside, xp.broadcast_to(dbias, scores_shape))
     if fill is not None:
         dbias = xp.broadcast_to(dbias, (*dbias.shape[:-1], problem.S))
         dbias = xp.concatenate([dbias, xp.zeros_like(dbias)], axis=-1)

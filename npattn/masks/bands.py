@@ -120,8 +120,8 @@ class Band(Mask):
         return T, S
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
-        beside = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
-        return band(beside, np.arange(S), self.left, self.right)
+        on_diagonal = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
+        return band(on_diagonal, np.arange(S), self.left, self.right)
 
     def hull(self, tile: Tile) -> tuple[int, int]:
         first, last = self._beside(tile)

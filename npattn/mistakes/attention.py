@@ -50,10 +50,10 @@ def with_options_of(inputs: Callable[..., Any]) -> Callable[[Method], Method]:
     """Replace ``**options`` in the signature of a method by the keyword options of `inputs`."""
 
     def sign(method: Method) -> Method:
-        given, own = (inspect.signature(f).parameters.values() for f in (inputs, method))
-        options = [p for p in given if p.kind is p.KEYWORD_ONLY]
-        positional = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
-        keywords = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        of_inputs, of_method = (inspect.signature(f).parameters.values() for f in (inputs, method))
+        options = [p for p in of_inputs if p.kind is p.KEYWORD_ONLY]
+        positional = [p for p in of_method if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = [p for p in of_method if p.kind is p.KEYWORD_ONLY]
         signature = inspect.Signature([*positional, *options, *keywords])
         method.__signature__ = signature  # type: ignore[attr-defined]
         return method
@@ -253,8 +253,8 @@ class Attention:
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
-        beside = np.arange(S) - self.diagonal(T, S)  # (T, S)
-        inside = within(beside, self.sides(c))
+        offsets = np.arange(S) - self.diagonal(T, S)  # (T, S)
+        inside = within(offsets, self.sides(c))
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
     def mask(self, mask: Array, c: Inputs) -> Array:
@@ -336,12 +336,12 @@ class Attention:
         return -p_sink * delta  # delta holds −dlse
 
 
-def within(beside: Array, sides: Window) -> Array:
+def within(offsets: Array, sides: Window) -> Array:
     """Return True for offsets key − query within the left and right side of a window."""
     left, right = sides
-    inside = np.ones(beside.shape, bool)
-    inside = inside if left is None else inside & (beside >= -left)
-    return inside if right is None else inside & (beside <= right)
+    inside = np.ones(offsets.shape, bool)
+    inside = inside if left is None else inside & (offsets >= -left)
+    return inside if right is None else inside & (offsets <= right)
 
 
 base = Attention().forward

@@ -106,8 +106,8 @@ class _DeltaOfUndroppedOut(Online):
     """Σ do·out in backward uses an out without dropout."""
 
     def row_delta(self, do: Array, out: Array, c: Inputs) -> Array:
-        whole = self.states(c._replace(keep=1.0))
-        return super().row_delta(do, self.divide(whole), c)
+        undropped = self.states(c._replace(keep=1.0))
+        return super().row_delta(do, self.divide(undropped), c)
 
 
 @mistake("dropout-in-lse", "dropout", step="lse", where="dropout", equivalent=True)

@@ -57,8 +57,8 @@ class _WeightsFromRoundedLse(Attention):
         s, live = super().scores(c)
         return s.astype(np.result_type(c.dtype, np.float32)), live
 
-    def gradients(self, c: Inputs, *given: Any) -> tuple[Array, ...]:
-        return super(type(self), copy(self)).gradients(c, *given)  # each call keeps its weights
+    def gradients(self, c: Inputs, *arguments: Any) -> tuple[Array, ...]:
+        return super(type(self), copy(self)).gradients(c, *arguments)  # each call keeps its weights
 
     def rebuild(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array]:
         self.weights, p_sink, lse = self.softmax(s, c, live)

@@ -184,8 +184,8 @@ class _SinkMinusInf(Attention):
 
     def softmax(self, s: Array, c: Inputs, live: Array) -> tuple[Array, Array, Array]:
         p, p_sink, lse = super().softmax(s, c, live)
-        given = c.sinks.ndim == 3
-        broken = given & (c.sinks == -np.inf) & ~live.any(-1, keepdims=True)
+        per_head = c.sinks.ndim == 3
+        broken = per_head & (c.sinks == -np.inf) & ~live.any(-1, keepdims=True)
         return np.where(broken, np.nan, p), p_sink, np.where(broken, np.nan, lse)
 
 

@@ -61,8 +61,8 @@ class _WindowTopLeft(Attention):
     """The window is aligned top-left, while causal is aligned bottom-right."""
 
     def visible(self, c: Inputs) -> Array:
-        beside = np.arange(c.k.shape[-2]) - np.arange(c.q.shape[-2])[:, None]
-        inside = within(beside, c.window or (None, None))
+        offsets = np.arange(c.k.shape[-2]) - np.arange(c.q.shape[-2])[:, None]
+        inside = within(offsets, c.window or (None, None))
         return inside & super().visible(c._replace(window=None))
 
 

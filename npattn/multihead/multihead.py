@@ -371,9 +371,11 @@ class MultiHeadAttention(MultiHeadParameters):
         turns = {}
         if inputs.rope is not None:
             options = inputs.rope.arguments(frame.T, frame.S)
-            for name, heads, own in zip(("query", "key"), (frame.H, frame.K), options, strict=True):
+            for name, heads, settings in zip(
+                ("query", "key"), (frame.H, frame.K), options, strict=True
+            ):
                 *lead, length, _ = inputs.arrays[name].shape
-                turns[name] = make_turn(name, (*lead, heads, length, frame.D), **own)
+                turns[name] = make_turn(name, (*lead, heads, length, frame.D), **settings)
         return turns
 
     def _attend(

@@ -89,8 +89,8 @@ def normalise(
     The result is · w + b, where w and b are (D,), or (n, D) or (n, 1) for each head. Rows of a
     "_projection" are all heads of a position; w and b are (n·D,).
     """
-    whole, heads = kind.endswith("_projection"), x.shape[-3] if x.ndim > 2 else 1
-    x = merge(x, "concat") if whole else x
+    merged, heads = kind.endswith("_projection"), x.shape[-3] if x.ndim > 2 else 1
+    x = merge(x, "concat") if merged else x
     x = x - x.mean(-1, keepdims=True) if kind.startswith("layer") else x
     squares = x * x
     if kind == "l2":  # as torch.nn.functional.normalize
@@ -103,15 +103,15 @@ def normalise(
     unit = x / size
     y = unit if w is None else unit * _beside(w)
     y = y if b is None else y + _beside(b)
-    return NormResiduals(split(y, heads) if whole else y, unit, size, moves)
+    return NormResiduals(split(y, heads) if merged else y, unit, size, moves)
 
 
 def normalise_backward(
     dy: Array, residuals: NormResiduals, kind: Norm, w: Array | None
 ) -> tuple[Array, Array, Array]:
     """Gradients of x, w and b; those of w and b have the shape of w, a row if it is None."""
-    whole, heads = kind.endswith("_projection"), dy.shape[-3] if dy.ndim > 2 else 1
-    dy = merge(dy, "concat") if whole else dy
+    merged, heads = kind.endswith("_projection"), dy.shape[-3] if dy.ndim > 2 else 1
+    dy = merge(dy, "concat") if merged else dy
     unit = residuals.unit
     dunit = dy if w is None else dy * _beside(w)
     # A longer row is scaled back to the same length, so that nothing flows along it.
@@ -122,7 +122,7 @@ def normalise_backward(
     dx = dx / residuals.size
     shape = (dy.shape[-1],) if w is None else w.shape
     dw, db = (sum_to(d, _beside(np.empty(shape)).shape).reshape(shape) for d in (dy * unit, dy))
-    return split(dx, heads) if whole else dx, dw, db
+    return split(dx, heads) if merged else dx, dw, db
 
 
 def _beside(w: Array) -> Array:

@@ -444,12 +444,12 @@ def read_cotangents(
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
         return read_array(name, value, shape, problem.dtype)
 
-    whole = (*fwd.lse.shape, problem.S)
+    scores_shape = (*fwd.lse.shape, problem.S)
     if problem.storage is not None and dout is not None:
         dout = problem.to_operand(check_cotangent("dout", dout, fwd.out.shape))  # rounded once
     do = np.zeros_like(fwd.out) if dout is None else read("dout", dout, fwd.out.shape)
     dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape)
-    dw = None if dweights is None else read("dweights", dweights, whole)
+    dw = None if dweights is None else read("dweights", dweights, scores_shape)
     _check_real(fwd, {"dout": do, "dlse": dl, "dweights": dw})
     return do, dl, dw
 

@@ -145,12 +145,12 @@ class Arrays:
         """Check q, k, v and the options of every sequence, and then evaluate them."""
         problems = []
         for i, (xs, options) in enumerate(zip(arrays, each, strict=True)):
-            own = dict(options)
-            conventions = own.pop("conventions", None)
+            settings = dict(options)
+            conventions = settings.pop("conventions", None)
             check_conventions(conventions)
             alignment = None if conventions is None else conventions.alignment
             try:
-                problems.append((Problem(*xs, **own, alignment=alignment), conventions))
+                problems.append((Problem(*xs, **settings, alignment=alignment), conventions))
             except NpattnError as err:
                 raise type(err)(f"{err} (sequence {i})") from err
         return [api.evaluate(problem, conventions) for problem, conventions in problems]

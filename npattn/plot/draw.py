@@ -268,13 +268,13 @@ def _width(text: str, points: float) -> float:
 
 
 def _draw_bar(
-    figure: Figure, image: AxesImage, look: Look, beside: Any, aspect: float = 20
+    figure: Figure, image: AxesImage, look: Look, panels: Any, aspect: float = 20
 ) -> Axes | None:
     """Draw the colour bar; None for a look without a scale."""
     if look.scale is None:
         return None
     extend = "max" if look.beyond else "neither"
-    bar = figure.colorbar(image, ax=beside, extend=extend, aspect=aspect, format="%.3g")
+    bar = figure.colorbar(image, ax=panels, extend=extend, aspect=aspect, format="%.3g")
     bar.ax.set_label("<colorbar>")  # the label of matplotlib's own
     bar.ax.grid(visible=False)
     _thin_numbers(bar.ax, bar.ax.get_window_extent().height / figure.dpi)

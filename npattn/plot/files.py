@@ -81,8 +81,8 @@ def draw_file(
     name, array = _array_to_draw(arrays)
     array = _select(name, array, head, sample)
     options: dict[str, Any] = {"title": None if head is None else f"head {head}"}
-    given = {"cmap": cmap, "fmt": fmt, "figsize": figsize}
-    options |= {flag: value for flag, value in given.items() if value is not None}
+    flags = {"cmap": cmap, "fmt": fmt, "figsize": figsize}
+    options |= {flag: value for flag, value in flags.items() if value is not None}
     if name == "mask":
         if fmt is not None:
             raise OptionError(f"--fmt is {fmt!r}, but a mask has no numbers: leave it out")

@@ -185,9 +185,9 @@ def mask(
     if visible.dtype != np.bool_:
         raise DtypeError(f"mask is {visible.dtype}, must be bool: True = may attend")
     visible = read_panels("mask", visible, (2, 3))
-    for name, size, own in zip("TS", (T, S), visible.shape[1:], strict=True):
-        if size not in (None, own):
-            raise ShapeError(f"{name} is {size}, but mask has {name} = {own}")
+    for name, size, length in zip("TS", (T, S), visible.shape[1:], strict=True):
+        if size not in (None, length):
+            raise ShapeError(f"{name} is {size}, but mask has {name} = {length}")
     return _draw(
         "mask",
         visible.astype(float),

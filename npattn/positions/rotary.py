@@ -235,14 +235,14 @@ def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned
     array = read_real("positions", array)
     if not np.isfinite(array).all():
         raise OptionError("positions has NaN or inf, must be finite")
-    own = array.shape[1:] if sectioned else array.shape
-    fits = len(own) in (1, len(lead)) and all(
-        n in (1, m) for n, m in zip(own[::-1], lead[::-1], strict=False)
+    axes = array.shape[1:] if sectioned else array.shape
+    fits = len(axes) in (1, len(lead)) and all(
+        n in (1, m) for n, m in zip(axes[::-1], lead[::-1], strict=False)
     )
-    if not fits or not own or own[-1] != lead[-1]:
+    if not fits or not axes or axes[-1] != lead[-1]:
         before = "(P, ...) before " if sectioned else ""
         hint = ""
-        if len(own) == 2 and len(lead) == 3:
+        if len(axes) == 2 and len(lead) == 3:
             hint = f": pass positions[{':, ' if sectioned else ''}:, None]"
         raise ShapeError(
             f"positions has shape {array.shape}, must be {before}({lead[-1]},) or {lead}, "

@@ -249,8 +249,8 @@ def backward(
     with torch.no_grad():
         dgate = None
         if problem.gate is not None:
-            whole: Any = torch.zeros_like(o) if do is None else do
-            pulled: Any = gating.pull_back(problem, o, whole, undefined)
+            dout_gated: Any = torch.zeros_like(o) if do is None else do
+            pulled: Any = gating.pull_back(problem, o, dout_gated, undefined)
             do, dgate = pulled
         grads = replace(pull_back(call, saved, do, dl, dw), gate=dgate)
     if problem.storage is not None:
@@ -342,12 +342,12 @@ def read_cotangents(
     fwd: Forward, dout: Any, dlse: Any, dweights: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the cotangents of a forward in the dtype computed in, checked."""
-    whole = (*fwd.lse.shape, fwd.problem.S)
+    scores_shape = (*fwd.lse.shape, fwd.problem.S)
     do, dl, dw = (
         None if x is None else _read_cotangent(fwd.problem, name, x, shape)
         for name, x, shape in (
             ("dout", dout, fwd.out.shape), ("dlse", dlse, fwd.lse.shape),
-            ("dweights", dweights, whole),
+            ("dweights", dweights, scores_shape),
         )
     )  # fmt: skip
     return do, dl, dw

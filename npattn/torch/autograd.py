@@ -130,9 +130,9 @@ def pull_back(
         if problem.headless:
             do = do[None]
             dl, dw = (None if x is None else x[None] for x in (dl, dw))
-        whole = do if draw is None else do + draw
+        do_total = do if draw is None else do + draw
         dl = dlog if dl is None else dl if dlog is None else dl + dlog
-        grads = engine.backward(canonical, saved, whole, dl, dw, call.whole)
+        grads = engine.backward(canonical, saved, do_total, dl, dw, call.whole)
         if conventions is not None:
             lse = saved.lse
             if problem.headless:

@@ -120,8 +120,8 @@ class _RelativeTerm(BiasTerm):
         self.dtype, self.T = problem.dtype, problem.T
         self.table = _wide(problem, bias.table)  # (num_buckets, H)
         # (T + S − 1,) of the diagonals, starting with that of the last query and the first key.
-        whole = Tile((), 1, problem.T, problem.S, (0,), 0, problem.T, 0, problem.S)
-        self.buckets = torch.as_tensor(bias.diagonals(whole), device=problem.device)
+        plane = Tile((), 1, problem.T, problem.S, (0,), 0, problem.T, 0, problem.S)
+        self.buckets = torch.as_tensor(bias.diagonals(plane), device=problem.device)
         self.total = torch.zeros(self.table.shape, dtype=problem.dtype, device=problem.device)
 
     def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
@@ -161,10 +161,10 @@ class _HostTerm(BiasTerm):
         self.total = bias.zeros(*self.sizes)
 
     def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
-        group, whole = rows.group, (rows.t1 - rows.t0, strip.s1 - strip.s0)
+        group, tile_shape = rows.group, (rows.t1 - rows.t0, strip.s1 - strip.s0)
         values = np.stack([
             np.stack([
-                np.broadcast_to(self.bias.tile(self._tile(b, h, rows, strip)), whole)
+                np.broadcast_to(self.bias.tile(self._tile(b, h, rows, strip)), tile_shape)
                 for h in range(group.h0, group.h1)
             ]) for b in range(group.b0, group.b1)
         ])  # fmt: skip
@@ -191,7 +191,7 @@ def bias_gradient(problem: Problem, ds: Tensor) -> Any:
     """Sum the gradient of all scores (..., H, T, S) to that of the bias [13]."""
     if isinstance(problem.bias, Tensor):
         return _sum_to(ds, problem.bias.shape)
-    whole = QueryRows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])
+    all_rows = QueryRows(Group(0, math.prod(problem.lead), 0, problem.H, True), 0, problem.T, [])
     strip = Strip(0, problem.S, False)
     terms = bias_terms(problem, problem.bias)
     sizes = (*problem.lead, problem.H, problem.T, problem.S)
@@ -201,7 +201,7 @@ def bias_gradient(problem: Problem, ds: Tensor) -> Any:
         ds = once
     if ds.numel():
         for term in terms:
-            term.add(whole, strip, flatten(ds, problem.lead))
+            term.add(all_rows, strip, flatten(ds, problem.lead))
     gradients = tuple(term.gradient() for term in terms)
     return gradients if hasattr(problem.bias, "terms") else gradients[0]
 

@@ -28,7 +28,7 @@ def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[An
     """Context in which products are computed in `dtype` and nothing narrower."""
     if dtype == torch.float64:
         return NOTHING
-    leaf, whole = CUDA if device.type == "cuda" else MKLDNN
+    leaf, parent = CUDA if device.type == "cuda" else MKLDNN
     if BY_LEAF:
         # leaf.fp32_precision without the AttributeError that is raised and caught inside before
         # __getattr__ is called: it takes as long as a product of small matrices.
@@ -41,7 +41,7 @@ def exact(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[An
         return NOTHING
     needed: list[AbstractContextManager[Any]] = []
     if narrow:
-        needed.append(_ieee(leaf, whole) if BY_LEAF else _highest())
+        needed.append(_ieee(leaf, parent) if BY_LEAF else _highest())
     if autocast:
         needed.append(torch.autocast(device.type, enabled=False))
     return _enter_all(needed)
@@ -66,12 +66,12 @@ def _highest() -> Iterator[None]:
 
 
 @contextmanager
-def _ieee(leaf: Any, whole: Any) -> Iterator[None]:
+def _ieee(leaf: Any, parent: Any) -> Iterator[None]:
     """Set a flag that all threads share: the first sets it, the last restores its value."""
     with LOCK:
         count, before = OVERRIDES.get(id(leaf), (0, None))
         if not count:
-            before = "none" if _inherits(leaf, whole) else leaf.fp32_precision
+            before = "none" if _inherits(leaf, parent) else leaf.fp32_precision
             leaf.fp32_precision = "ieee"
         OVERRIDES[id(leaf)] = count + 1, before
     try:
@@ -89,20 +89,20 @@ LOCK = threading.Lock()
 OVERRIDES: dict[int, tuple[int, Any]] = {}
 
 
-def _inherits(leaf: Any, whole: Any) -> bool:
+def _inherits(leaf: Any, parent: Any) -> bool:
     """Check that a flag is unset and inherits its value: then it must stay unset."""
     now = leaf.fp32_precision
-    if whole.fp32_precision != now:
+    if parent.fp32_precision != now:
         return False
     every: Any = torch.backends
     top = every.fp32_precision
     every.fp32_precision = "ieee"
     try:
-        inherited = whole.fp32_precision != now
-        whole.fp32_precision = "ieee"
+        inherited = parent.fp32_precision != now
+        parent.fp32_precision = "ieee"
         try:
             return bool(leaf.fp32_precision != now)
         finally:
-            whole.fp32_precision = "none" if inherited else now
+            parent.fp32_precision = "none" if inherited else now
     finally:
         every.fp32_precision = top

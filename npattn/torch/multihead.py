@@ -176,8 +176,8 @@ device, dtype
         rows = (H * D, K * D, K * E)
         self.in_proj_weight = parameter(packed, sum(rows), embed_dim)
         widths = (embed_dim, self.kdim, self.vdim)
-        for name, own, width in zip(build.SEPARATE, rows, widths, strict=True):
-            self.register_parameter(name, parameter(not packed, own, width))
+        for name, row_count, width in zip(build.SEPARATE, rows, widths, strict=True):
+            self.register_parameter(name, parameter(not packed, row_count, width))
         self.in_proj_bias = parameter(bias, sum(rows))
         self.out_proj = nn.Linear(H * E, self.out_dim, bias=bias, device=device, dtype=dtype)
         self.bias_k = parameter(add_bias_kv, 1, 1, K * D)
@@ -471,10 +471,10 @@ device, dtype
         -------
         Description
         """
-        given = [None if x is None else to_host(x) for x in (query, key, value)]
+        inputs = [None if x is None else to_host(x) for x in (query, key, value)]
         if not self.batch_first:
-            given = [x if x is None or x.ndim < 3 else x.swapaxes(0, 1) for x in given]
-        return self.to_numpy().describe(*given)
+            inputs = [x if x is None or x.ndim < 3 else x.swapaxes(0, 1) for x in inputs]
+        return self.to_numpy().describe(*inputs)
 
 
 def _split(x: Tensor, size: int) -> Tensor:

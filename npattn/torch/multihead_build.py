@@ -108,7 +108,7 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
             f"{module.num_heads} heads have size {module.head_dim}, must add up to embed_dim "
             f"{module.embed_dim}: torch.nn.MultiheadAttention has no others"
         )
-    own = {
+    settings = {
         "value_head_dim": module.head_dim,
         "out_dim": module.embed_dim,
         "merge": "concat",
@@ -116,7 +116,7 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
     }
     if module.gate_proj is not None:
         raise OptionError("gate is True, must be False: torch.nn.MultiheadAttention has no gate")
-    for name, must in own.items():
+    for name, must in settings.items():
         if getattr(module, name) != must:
             raise OptionError(
                 f"{name} is {getattr(module, name)!r}, must be {must!r}: "
@@ -189,14 +189,14 @@ def _state_of(mha: multihead.MultiHeadAttention, module: Any) -> dict[str, Tenso
         state["gate_proj.weight"] = tensors["wg"].T.contiguous()
     if "bg" in p:
         state["gate_proj.bias"] = tensors["bg"]
-    own = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     for name in (*NORMS, *NORM_BIASES):
-        if name in own:  # npattn's may be left out
+        if name in parameters:  # npattn's may be left out
             make: Any = torch.zeros if name in NORM_BIASES else torch.ones
-            given = tensors.get(name)
-            if given is None:
-                given = make(own[name].shape, dtype=tensors["wq"].dtype)
-            state[name] = given
+            tensor = tensors.get(name)
+            if tensor is None:
+                tensor = make(parameters[name].shape, dtype=tensors["wq"].dtype)
+            state[name] = tensor
     return state
 
 
@@ -216,8 +216,8 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
     if module.in_proj_bias is not None:
         biases = [read("in_proj_bias", b) for b in torch.split(module.in_proj_bias, rows)]
         arrays |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
-    own = dict(module.named_parameters())
-    arrays |= {name: optional(name, own.get(name)) for name in (*NORMS, *NORM_BIASES)}
+    parameters = dict(module.named_parameters())
+    arrays |= {name: optional(name, parameters.get(name)) for name in (*NORMS, *NORM_BIASES)}
     for name in ("bias_k", "bias_v"):
         extra = optional(name, getattr(module, name))
         arrays[name] = None if extra is None else extra.reshape(-1)

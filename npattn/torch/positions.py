@@ -80,9 +80,9 @@ def rope(
     """
     if not isinstance(x, Tensor):
         raise DtypeError(f"x is {type(x).__name__}, must be a tensor: use npattn.positions.rope")
-    given = read_floating("x", stand_in("x", x))
+    host_x = read_floating("x", stand_in("x", x))
     name = short_name(dtype) if isinstance(dtype, torch.dtype) else dtype
-    wide, narrow = check_dtype(name, "dense", (given,))
+    wide, narrow = check_dtype(name, "dense", (host_x,))
     if narrow is not None or wide not in ("f4", "f8"):
         raise DtypeError(f"dtype is {dtype!r}, must be float32 or float64, and x real")
     if isinstance(positions, Tensor):

@@ -81,50 +81,52 @@ class Problem(numpy_problem.Problem):
         if OTHER in kinds:
             super().__init__(q, k, v, mask, **options)
             return
-        own = self.__dict__
-        own.update(_like(tuple(options), *kinds))
-        own["q"], own["k"], own["v"], own["mask"] = q, k, v, mask
+        fields = self.__dict__
+        fields.update(_like(tuple(options), *kinds))
+        fields["q"], fields["k"], fields["v"], fields["mask"] = q, k, v, mask
         for name in ARRAYS[4:]:
             if name in options:
-                own[name] = options[name]
-        own["_plans"] = {}
+                fields[name] = options[name]
+        fields["_plans"] = {}
 
     def __post_init__(self) -> None:
-        own = self.__dict__
+        fields = self.__dict__
         arguments = (self.causal, self.scale, self.dtype, self.alignment)
         for name in ("q", "k", "v"):
-            if not isinstance(own[name], Tensor):
+            if not isinstance(fields[name], Tensor):
                 raise DtypeError(
-                    f"{name} is a {type(own[name]).__qualname__}, must be a torch tensor: pass "
+                    f"{name} is a {type(fields[name]).__qualname__}, must be a torch tensor: pass "
                     f"torch.as_tensor({name}), or pass arrays to npattn.attention"
                 )
-        device = own["device"] = self.q.device
+        device = fields["device"] = self.q.device
         if device.type == "meta":
             raise OptionError(
                 "q is on meta, must be on a device that stores values: create it on device='cpu'"
             )
         for name in SETTINGS:
-            if isinstance(own[name], Tensor) and OPTIONS[name].kind != "callable":
+            if isinstance(fields[name], Tensor) and OPTIONS[name].kind != "callable":
                 raise OptionError(
-                    f"{name} is the tensor {own[name]}, must be a plain Python value (it gets no "
-                    f"gradient): pass {name}.item()"
+                    f"{name} is the tensor {fields[name]}, must be a plain Python value (it gets "
+                    f"no gradient): pass {name}.item()"
                 )
         for name in ARRAYS[3:]:
-            if own[name] is not None and not isinstance(own[name], Tensor):
-                own[name] = _read(name, own[name], device)
+            if fields[name] is not None and not isinstance(fields[name], Tensor):
+                fields[name] = _read(name, fields[name], device)
         if not isinstance(self.engine, str) or self.engine not in ENGINES:
             raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
-        arrays = {n: _check_device_of(n, own[n], device) for n in ARRAYS}
-        own.update(_fields(arrays, {n: own[n] for n in (*SETTINGS, "dtype", "alignment")}, device))
-        own["_given"] = arguments
+        arrays = {n: _check_device_of(n, fields[n], device) for n in ARRAYS}
+        fields.update(
+            _fields(arrays, {n: fields[n] for n in (*SETTINGS, "dtype", "alignment")}, device)
+        )
+        fields["_given"] = arguments
         heads = ((self.q, self.H), (self.k, self.K), (self.v, self.K))
-        own["straight"] = len(self.lead) == 1 and all(
+        fields["straight"] = len(self.lead) == 1 and all(
             x.shape[:-2] == (*self.lead, n) for x, n in heads
         )
         rounded = self.storage is not None or any(x.dtype != self.dtype for x, _ in heads)
-        own["ready"] = self.straight and not rounded
-        own["_plans"] = {}  # of the engine, for forward and backward
-        own["_shared"] = {}  # the same without tensors, for all problems of this kind
+        fields["ready"] = self.straight and not rounded
+        fields["_plans"] = {}  # of the engine, for forward and backward
+        fields["_shared"] = {}  # the same without tensors, for all problems of this kind
 
     def __repr__(self) -> str:
         parts = []
@@ -149,8 +151,8 @@ class Problem(numpy_problem.Problem):
     @property
     def lowest(self) -> float:
         """Smallest finite number of the dtype of q, or of mixed precision, in range of `dtype`."""
-        own = self.q.dtype if self.storage is None else self.storage
-        return max(torch.finfo(own).min, torch.finfo(self.dtype).min)
+        storage = self.q.dtype if self.storage is None else self.storage
+        return max(torch.finfo(storage).min, torch.finfo(self.dtype).min)
 
     def to_compute_dtype(self, x: Any) -> Any:
         """Return x in the dtype computed in."""
@@ -171,11 +173,11 @@ class Problem(numpy_problem.Problem):
     def with_tensors(self, **tensors: Any) -> Problem:
         """Return this problem with other tensors of the same shapes and dtypes, unchecked."""
         other = object.__new__(Problem)
-        own = other.__dict__
-        own.update(self.__dict__)
-        own.update(tensors)
+        fields = other.__dict__
+        fields.update(self.__dict__)
+        fields.update(tensors)
         for name in ("visible", "mask_array", "bias_array"):
-            own.pop(name, None)
+            fields.pop(name, None)
         return other
 
     def as_array(self, value: Any) -> Any:

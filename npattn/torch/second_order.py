@@ -130,8 +130,8 @@ def _differentiate(
         for name in INPUTS
         if (x := getattr(problem, name)) is not None
     }
-    given = zip(COTANGENTS, read_cotangents(fwd, *cotangents), strict=True)
-    leaves |= {n: x.detach().clone().requires_grad_() for n, x in given if x is not None}
+    pairs = zip(COTANGENTS, read_cotangents(fwd, *cotangents), strict=True)
+    leaves |= {n: x.detach().clone().requires_grad_() for n, x in pairs if x is not None}
     if "dout" not in leaves:
         out: Any = fwd.out
         leaves["dout"] = torch.zeros_like(out).requires_grad_()

@@ -134,13 +134,13 @@ class TilePlan:
 
     def _runs(self) -> list[tuple[int, int]]:
         """Split the samples into runs with the same visible keys."""
-        own = np.zeros(self.samples, int)
+        labels = np.zeros(self.samples, int)
         for shape in self._shapes():
             axes = shape[:-3]
             index = np.arange(math.prod(axes)).reshape(axes)
             index = np.broadcast_to(index, self.lead).ravel()
-            own = own * (1 + math.prod(axes)) + index
-        edges = [0, *(np.flatnonzero(np.diff(own)) + 1).tolist(), self.samples]
+            labels = labels * (1 + math.prod(axes)) + index
+        edges = [0, *(np.flatnonzero(np.diff(labels)) + 1).tolist(), self.samples]
         return list(itertools.pairwise(edges))
 
     def _shapes(self) -> list[tuple[int, ...]]:
@@ -166,10 +166,10 @@ class TilePlan:
         strips: list[Strip] = []
         for s0 in range(lo - lo % CELL, hi, CELL):  # tensors were read in cells from 0
             s1 = min(s0 + CELL, S)
-            whole = self._cell(group, t0, t1, s0, s1, cells)
-            if whole is False:
+            visible = self._cell(group, t0, t1, s0, s1, cells)
+            if visible is False:
                 continue
-            last, partial = strips[-1] if strips else None, whole is None
+            last, partial = strips[-1] if strips else None, visible is None
             if last and last.s1 == s0 and last.partial == partial and s1 - last.s0 <= self.n:
                 strips[-1] = Strip(last.s0, s1, partial)
             else:
@@ -250,9 +250,9 @@ class TilePlan:
         inside: Any = self._bands.get(key)
         if inside is None:
             arange, device = torch.arange, self.device
-            beside = arange(first, first + t1 - t0, device=device)[:, None]
+            on_diagonal = arange(first, first + t1 - t0, device=device)[:, None]
             s: Any = arange(s1 - s0, device=device)
-            inside = band(beside, s, mask.left, mask.right)  # type: ignore[arg-type]
+            inside = band(on_diagonal, s, mask.left, mask.right)  # type: ignore[arg-type]
             if len(self._bands) >= 8:
                 self._bands.clear()
             self._bands[key] = inside
@@ -272,12 +272,12 @@ class TilePlan:
 
 def plan_of(problem: Problem, whole: bool) -> TilePlan:
     """Return the plan of a problem, made once; without tensors, once for all of its kind."""
-    own = problem.__dict__
+    fields = problem.__dict__
     key = (whole, TILE.get(problem.device.type, ELSEWHERE), QUERIES, CELL)
-    plan: TilePlan | None = own["_shared"].get(key) or own["_plans"].get(key)
+    plan: TilePlan | None = fields["_shared"].get(key) or fields["_plans"].get(key)
     if plan is None:
         plan = TilePlan(problem, whole)
-        own["_shared" if plan.light else "_plans"][key] = plan
+        fields["_shared" if plan.light else "_plans"][key] = plan
     return plan
 
 

@@ -143,7 +143,7 @@ class Tensors(twins.Arrays):
         return exact(dtype, like.device)
 
     def forward_each(self, arrays: Sequence[tuple[Any, ...]], each: Sequence[Any]) -> list[Any]:
-        return [api.forward(*xs, **own) for xs, own in zip(arrays, each, strict=True)]
+        return [api.forward(*xs, **options) for xs, options in zip(arrays, each, strict=True)]
 
     # --- functions of a module --------------------------------------------------------------------
 

@@ -123,39 +123,39 @@ def forward(
     for name in options:
         if name not in OPTIONS:
             raise unknown_option("gathered.attention", name, OPTIONS)
-    whole = xp.problem(q, k, v, **options)
-    if whole.storage is not None:
-        raise DtypeError(f"dtype is {whole.storage}, must be {xp.WIDE}")
+    problem = xp.problem(q, k, v, **options)
+    if problem.storage is not None:
+        raise DtypeError(f"dtype is {problem.storage}, must be {xp.WIDE}")
     chosen = read_indices(xp.on_host(indices))
-    check_lists(chosen, whole.lead, whole.H, whole.T, whole.S)
-    heads = chosen.shape[-3] if chosen.ndim > 2 and chosen.shape[-3] > 1 else whole.K
-    shape = (*whole.lead, heads, whole.T, chosen.shape[-1])
+    check_lists(chosen, problem.lead, problem.H, problem.T, problem.S)
+    heads = chosen.shape[-3] if chosen.ndim > 2 and chosen.shape[-3] > 1 else problem.K
+    shape = (*problem.lead, heads, problem.T, chosen.shape[-1])
     # Unused entries read a key of zeros behind the last.
-    (lists,) = xp.indices((np.where(chosen < 0, whole.S, chosen),), like=whole.q)
+    (lists,) = xp.indices((np.where(chosen < 0, problem.S, chosen),), like=problem.q)
     lists = xp.broadcast_to(lists, shape)
-    of_heads = _of_heads(xp, lists, whole)
+    of_heads = _of_heads(xp, lists, problem)
     keys, values = (
-        gather_rows(xp, _by_head(xp, x, whole, heads), lists) for x in (whole.k, whole.v)
+        gather_rows(xp, _by_head(xp, x, problem, heads), lists) for x in (problem.k, problem.v)
     )
-    query = whole.q[None] if whole.headless else whole.q
-    fills = (("bias", whole.bias_array, 0), ("dropout_mask", whole.dropout_mask, True))
-    beside = {
-        name: gather_scores(xp, array, of_heads, whole, fill)
+    query = problem.q[None] if problem.headless else problem.q
+    fills = (("bias", problem.bias_array, 0), ("dropout_mask", problem.dropout_mask, True))
+    terms = {
+        name: gather_scores(xp, array, of_heads, problem, fill)
         for name, array, fill in fills
         if array is not None
     }
-    listed = (of_heads < whole.S).swapaxes(-3, -2)[..., None, :]
-    if whole.visible is not None:
-        listed = listed & gather_scores(xp, whole.visible, of_heads, whole, False)
+    listed = (of_heads < problem.S).swapaxes(-3, -2)[..., None, :]
+    if problem.visible is not None:
+        listed = listed & gather_scores(xp, problem.visible, of_heads, problem, False)
     gathered = xp.Problem(
-        query.swapaxes(-3, -2)[..., None, :], keys, values, listed, **beside, sinks=whole.sinks,
-        scale=whole.scale, softcap=whole.softcap, dropout_rate=whole.dropout_rate,
-        dtype=whole.dtype, engine=xp.ENGINE,
+        query.swapaxes(-3, -2)[..., None, :], keys, values, listed, **terms, sinks=problem.sinks,
+        scale=problem.scale, softcap=problem.softcap, dropout_rate=problem.dropout_rate,
+        dtype=problem.dtype, engine=xp.ENGINE,
     )  # fmt: skip
     attention = xp.evaluate(gathered)
     out, lse = attention.out[..., 0, :].swapaxes(-3, -2), attention.lse[..., 0].swapaxes(-2, -1)
-    out, lse = (out[0], lse[0]) if whole.headless else (out, lse)
-    return GatheredForward(out, lse, whole, attention, lists)
+    out, lse = (out[0], lse[0]) if problem.headless else (out, lse)
+    return GatheredForward(out, lse, problem, attention, lists)
 
 
 attention = only_out(
@@ -197,36 +197,38 @@ def backward(
         If `fwd` is not a result of `forward`.
     """
     check_result(fwd, GatheredForward, "npattn.variants.gathered.forward")
-    whole, lists = fwd.problem, fwd.lists
-    own = (*fwd.lse.shape, lists.shape[-1])
+    problem, lists = fwd.problem, fwd.lists
+    weights_shape = (*fwd.lse.shape, lists.shape[-1])
 
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
         array = check_cotangent(name, value, shape)
-        return array[None] if whole.headless else array
+        return array[None] if problem.headless else array
 
     do = read("dout", dout, fwd.out.shape).swapaxes(-3, -2)[..., None, :]
     dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape).swapaxes(-2, -1)[..., None]
     dw = (
-        None if dweights is None else read("dweights", dweights, own).swapaxes(-3, -2)[..., None, :]
+        None
+        if dweights is None
+        else read("dweights", dweights, weights_shape).swapaxes(-3, -2)[..., None, :]
     )
     grads = api.backward(fwd.attention, do, dl, dw)
     dq = grads.q[..., 0, :].swapaxes(-3, -2)
     dk, dv = (
-        sum_shared(scatter_rows(dx, lists, whole.S), whole.K, x.shape)
-        for dx, x in ((grads.k, whole.k), (grads.v, whole.v))
+        sum_shared(scatter_rows(dx, lists, problem.S), problem.K, x.shape)
+        for dx, x in ((grads.k, problem.k), (grads.v, problem.v))
     )
     dbias = None
     if grads.bias is not None:
-        ds = scatter_scores(grads.bias, lists, whole)
-        dbias = whole.bias_gradient(ds)
-    return Gradients(sum_to(dq, whole.q.shape), dk, dv, dbias, grads.sinks)
+        ds = scatter_scores(grads.bias, lists, problem)
+        dbias = problem.bias_gradient(ds)
+    return Gradients(sum_to(dq, problem.q.shape), dk, dv, dbias, grads.sinks)
 
 
-def _by_head(xp: Any, x: Any, whole: Problem, heads: int) -> Any:
+def _by_head(xp: Any, x: Any, problem: Problem, heads: int) -> Any:
     """Return k or v with leading axes in full, and a head for each list or the K that they have."""
-    x = x[None] if whole.headless else x
-    x = xp.repeat(x, heads // whole.K, -3) if heads > whole.K else x
-    return xp.broadcast_to(x, (*whole.lead, *x.shape[-3:]))
+    x = x[None] if problem.headless else x
+    x = xp.repeat(x, heads // problem.K, -3) if heads > problem.K else x
+    return xp.broadcast_to(x, (*problem.lead, *x.shape[-3:]))
 
 
 def gather_rows(xp: Any, x: Any, lists: Any) -> Any:
@@ -248,25 +250,25 @@ def scatter_rows(dx: Array, lists: Array, S: int) -> Array:
     return total.reshape(*lead, S + 1, m)[..., :S, :]
 
 
-def gather_scores(xp: Any, array: Any, lists: Any, whole: Problem, fill: Any) -> Any:
+def gather_scores(xp: Any, array: Any, lists: Any, problem: Problem, fill: Any) -> Any:
     """Read the entries of lists (..., H, T, n) from beside the scores: (..., T, H, 1, n)."""
-    full = xp.broadcast_to(array, (*whole.lead, whole.H, whole.T, whole.S))
+    full = xp.broadcast_to(array, (*problem.lead, problem.H, problem.T, problem.S))
     unused = xp.full((*full.shape[:-1], 1), fill, like=array)
     entries = xp.take_along_axis(xp.concatenate([full, unused], axis=-1), lists, -1)
     return entries.swapaxes(-3, -2)[..., None, :]
 
 
-def scatter_scores(ds: Array, lists: Array, whole: Problem) -> Array:
+def scatter_scores(ds: Array, lists: Array, problem: Problem) -> Array:
     """Put the entries (..., T, H, 1, n) of lists where they belong beside the scores."""
-    total = np.zeros((*whole.lead, whole.H, whole.T, whole.S + 1), ds.dtype)
+    total = np.zeros((*problem.lead, problem.H, problem.T, problem.S + 1), ds.dtype)
     entries = ds[..., 0, :].swapaxes(-3, -2)
     np.put_along_axis(
-        total, _of_heads(ARRAYS, lists, whole), entries, -1
+        total, _of_heads(ARRAYS, lists, problem), entries, -1
     )  # no list has a key twice
-    return total[..., : whole.S]
+    return total[..., : problem.S]
 
 
-def _of_heads(xp: Any, lists: Any, whole: Problem) -> Any:
+def _of_heads(xp: Any, lists: Any, problem: Problem) -> Any:
     """Return lists (..., H or 1, T, n), of each query head or of all."""
     heads = lists.shape[-3]
-    return xp.repeat(lists, whole.H // heads, -3) if 0 < heads < whole.H else lists
+    return xp.repeat(lists, problem.H // heads, -3) if 0 < heads < problem.H else lists

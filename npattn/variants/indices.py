@@ -127,17 +127,17 @@ def check_values(lists: Array, S: int) -> None:
 
 def check_lists(lists: Array, lead: tuple[int, ...], H: int, T: int, S: int) -> None:
     """Check lists of keys against the sizes of the problem, and that no key stands in one twice."""
-    whole = (*lead, H, T)
-    own = lists.shape[:-1]
-    tail = whole[max(len(whole) - len(own), 0) :]
-    fits = len(own) == len(tail) and own[-1] == T
-    if not fits or any(n not in (1, m) for n, m in zip(own, tail, strict=True)):
+    rows = (*lead, H, T)
+    axes = lists.shape[:-1]
+    tail = rows[max(len(rows) - len(axes), 0) :]
+    fits = len(axes) == len(tail) and axes[-1] == T
+    if not fits or any(n not in (1, m) for n, m in zip(axes, tail, strict=True)):
         hint = ""
-        if len(whole) == 3 and own == (whole[0], T):
+        if len(rows) == 3 and axes == (rows[0], T):
             hint = ": for lists (B, T, n) that heads share pass indices[:, None]"
         raise ShapeError(
             f"indices has shape {lists.shape}, must be (..., H, T, n) with 1 for axes that share "
-            f"lists, (..., H, T) = {whole}{hint}"
+            f"lists, (..., H, T) = {rows}{hint}"
         )
     check_values(lists, S)
     repeats = find_repeats(lists)

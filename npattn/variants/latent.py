@@ -149,14 +149,14 @@ def forward(
     >>> variants.latent.attention(q_nope, q_rope, c, k_rope, w_uk, w_uv).shape
     (2, 3, 7)
     """
-    given, facts = xp.read(q_nope=q_nope, q_rope=q_rope, c=c, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv)
+    arrays, facts = xp.read(q_nope=q_nope, q_rope=q_rope, c=c, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv)
     shapes = {name: x.shape for name, x in facts.items()}
     sizes = check_latent(shapes)
     check_form(form, options)
     dtype = xp.compute_dtype(options.get("dtype"), facts.values(), like=q_nope)
-    inputs = {name: xp.astype(x, dtype) for name, x in given.items()}
-    own = {"scale": sizes.scale} | options | {"dtype": dtype}
-    own["scale"] = sizes.scale if own["scale"] is None else own["scale"]
+    inputs = {name: xp.astype(x, dtype) for name, x in arrays.items()}
+    settings = {"scale": sizes.scale} | options | {"dtype": dtype}
+    settings["scale"] = sizes.scale if settings["scale"] is None else settings["scale"]
 
     query, rotary, keys, k_rotary, uk, uv = inputs.values()
     # (..., 1, S, C), (..., 1, S, R)
@@ -165,13 +165,13 @@ def forward(
         if form == "unabsorbed":
             k = _join(xp, xp.matmul(keys, uk), k_rotary)  # (..., H, S, N + R)
             v = xp.matmul(keys, uv)
-            attention = xp.forward(_join(xp, query, rotary), k, v, **own)
+            attention = xp.forward(_join(xp, query, rotary), k, v, **settings)
             out = attention.out
         else:
             absorbed = xp.matmul(query, uk.swapaxes(-1, -2))  # (..., H, T, C)
             # One head, which no head shares if H = 0.
             k, v = (x[..., : sizes.H, :, :] for x in (_join(xp, keys, k_rotary), keys))
-            attention = xp.forward(_join(xp, absorbed, rotary), k, v, **own)
+            attention = xp.forward(_join(xp, absorbed, rotary), k, v, **settings)
             out = xp.matmul(attention.out, uv)
     return LatentForward(out, attention.lse, form, attention, inputs, shapes)
 
@@ -282,15 +282,15 @@ def check_latent(shapes: dict[str, tuple[int, ...]]) -> LatentSizes:
         ("w_uk", w_uk, (H, C, N)),
         ("w_uv", w_uv[:2], (H, C)),
     )
-    for name, own, must_end in must_be:
-        if own != must_end:
+    for name, found, must_end in must_be:
+        if found != must_end:
             raise ShapeError(
-                f"{name} has sizes {own}, must be {must_end} beside the other arrays [{shown}]"
+                f"{name} has sizes {found}, must be {must_end} beside the other arrays [{shown}]"
             )
-    for name, own in (("c", c), ("k_rope", k_rope)):
-        if len(own) == len(query) > 3 and own[-3] == 1:
+    for name, found in (("c", c), ("k_rope", k_rope)):
+        if len(found) == len(query) > 3 and found[-3] == 1:
             raise ShapeError(
-                f"{name} has shape {own}, with an axis of 1 where queries have heads, must be "
+                f"{name} has shape {found}, with an axis of 1 where queries have heads, must be "
                 f"{letters[NAMES.index(name)]}: pass {name}.squeeze(-3) [{shown}]"
             )
     try:

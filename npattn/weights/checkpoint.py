@@ -131,8 +131,8 @@ def from_checkpoint(
     settings = _text(_read_config(config, path))
     family = FAMILIES.get(str(settings.get("model_type")))
     if family is not None:
-        part, own = _choose_part(family, part, settings)
-        names = own if names is None else names
+        part, family_names = _choose_part(family, part, settings)
+        names = family_names if names is None else names
     if names is None:
         raise _family_error(path, settings)
     reader = _Reader(path, files, layer, names)
@@ -167,16 +167,16 @@ class _Reader:
             layer_names.prefixes[0],
         )
         self.names: dict[str, str] = {}
-        for name, own in pattern.items():
+        for name, module in pattern.items():
             weight, bias = _parameters(name)
-            self.names[weight] = f"{self.prefix}{own}.weight"
-            if f"{self.prefix}{own}.bias" in files:
-                self.names[bias] = f"{self.prefix}{own}.bias"
+            self.names[weight] = f"{self.prefix}{module}.weight"
+            if f"{self.prefix}{module}.bias" in files:
+                self.names[bias] = f"{self.prefix}{module}.bias"
         self._check(self.names.values())
 
     def attention(self, H: int) -> MultiHeadAttention:
         arrays = read_arrays(self.files, self.names.values())
-        p: dict[str, Any] = {name: arrays[own] for name, own in self.names.items()}
+        p: dict[str, Any] = {name: arrays[stored] for name, stored in self.names.items()}
         for name, x in p.items():
             if self.layer_names.transposed and name.startswith("w") and x.ndim == 2:
                 p[name] = transpose(x)
@@ -238,10 +238,10 @@ def _whole(n: int, m: int, H: int) -> int | None:
 def _read_config(config: Any, path: Path) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
-    beside = (path if path.is_dir() else path.parent) / "config.json"
-    if config is None and not beside.exists():
+    settings = (path if path.is_dir() else path.parent) / "config.json"
+    if config is None and not settings.exists():
         return {}
-    return read_json(beside if config is None else Path(config))
+    return read_json(settings if config is None else Path(config))
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

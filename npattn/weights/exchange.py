@@ -125,8 +125,8 @@ def check_kind(name: str, value: Any, kinds: Mapping[str, type], methods: tuple[
     if not parents:
         raise OptionError(f"{name} is a {_kind(value)}, must be a {' or '.join(kinds)}")
     for method in methods:
-        own = inspect.getattr_static(type(value), method, None)
-        if all(own is not inspect.getattr_static(p, method, None) for p in parents):
+        defined = inspect.getattr_static(type(value), method, None)
+        if all(defined is not inspect.getattr_static(p, method, None) for p in parents):
             raise OptionError(
                 f"{name} is a {_kind(value)} with its own {method}, must be a "
                 f"{' or '.join(kinds)}: the computation of a subclass is not known"
@@ -172,7 +172,7 @@ def join_names(names: Iterable[Any]) -> str:
 def check_fits(
     function: str,
     mha: MultiHeadAttention,
-    *own: tuple[bool, str],
+    *further: tuple[bool, str],
     shares_heads: bool = False,
     separate_biases: bool = False,
     value_size: bool = False,
@@ -180,7 +180,7 @@ def check_fits(
 ) -> None:
     """Raise OptionError at the first part of `mha` that a framework has no place for.
 
-    The keywords say what it has a place for; `own` are further conditions, with their messages.
+    The keywords say what it has a place for; `further` are more conditions, with their messages.
     """
     H, K, D, E = mha.num_heads, mha.num_kv_heads, mha.head_size, mha.value_size
     some = len({getattr(mha, name) is None for name in BIASES}) > 1
@@ -199,7 +199,7 @@ def check_fits(
         (mha.qk_norm is not None and not norms,
          f"qk_norm is {mha.qk_norm!r}, must be None: heads are not normalised there"),
         (0 in (D, E), f"heads have sizes {D} and {E}, must be 1 or more"),
-        *own,
+        *further,
     )  # fmt: skip
     for wrong, message in checks:
         if wrong:

@@ -251,17 +251,17 @@ def _digest(options: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write data to path, whole or not at all; an existing file stays until then."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(beside, "xb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            shutil.copymode(path, beside)
-        os.replace(beside, path)
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)  # still there if writing or renaming failed
+        temporary.unlink(missing_ok=True)  # still there if writing or renaming failed
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:

@@ -90,11 +90,11 @@ def _check_flax(module: Any, attention: Any) -> None:
         raise dropout_error(
             "source", module.dropout_rate, "is not deterministic", "deterministic=True"
         )
-    own = module.attention_fn if module.attention_fn is not attention else None
+    other = module.attention_fn if module.attention_fn is not attention else None
     einsums = ("qkv_dot_general", "out_dot_general", "qkv_dot_general_cls", "out_dot_general_cls",
                "qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls")  # fmt: skip
     refuse(
-        ("attention_fn", own, "dot_product_attention is what it computes"),
+        ("attention_fn", other, "dot_product_attention is what it computes"),
         ("decode", module.decode or None, "its cache is no weight"),
         *((name, getattr(module, name, None), "plain products are taken") for name in einsums),
     )

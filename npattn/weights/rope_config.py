@@ -36,15 +36,15 @@ def read_rotary(
         raise OptionError(f"rope_type is {kind!r}, must be one of {', '.join(KINDS)}")
     base = _first((named, "rope_theta"), (config, "rope_theta"), (config, "rotary_emb_base"))
     base = 10000.0 if base is None else base
-    own = _first(
+    partial = _first(
         (named, "partial_rotary_factor"), (config, "partial_rotary_factor"), (config, "rotary_pct")
     )
-    if share is None and kind != "default" and own not in (None, 1):
+    if share is None and kind != "default" and partial not in (None, 1):
         raise OptionError(
-            f"rope_type is {kind!r} beside partial_rotary_factor {own}, at which this model "
+            f"rope_type is {kind!r} beside partial_rotary_factor {partial}, at which this model "
             "raises: it turns all features; leave partial_rotary_factor out"
         )
-    R = D if share is None else int(D * (share if own is None else own))
+    R = D if share is None else int(D * (share if partial is None else partial))
     if kind == "default":
         return Rotary(base=base, size=None if R == D else R)
     return Rotary(frequencies=_stretch(kind, R, base, named, config, length))

@@ -122,8 +122,8 @@ def _possible_axes(field: str, array: Array, problem: Problem) -> Iterator[tuple
     """Yield the axes of an array by letter: one of size 1 may be whole, if all of it is 1."""
     heads = () if problem.headless else (problem.H,)
     last = problem.E if field == "gate" else problem.S
-    whole = (*problem.lead, *heads, problem.T, last)[-array.ndim :]
-    sizes = zip(array.shape, whole, LETTERS[field][-array.ndim :], strict=True)
+    full_shape = (*problem.lead, *heads, problem.T, last)[-array.ndim :]
+    sizes = zip(array.shape, full_shape, LETTERS[field][-array.ndim :], strict=True)
     yield from product(*(("1", x) if n == 1 == m else ("1",) if n == 1 else x for n, m, x in sizes))
 
 

@@ -218,11 +218,11 @@ def _sizes(
 
 def _fill(space: Space, shape: Mapping[str, int], rng: np.random.Generator) -> dict[str, int]:
     """Return the sizes of a shape and, for the other letters, small ones that a space has."""
-    structure, own = space.structure, space.sizes
+    structure, limits = space.structure, space.sizes
     heads = "H" in shape
-    if heads and "T" in own:
+    if heads and "T" in limits:
         shape = {letter: size for letter, size in shape.items() if letter != "T"}
-    legal = {letter: [n for n in own.get(letter, sizes) if n] for letter, sizes in SMALL.items()}
+    legal = {letter: [n for n in limits.get(letter, sizes) if n] for letter, sizes in SMALL.items()}
     scores = shape.get("T", 1) * shape.get("S", 1)
     few = 1 if scores > 2**19 else 2 if "S" in shape else 4
     least = {*"BSDE"} if heads or "S" in shape else set()  # many heads or keys are enough

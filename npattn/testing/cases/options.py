@@ -73,8 +73,8 @@ def _documents(rng: np.random.Generator, recipe: Structure) -> Array:
     lead = (*recipe.lead, 1) if recipe.lead is not None else ()
     T, S = recipe.T, recipe.S
     document = np.cumsum(rng.random((*lead, max(T, S))) < 0.3, axis=-1)
-    own, keys = (document[..., document.shape[-1] - n :] for n in (T, S))
-    return np.asarray(own[..., :, None] == keys[..., None, :])
+    of_queries, keys = (document[..., document.shape[-1] - n :] for n in (T, S))
+    return np.asarray(of_queries[..., :, None] == keys[..., None, :])
 
 
 def _single_key(rng: np.random.Generator, recipe: Structure) -> Array:
@@ -139,9 +139,9 @@ MASKS: dict[str, SampleArray] = {
 """Boolean masks, by name (True = may attend)."""
 
 
-def last_axes(whole: tuple[int, ...], rank: int, *singletons: int) -> tuple[int, ...]:
+def last_axes(full_shape: tuple[int, ...], rank: int, *singletons: int) -> tuple[int, ...]:
     """Return the last axes of a shape, some of size 1."""
-    shape = whole[-rank:]
+    shape = full_shape[-rank:]
     return tuple(1 if i - len(shape) in singletons else n for i, n in enumerate(shape))
 
 

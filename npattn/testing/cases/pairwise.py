@@ -93,8 +93,10 @@ def kinds(recipe: Recipe) -> list[str]:
         found += [f"B = H, {n} by heads" for n in ("mask", "bias") if getattr(recipe, n) == "heads"]
     hides = recipe.mask is not None or recipe.window is not None or recipe.causal
     if few and lead and not recipe.broadcast and not hides:  # nor are these
-        beside = (("H", "T"), ("K", "S"), ("T", "D"), ("S", "D"), ("S", "E"))
-        found += [f"{a} = {b}" for a, b in beside if getattr(recipe, a) == getattr(recipe, b) > 1]
+        neighbours = (("H", "T"), ("K", "S"), ("T", "D"), ("S", "D"), ("S", "E"))
+        found += [
+            f"{a} = {b}" for a, b in neighbours if getattr(recipe, a) == getattr(recipe, b) > 1
+        ]
     several = max(lead, default=1) > 1 and recipe.H > 1
     return found + (["by sample"] if several and recipe.mask in BY_SAMPLE else [])
 

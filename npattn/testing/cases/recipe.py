@@ -147,8 +147,8 @@ class Recipe:
         rng = self._stream(6)
         dout = self._cast(rng.standard_normal((*lead, problem.T, problem.E)))
         dlse = rng.standard_normal((*lead, problem.T)).astype(wide)
-        whole = (*lead, problem.T, problem.S)
-        dweights = self._stream(13).standard_normal(whole).astype(wide) if weights else None
+        weights_shape = (*lead, problem.T, problem.S)
+        dweights = self._stream(13).standard_normal(weights_shape).astype(wide) if weights else None
         return Cotangents(dout, dlse if lse else None, dweights)
 
     @property

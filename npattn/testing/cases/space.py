@@ -241,17 +241,17 @@ def describe_limits(space: Space, sizes: Mapping[str, Sequence[int]]) -> tuple[s
 
     As ("D in {64, 128}, T % 64 = 0", "causal with T > S"); "" if nothing is to say.
     """
-    own = []
+    parts = []
     for letter, values in sizes.items():
         if isinstance(values, Multiples):
-            own.append(f"{letter} % {values.of} = 0")
+            parts.append(f"{letter} % {values.of} = 0")
         else:
             some = [*dict.fromkeys(values)]
             listed = f"{letter} in {{{', '.join(map(str, some))}}}"
-            own.append(f"{letter} = {some[0]}" if len(some) == 1 else listed)
+            parts.append(f"{letter} = {some[0]}" if len(some) == 1 else listed)
     refused = [re.sub(r"^((?:no )?[a-z_]+) and ", r"\1 with ", text) for text in space.excluded]
     refused += ["some problems"] if space.refused_at else []
-    return ", ".join([*own, *space.only]), ", ".join(refused)
+    return ", ".join([*parts, *space.only]), ", ".join(refused)
 
 
 def _sizes_of(recipe: Recipe) -> dict[str, int]:

@@ -199,7 +199,11 @@ class Pools:
         names = [n for n in OPTION_FIELDS if n not in fixed]
         off = [replace(recipe, **{n: getattr(PLAIN, n)}) for n in names]
         lists = {x: self.lists[x] for x in "TSDE" if x not in self.force}
-        sizes = [replace(recipe, **{x: n}) for x, own in lists.items() for n in dict.fromkeys(own)]
+        sizes = [
+            replace(recipe, **{x: n})
+            for x, numbers in lists.items()
+            for n in dict.fromkeys(numbers)
+        ]
         if "T" not in self.force and "S" not in self.force:
             sizes.insert(0, replace(recipe, T=recipe.S, S=recipe.T))
         ways = [*sizes, *off] if recipe.seed // 2 % 2 else [*off, *sizes]

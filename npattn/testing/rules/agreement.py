@@ -46,16 +46,16 @@ def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
             for n in ("q", "k", "v", "bias", "sinks", "gate")
         },
     }
-    own = problem.q.dtype
-    least, of_bytes = min(finfo(own).bits, 32), trial.implementation.output is not None
+    dtype = problem.q.dtype
+    least, of_bytes = min(finfo(dtype).bits, 32), trial.implementation.output is not None
     for name, array in trial.results(problem, cotangents).pairs:
         if array.shape != shapes[name]:
             text = f"{name} has shape {array.shape}, expected {shapes[name]}"
             raise Violation(text, problem, cotangents, "shape")
         same = name in ("o", "dq", "dk", "dv") and not (name == "o" and of_bytes)
         real = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
-        if same and array.dtype != own:
-            text = f"{name} has dtype {array.dtype}, expected {own}, that of q, k, v"
+        if same and array.dtype != dtype:
+            text = f"{name} has dtype {array.dtype}, expected {dtype}, that of q, k, v"
             raise Violation(text, problem, cotangents, "shape")
         if not real or finfo(array.dtype).bits < least:
             text = f"{name} has dtype {array.dtype}, expected a float of {least} bits or more"

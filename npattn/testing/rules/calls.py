@@ -104,8 +104,8 @@ def experiment(
             return run(trial, problem, trial.cotangents(recipe, problem))
 
         check.__doc__, check.__module__ = run.__doc__, run.__module__
-        own = recipes or _few(count, square, sizes)
-        return rule(name, "15", level=level, unless=unless, recipes=own)(check)
+        drawn = recipes or _few(count, square, sizes)
+        return rule(name, "15", level=level, unless=unless, recipes=drawn)(check)
 
     return register
 
@@ -266,9 +266,9 @@ def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
     problems = (problem, roll_contents(trial.implementation, problem, 1))
     barrier = threading.Barrier(len(problems))
 
-    def work(own: Problem) -> list[Results]:
+    def work(problem_of_thread: Problem) -> list[Results]:
         barrier.wait()
-        return [trial.results(own, cotangents) for _ in range(THREADED)]
+        return [trial.results(problem_of_thread, cotangents) for _ in range(THREADED)]
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # few calls show what they share
@@ -279,8 +279,8 @@ def two_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
         sys.setswitchinterval(before)
     return largest(
         [
-            judge_call(trial, result, own, cotangents, "in one of two threads")
-            for own, several in zip(problems, results, strict=True)
+            judge_call(trial, result, problem_of_thread, cotangents, "in one of two threads")
+            for problem_of_thread, several in zip(problems, results, strict=True)
             # One of those that have the same bits.
             for result in {tuple(x.tobytes() for _, x in r.pairs): r for r in several}.values()
         ]

@@ -76,13 +76,15 @@ def arrays_reused(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
         for name, array in f.inputs(contents).items():
             inputs[name][...] = array
 
-    def ask(own: Problem, before_reading: Callable[[], None], when: str) -> None:
-        write(own)
-        results = f.forward(own, inputs=inputs, before_reading=before_reading)
+    def ask(problem_now: Problem, before_reading: Callable[[], None], when: str) -> None:
+        write(problem_now)
+        results = f.forward(problem_now, inputs=inputs, before_reading=before_reading)
         if trial.gradients:
-            write(own)
-            results += f.gradients(own, cotangents, inputs=inputs, before_reading=before_reading)
-        ratios.append(judge_call(trial, results, own, cotangents, when))
+            write(problem_now)
+            results += f.gradients(
+                problem_now, cotangents, inputs=inputs, before_reading=before_reading
+            )
+        ratios.append(judge_call(trial, results, problem_now, cotangents, when))
 
     changed = "where the inputs changed before the results were read"
     ask(problem, lambda: write(spoilt), changed)
@@ -136,8 +138,8 @@ def nearly_same_contents(trial: Trial, problem: Problem, cotangents: Cotangents)
     """
     rng = np.random.default_rng([problem.q.size, problem.v.size, 31])
     inputs = {n: getattr(problem, n) for n in "qkv"}
-    whole = {n: rng.integers(-3, 4, x.shape).astype(x.dtype) for n, x in inputs.items()}
-    plain = problem.materialise().replace(**whole)
+    integers = {n: rng.integers(-3, 4, x.shape).astype(x.dtype) for n, x in inputs.items()}
+    plain = problem.materialise().replace(**integers)
     first, ratios = trial.results(plain, cotangents), [0.0]
     right = [n for n, c in trial.compare(first, plain, cotangents).items() if c.passed]
     for difference, like in _like(trial.implementation, plain, rng):

@@ -157,12 +157,12 @@ def scale_of_query(trial: Trial, recipe: Recipe) -> float:
     half = (q / 2).astype(q.dtype)
     cotangents = trial.cotangents(recipe, plain)
     if (2 * half == q).all():
-        whole = trial.evaluation(recipe)
+        first = trial.evaluation(recipe)
     else:  # half of the least number of the dtype is none of its numbers
-        whole = trial.evaluate(plain.replace(q=2 * half), cotangents)
+        first = trial.evaluate(plain.replace(q=2 * half), cotangents)
     other = plain.replace(q=-half, scale=-2 * scale(plain))
     across = dict(SAME) | {"dq": lambda x: 2 * x}
-    return relate(whole, _negate_dq(trial.evaluate(other, cotangents)), across)
+    return relate(first, _negate_dq(trial.evaluate(other, cotangents)), across)
 
 
 def _negate_dq(evaluation: Evaluation) -> Evaluation:

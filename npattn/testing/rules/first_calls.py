@@ -34,16 +34,16 @@ def first_calls(trial: Trial, recipe: Recipe) -> float | None:
     """
     ratio, wrong, first = 0.0, 0, None
     for number, (problem, cotangents, results) in enumerate(trial.first_calls, 1):
-        own, dtype = trial, problem.q.dtype.name
+        first_trial, dtype = trial, problem.q.dtype.name
         if dtype != trial.space.dtype:  # that in which the framework was found out
             space = replace(trial.space, dtype=dtype)
-            own = replace(trial, space=space, rounding=Rounding.undeclared(dtype), memo={})
-        comparisons = own.compare(results, problem, cotangents, cheap=True)
+            first_trial = replace(trial, space=space, rounding=Rounding.undeclared(dtype), memo={})
+        comparisons = first_trial.compare(results, problem, cotangents, cheap=True)
         failed = [c for c in comparisons.values() if not c.passed]
         if not failed:
             ratio = max([ratio, *(c.ratio for c in comparisons.values())])
             continue
-        again = own.against_oracle(problem, cotangents, cheap=True)
+        again = first_trial.against_oracle(problem, cotangents, cheap=True)
         if all(again[c.name].passed for c in failed):
             wrong += 1
             first = first or (number, problem, cotangents, failed)

@@ -39,12 +39,12 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
     with f.framework.allowing(problem.q.dtype):
-        inputs, given = f.inputs(problem), f.give_cotangents(problem, cotangents)
-        passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in given.items()}
+        inputs, cotangent_arrays = f.inputs(problem), f.give_cotangents(problem, cotangents)
+        passed = inputs | {"dout" if n == "o" else f"d{n}": x for n, x in cotangent_arrays.items()}
         before = {name: f.framework.take(x) for name, x in passed.items()}
         f.forward(problem, inputs=inputs)
         if trial.gradients:
-            f.gradients(problem, cotangents, inputs=inputs, given=given)
+            f.gradients(problem, cotangents, inputs=inputs, given=cotangent_arrays)
         after = {name: f.framework.take(x) for name, x in passed.items()}
     written = f.inputs_after(problem)
     for name, old in before.items():
@@ -161,8 +161,8 @@ def _check_stale_results(
     They are if those of the earlier call were right, these are wrong, and the same arrays give
     other results in another shape. What is wrong in any shape is left to other rules.
     """
-    own = trial.against_oracle(*earlier) if same else {}
-    correct = {name for name, c in own.items() if c.passed} & same
+    compared = trial.against_oracle(*earlier) if same else {}
+    correct = {name for name, c in compared.items() if c.passed} & same
     if not correct:
         return
     comparisons = trial.against_oracle(*call)
@@ -186,13 +186,15 @@ def _differs_in_another_shape(
         return False
     repeat, back = picks
     larger = pick_problem(problem, [repeat])
-    whole = trial.evaluate(larger, put_back_cotangents(cotangents, [back], larger))
+    in_larger = trial.evaluate(larger, put_back_cotangents(cotangents, [back], larger))
     part = trial.evaluate(problem, cotangents)
-    pairs = zip(results.pairs, trial.results(whole.problem, whole.cotangents).pairs, strict=True)
+    pairs = zip(
+        results.pairs, trial.results(in_larger.problem, in_larger.cotangents).pairs, strict=True
+    )
     try:
         for (name, x), (_, y) in pairs:
             if name in names:
-                one, other = replace(whole, results={name: y}), replace(part, results={name: x})
+                one, other = replace(in_larger, results={name: y}), replace(part, results={name: x})
                 relate_part(trial, one, other, [back])
     except Violation:
         return True

@@ -155,8 +155,8 @@ def batch_alone(trial: Trial, recipe: Recipe) -> float | None:
     picks = [choices[rng.integers(len(choices))]]
     cotangents = pick_cotangents(trial.cotangents(recipe, problem), picks)
     part = trial.evaluate(pick_problem(problem, picks), cotangents)
-    whole = trial.evaluate(problem, put_back_cotangents(cotangents, picks, problem))
-    return relate_part(trial, whole, part, picks)
+    together = trial.evaluate(problem, put_back_cotangents(cotangents, picks, problem))
+    return relate_part(trial, together, part, picks)
 
 
 @rule("shared-heads", "1, 13", unless=refuses("K < H"), draw=sampling(shapes=2))
@@ -212,8 +212,8 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
         return None
     plain = trial.evaluation(recipe)
     picks = [pick_keys(padded, np.flatnonzero(~padding))]
-    whole = trial.evaluate(padded, put_back_cotangents(plain.cotangents, picks, padded))
-    return relate_part(trial, whole, plain, picks, ("weights", *GRADIENTS), part_is_plain=True)
+    in_padding = trial.evaluate(padded, put_back_cotangents(plain.cotangents, picks, padded))
+    return relate_part(trial, in_padding, plain, picks, ("weights", *GRADIENTS), part_is_plain=True)
 
 
 def _pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:
@@ -253,5 +253,5 @@ def causal_prefix(trial: Trial, recipe: Recipe) -> float | None:
     picks = [pick_queries(problem, np.arange(t)), pick_keys(problem, np.arange(s))]
     cotangents = pick_cotangents(trial.cotangents(recipe, problem), picks)
     part = trial.evaluate(pick_problem(problem, picks), cotangents)
-    whole = trial.evaluate(problem, put_back_cotangents(cotangents, picks, problem))
-    return relate_part(trial, whole, part, picks)
+    together = trial.evaluate(problem, put_back_cotangents(cotangents, picks, problem))
+    return relate_part(trial, together, part, picks)

@@ -110,16 +110,16 @@ def _compare(
 ) -> Iterator[Comparison]:
     """Compare within the tolerance of these sides."""
     for name, here, there in _pairs(first, second, across):
-        carry, own = across[name], half_ulp(here)
+        carry, here_tolerance = across[name], half_ulp(here)
         if "first" in sides:
             # Where the first may overflow, it says nothing about the second.
             top = float(finfo(here.dtype).max)
             over = ~np.isfinite(here.astype(np.float64))
             over = over & (abs(first.exact[name]) + first.tolerance[name] > top)
             here = np.where(over, np.zeros_like(here), here)
-            own = np.where(over, np.inf, first.tolerance[name] + half_ulp(here))
+            here_tolerance = np.where(over, np.inf, first.tolerance[name] + half_ulp(here))
         expected = carry(here.astype(np.float64))
-        tolerance = carry(own) + (second.tolerance[name] if "second" in sides else 0.0)
+        tolerance = carry(here_tolerance) + (second.tolerance[name] if "second" in sides else 0.0)
         yield compare_arrays(name, there, expected, tolerance)
 
 
@@ -190,9 +190,9 @@ def pick_samples(problem: Problem, order: Array) -> Pick:
 
 def pick(name: str, x: Array, picks: Sequence[Pick]) -> Array:
     """Apply picks to the array of this name."""
-    own = name[1:] if name in GRADIENTS else name
+    array_name = name[1:] if name in GRADIENTS else name
     for axes, order, size in picks:
-        axis = axes.get(own, 0)
+        axis = axes.get(array_name, 0)
         if axis and x.ndim >= -axis and x.shape[axis] == size:
             x = np.take(x, order, axis)
     return x
@@ -201,9 +201,9 @@ def pick(name: str, x: Array, picks: Sequence[Pick]) -> Array:
 def put_back(name: str, x: Array, picks: Sequence[Pick], shape: tuple[int, ...]) -> Array:
     """Put x back into zeros of this shape, from which it was picked."""
     places = pick(name, np.arange(math.prod(shape)).reshape(shape), picks)
-    whole = np.zeros(math.prod(shape), x.dtype)
-    whole[places] = x
-    return whole.reshape(shape)
+    full = np.zeros(math.prod(shape), x.dtype)
+    full[places] = x
+    return full.reshape(shape)
 
 
 def pick_problem(problem: Problem, picks: Sequence[Pick]) -> Problem:
@@ -216,11 +216,11 @@ def pick_cotangents(cotangents: Cotangents, picks: Sequence[Pick]) -> Cotangents
 
 
 def put_back_cotangents(
-    cotangents: Cotangents, picks: Sequence[Pick], whole: Problem
+    cotangents: Cotangents, picks: Sequence[Pick], problem: Problem
 ) -> Cotangents:
     """Extend cotangents of a part to the whole problem, by 0."""
-    rows = (*whole.lead, *(() if whole.headless else (whole.H,)), whole.T)
-    shapes = {"o": (*rows, whole.E), "lse": rows, "weights": (*rows, whole.S)}
+    rows = (*problem.lead, *(() if problem.headless else (problem.H,)), problem.T)
+    shapes = {"o": (*rows, problem.E), "lse": rows, "weights": (*rows, problem.S)}
     return _map_cotangents(cotangents, lambda name, x: put_back(name, x, picks, shapes[name]))
 
 
@@ -285,7 +285,7 @@ def _relate_exact(
 
 def relate_part(
     trial: Trial,
-    whole: Evaluation,
+    together: Evaluation,
     part: Evaluation,
     picks: Sequence[Pick],
     zero_elsewhere: Sequence[str] = GRADIENTS,
@@ -298,12 +298,14 @@ def relate_part(
     """
     cut = {n: partial(pick, n, picks=picks) for n in FORWARD}
     back = {
-        name: partial(put_back, name, picks=picks, shape=whole.exact[name].shape)
+        name: partial(put_back, name, picks=picks, shape=together.exact[name].shape)
         for name in zero_elsewhere
-        if name in whole.exact
+        if name in together.exact
     }
     sides: tuple[Side, Side] = ("second", "first") if part_is_plain else ("first", "second")
-    return max(relate(whole, part, cut, side=sides[0]), relate(part, whole, back, side=sides[1]))
+    return max(
+        relate(together, part, cut, side=sides[0]), relate(part, together, back, side=sides[1])
+    )
 
 
 # --- chance ---

@@ -43,7 +43,7 @@ PADDING = 31
 
 
 def _compare_bits(
-    whole: Results,
+    in_padding: Results,
     part: Results,
     picks: Sequence[Pick],
     names: Sequence[str],
@@ -54,9 +54,9 @@ def _compare_bits(
     """Raise Violation if entries of the whole have other bits than those of a part."""
     lines, size, count = [], 0, 0
     for name in names:
-        if name not in whole or name not in part:
+        if name not in in_padding or name not in part:
             continue
-        here, there = pick(name, whole[name], picks), part[name]
+        here, there = pick(name, in_padding[name], picks), part[name]
         alike = here.shape == there.shape and here.dtype == there.dtype
         if not alike or here.dtype.kind in "biuc":
             continue  # other rules report it
@@ -168,9 +168,9 @@ def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> 
         visible = translate_mask(trial, padded.mask_array)
     padded = padded.replace(mask=translate_mask(trial, visible & ~padding))
     picks = [pick_keys(padded, np.flatnonzero(~padding))]
-    whole = trial.results(padded, put_back_cotangents(cotangents, picks, padded))
+    in_padding = trial.results(padded, put_back_cotangents(cotangents, picks, padded))
     plain, when = trial.results(problem, cotangents), "with padding"
-    _compare_bits(whole, plain, picks, SAMPLES, problem, cotangents, when)
+    _compare_bits(in_padding, plain, picks, SAMPLES, problem, cotangents, when)
     return 0.0
 
 

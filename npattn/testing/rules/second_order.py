@@ -117,8 +117,8 @@ def _compare(
     do, dl = do[head], None if dl is None else dl[head]
     along: dict[str, Array | None] = {}
     for name in ("q", "k", "v", "bias", "sinks"):
-        given = directions.get(name)
-        x = None if given is None else given.astype(np.float64)
+        direction = directions.get(name)
+        x = None if direction is None else direction.astype(np.float64)
         along[name] = x[head] if x is not None and name in "qkv" else x
     by_name: Any = {f"dd{name}": x for name, x in along.items()}
     grads = backward_twice(canonical, dense.forward(canonical)[2], do, dl, **by_name)

@@ -61,9 +61,9 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     problems[1] = problems[1].replace(sinks=None)
     if trial.skips_empty_rows and any(trial.empty(part).any() for part in problems):
         return None
-    whole, forward = trial.evaluation(recipe), replace(trial, gradients=frozenset())
+    together, forward = trial.evaluation(recipe), replace(trial, gradients=frozenset())
     parts = [
-        forward.evaluate(part, pick_cotangents(whole.cotangents, pick))
+        forward.evaluate(part, pick_cotangents(together.cotangents, pick))
         for part, pick in zip(problems, picks, strict=True)
     ]
     if not all(_has_shape(part, name) for part in parts for name in ("o", "lse")):
@@ -73,8 +73,8 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     canonical = map(trial.conventions.canonical, problems)
     empty = [evaluate(part, engine="dense").lse == -np.inf for part in canonical]
     merged, tolerance = merge(trial.conventions, parts, np.stack(empty))
-    both = replace(shown, results=merged, exact=whole.exact, bound=lambda: tolerance)
-    return relate(both, whole, {"o": identity, "lse": identity}, side="second")
+    both = replace(shown, results=merged, exact=together.exact, bound=lambda: tolerance)
+    return relate(both, together, {"o": identity, "lse": identity}, side="second")
 
 
 def _has_shape(evaluation: Evaluation, name: str) -> bool:

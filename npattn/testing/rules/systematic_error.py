@@ -198,9 +198,9 @@ def excessive(sample: ErrorSample, name: str) -> float | None:
     heads, rows = chi_square(sample, name), _row_squares(sample, name)
     if np.isnan(heads).all():
         return None
-    whole, worst = float(np.nanmean(heads)), int(np.nanargmax(heads))
-    if whole > EXCESSIVE and _is_certain(whole, rows):
-        return whole
+    mean_ratio, worst = float(np.nanmean(heads)), int(np.nanargmax(heads))
+    if mean_ratio > EXCESSIVE and _is_certain(mean_ratio, rows):
+        return mean_ratio
     head = tuple(int(i) for i in np.unravel_index(worst, heads.shape))
     most = float(heads[head])
     return most if most > EXCESSIVE_HEAD and _is_certain(most, rows[head]) else None
@@ -289,10 +289,10 @@ def tightest_model(trial: Trial, recipes: list[Recipe]) -> tuple[Rounding, float
         squares: list[Array] = []
         for recipe in recipes:
             sample = measure_errors(trial, recipe, model)
-            own = [chi_square(sample, name) for name in sample.names()]
-            if not _within_bounds(trial, sample) or any(_is_large(x) for x in own):
+            of_sample = [chi_square(sample, name) for name in sample.names()]
+            if not _within_bounds(trial, sample) or any(_is_large(x) for x in of_sample):
                 break
-            squares += own
+            squares += of_sample
         else:
             if squares:
                 return model, float(np.nanmean(np.concatenate([x.ravel() for x in squares])))

@@ -118,7 +118,7 @@ def _recipes(name: str, distributions: Sequence[str]) -> Callable[[Trial, int, i
         pools = [_pools(trial, x, plain) for plain in (True, False) for x in distributions]
         seeds = np.random.default_rng([seed, 37]).integers(2**31, size=len(pools)).tolist()
         turns = zip(pools, seeds, strict=True)
-        recipes = [own.recipe(2 * n + 1) for own, n in turns if all(own.lists.values())]
+        recipes = [pool.recipe(2 * n + 1) for pool, n in turns if all(pool.lists.values())]
         return [recipe for recipe in recipes if not trial.skips(recipe, name)]
 
     return sample

@@ -275,9 +275,9 @@ def sample_indices(
 
     Returns them, (samples, axes), and their number in all.
     """
-    whole = math.prod(shape)
-    if samples >= whole:
-        flat = np.arange(whole)
+    total = math.prod(shape)
+    if samples >= total:
+        flat = np.arange(total)
     else:
-        flat = np.sort(rng.choice(whole, samples, replace=False))
-    return np.stack(np.unravel_index(flat, shape), -1).reshape(-1, len(shape)), whole
+        flat = np.sort(rng.choice(total, samples, replace=False))
+    return np.stack(np.unravel_index(flat, shape), -1).reshape(-1, len(shape)), total

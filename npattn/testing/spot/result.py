@@ -74,11 +74,11 @@ class SpotCheck:
         """
         if not 0 <= share <= 1:
             raise OptionError(f"share is {share!r}, must be in [0, 1]")
-        samples, whole = self._sample_size(of)
-        wrong = math.ceil(share * whole)
-        if wrong and (wrong - 1) / whole >= share:  # the product was rounded up
+        samples, total = self._sample_size(of)
+        wrong = math.ceil(share * total)
+        if wrong and (wrong - 1) / total >= share:  # the product was rounded up
             wrong -= 1
-        return miss_probability(wrong, samples, whole)
+        return miss_probability(wrong, samples, total)
 
     def share(self, probability: float = 0.05, of: str = "rows") -> float:
         """Return the least share of wrong rows that is missed with at most this probability.
@@ -100,15 +100,15 @@ class SpotCheck:
         """
         if not 0 < probability < 1:
             raise OptionError(f"probability is {probability!r}, must be in (0, 1)")
-        samples, whole = self._sample_size(of)
-        least, most = 0, whole  # all of them cannot be missed; none is missed for certain
+        samples, total = self._sample_size(of)
+        least, most = 0, total  # all of them cannot be missed; none is missed for certain
         while most - least > 1:
             middle = (least + most) // 2
-            if miss_probability(middle, samples, whole) <= probability:
+            if miss_probability(middle, samples, total) <= probability:
                 most = middle
             else:
                 least = middle
-        return most / whole if whole else 0.0
+        return most / total if total else 0.0
 
     def _sample_size(self, of: str) -> tuple[int, int]:
         if of not in ("rows", "keys"):
@@ -130,20 +130,20 @@ class SpotCheck:
         return "\n".join([*lines, *(self._odds(of) for of in populations)])
 
     def _odds(self, of: str) -> str:
-        samples, whole = self._sample_size(of)
-        if samples == whole:
-            return f"checked all {whole} {of}"
+        samples, total = self._sample_size(of)
+        if samples == total:
+            return f"checked all {total} {of}"
         share = self.share(of=of)
         return (
-            f"checked {samples} of {whole} {of}, sampled with seed {self.seed}: if "
+            f"checked {samples} of {total} {of}, sampled with seed {self.seed}: if "
             f"{100 * share:.2g} % of the {of} or more were wrong, the probability of missing all "
             f"of them would be {100 * self.miss_probability(share, of):.2g} %"
         )
 
 
-def miss_probability(wrong: int, samples: int, whole: int) -> float:
+def miss_probability(wrong: int, samples: int, total: int) -> float:
     """Return the hypergeometric probability that no wrong item is among the samples."""
-    if wrong + samples > whole:
+    if wrong + samples > total:
         return 0.0
-    steps = np.log1p(-wrong / (whole - np.arange(samples)))
+    steps = np.log1p(-wrong / (total - np.arange(samples)))
     return float(np.exp(steps.sum()))

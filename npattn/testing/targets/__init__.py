@@ -128,19 +128,19 @@ def load_implementation(
         If the target needs a package that is not installed.
     """
     spec = spec if spec in TARGETS else spec_of(spec)
-    own: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
-    own |= {"quantized": quantized, "features": features}
+    settings: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}
+    settings |= {"quantized": quantized, "features": features}
     made = load_object(spec) if spec not in TARGETS and ":" in spec else None
     if isinstance(made, Implementation):
-        given = {**own, "backward": backward, "framework": framework}
+        arguments = {**settings, "backward": backward, "framework": framework}
         unset = (None, "auto")
-        return _take_whole(made, spec, [n for n, x in given.items() if x not in unset])
+        return _take_whole(made, spec, [n for n, x in arguments.items() if x not in unset])
     f, known_backward = load(spec)
     if like is None and spec in TARGETS:
-        like = own["like"] = TARGETS[spec].like
+        like = settings["like"] = TARGETS[spec].like
     gradient = known_backward if backward is None else load(backward)[0]
-    own |= {"framework": framework, "spec": spec, "backward_spec": backward}
-    implementation = Implementation(f, backward=gradient, **own)
+    settings |= {"framework": framework, "spec": spec, "backward_spec": backward}
+    implementation = Implementation(f, backward=gradient, **settings)
     if spec in TARGETS:
         implementation.sizes = TARGETS[spec].sizes
         implementation.rounding = TARGETS[spec].rounding
@@ -149,11 +149,11 @@ def load_implementation(
     return implementation
 
 
-def _take_whole(made: Implementation, spec: str, beside: Sequence[str]) -> Implementation:
+def _take_whole(made: Implementation, spec: str, arguments: Sequence[str]) -> Implementation:
     """Return an implementation of a module under the spec that finds it."""
-    if beside:
+    if arguments:
         raise OptionError(
-            f"got {', '.join(beside)} beside {spec}, which is an Implementation: pass it to "
+            f"got {', '.join(arguments)} beside {spec}, which is an Implementation: pass it to "
             "Implementation(f, ...) there"
         )
     implementation = copy.copy(made)

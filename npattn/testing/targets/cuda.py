@@ -242,9 +242,9 @@ def _with_one_mask(
         raise ValueError("q, k and v must have 4 axes, with one B")
     if mask is not None and bias is not None:
         raise ValueError("attn_mask is boolean or added")
-    given = bias if mask is None else mask
-    whole = None if given is None else given.expand(*q.shape[:3], k.shape[2]).contiguous()
-    o: torch.Tensor = attend(*qkv, attn_mask=whole, **kwargs)
+    added = bias if mask is None else mask
+    full_mask = None if added is None else added.expand(*q.shape[:3], k.shape[2]).contiguous()
+    o: torch.Tensor = attend(*qkv, attn_mask=full_mask, **kwargs)
     return o
 
 

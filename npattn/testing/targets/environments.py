@@ -79,12 +79,12 @@ def _list_extras(extras: Sequence[str]) -> list[str]:
     found = [match for line in lines if (match := CONDITION.fullmatch(line))]
     packages: list[str] = []
     for extra in extras:
-        own = [match[1] for match in found if match[2] == extra]
-        if not own:
+        of_extra = [match[1] for match in found if match[2] == extra]
+        if not of_extra:
             raise OptionError(
                 f"npattn[{extra}] is not known to the npattn that is installed: pip install it anew"
             )
-        packages += own
+        packages += of_extra
     return packages
 
 
@@ -110,27 +110,37 @@ def make_environment(
     OptionError
         If the folder cannot be written.
     """
-    own = folder.absolute() / _name(requirements)
-    python = own / "bin" / "python"
+    environment = folder.absolute() / _name(requirements)
+    python = environment / "bin" / "python"
     try:
-        own.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(own.with_name(own.name + ".lock")):
-            if not ((own / MARKER).is_file() and python.exists()):
+        environment.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(environment.with_name(environment.name + ".lock")):
+            if not ((environment / MARKER).is_file() and python.exists()):
                 line = "pip install " + " ".join(f"'{one}'" for one in requirements)
                 if tell is not None:
-                    tell(f"making {own}: {line}")
-                shutil.rmtree(own, ignore_errors=True)
-                _fill(own, python, [*NEEDS, *requirements], line)
-                (own / MARKER).write_text(json.dumps({"requirements": list(requirements)}))
+                    tell(f"making {environment}: {line}")
+                shutil.rmtree(environment, ignore_errors=True)
+                _fill(environment, python, [*NEEDS, *requirements], line)
+                (environment / MARKER).write_text(json.dumps({"requirements": list(requirements)}))
     except OSError as err:
         raise OptionError(f"the folder of environments {folder} cannot be used: {err}") from err
     return python
 
 
-def _fill(own: Path, python: Path, packages: Sequence[str], line: str) -> None:
+def _fill(environment: Path, python: Path, packages: Sequence[str], line: str) -> None:
     """Make an environment and install packages, by the pip of this Python or one of its own."""
     ours = importlib.util.find_spec("pip") is not None  # it saves seconds
-    _run([sys.executable, "-I", "-m", "venv", *(["--without-pip"] if ours else []), str(own)], line)
+    _run(
+        [
+            sys.executable,
+            "-I",
+            "-m",
+            "venv",
+            *(["--without-pip"] if ours else []),
+            str(environment),
+        ],
+        line,
+    )
     own_pip = [str(python), "-I", "-m", "pip"]
     pip = [sys.executable, "-I", "-m", "pip", "--python", str(python)] if ours else own_pip
     _run([*pip, "install", "--disable-pip-version-check", "--no-input", *packages], line)
@@ -140,8 +150,8 @@ def _name(requirements: Sequence[str]) -> str:
     """Return the name of an environment's folder: readable, and another one for other contents."""
     python = f"py{sys.version_info[0]}.{sys.version_info[1]}"
     words = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(requirements)).strip("-.")[:60]
-    whole = "\n".join((python, *NEEDS, *requirements))
-    return f"{words}-{python}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    text = "\n".join((python, *NEEDS, *requirements))
+    return f"{words}-{python}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _run(command: Sequence[str], line: str) -> None:

@@ -34,8 +34,8 @@ def nnx_weights(
     queries: here it has them all.
     """
     if is_causal and mask is not None:
-        whole = (*mask.shape[:-2], query.shape[-3], key.shape[-3])
-        mask = jnp.broadcast_to(mask, whole)
+        scores_shape = (*mask.shape[:-2], query.shape[-3], key.shape[-3])
+        mask = jnp.broadcast_to(mask, scores_shape)
     attend: Any = nnx.dot_product_attention
     return attend(
         query, key, value, bias, mask, dropout_rate=0.5, deterministic=True, is_causal=is_causal

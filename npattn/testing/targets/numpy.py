@@ -175,12 +175,12 @@ def _tiles(
     T, S, wide = rows.shape[-2], k.shape[-2], rows.dtype.type
     left, right = window or (None, None)
     right = 0 if causal else right  # the window's right side is 0 or more  [6, 7]
-    beside = np.arange(T)[:, None] + S - T  # (T, 1) the key on the diagonal
+    diagonal = np.arange(T)[:, None] + S - T  # (T, 1) the key on the diagonal
     for start in range(0, S, TILE):
         keys = slice(start, min(start + TILE, S))
         visible: Array | bool = True if mask is None else _cut(mask, keys)
         if left is not None or right is not None:
-            offset = np.arange(keys.start, keys.stop) - beside
+            offset = np.arange(keys.start, keys.stop) - diagonal
             visible = visible if right is None else visible & (offset <= right)
             visible = visible if left is None else visible & (offset >= -left)
 

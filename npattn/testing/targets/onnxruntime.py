@@ -52,8 +52,8 @@ def _repeat_rows(q: Array, k: Array, *added: Array | None) -> list[Array | None]
     """Return mask and bias with all queries and keys: ONNX Runtime broadcasts neither axis."""
     if k.shape[-3] == 0:
         raise ValueError("no heads: ONNX Runtime divides by their number and ends the process")
-    whole = (q.shape[-2], k.shape[-2])
-    return [None if x is None else np.broadcast_to(x, (*x.shape[:-2], *whole)) for x in added]
+    plane = (q.shape[-2], k.shape[-2])
+    return [None if x is None else np.broadcast_to(x, (*x.shape[:-2], *plane)) for x in added]
 
 
 attention = operator("attention", _by_runtime, _repeat_rows)
@@ -91,8 +91,8 @@ def _run(
     """Run an operator; an input that is not given has no name."""
     described = tuple((name, x.dtype, x.ndim) for name, x in arrays.items())
     inputs = tuple(name if name in arrays else "" for name in names)
-    given = {name: x for name, x in attributes.items() if x is not None}
-    session = _session(operator_name, inputs, outputs, described, **given)
+    set_attributes = {name: x for name, x in attributes.items() if x is not None}
+    session = _session(operator_name, inputs, outputs, described, **set_attributes)
     out: Array = session.run(["out"], dict(arrays))[0]
     return out
 
@@ -121,9 +121,9 @@ def mha(
     if key_padding_mask is not None:
         arrays["key_padding_mask"] = (~key_padding_mask).astype(np.int32)
     if attention_bias is not None:
-        whole = (1,) * (4 - attention_bias.ndim) + attention_bias.shape
+        four_axes = (1,) * (4 - attention_bias.ndim) + attention_bias.shape
         arrays["attention_bias"] = np.broadcast_to(
-            attention_bias.reshape(whole), (*whole[:2], query.shape[2], key.shape[2])
+            attention_bias.reshape(four_axes), (*four_axes[:2], query.shape[2], key.shape[2])
         )
     out = _run("MultiHeadAttention", MHA_INPUTS, arrays, ("out",), num_heads=H, scale=scale)
     return split_heads(out, H)
@@ -154,23 +154,23 @@ def gqa(
         raise ValueError("a window needs causal")
     if T > S:
         raise ValueError("there must be a key for each query")
-    whole = None if bias is None else np.broadcast_to(bias, (B, H, T, S))
+    full_bias = None if bias is None else np.broadcast_to(bias, (B, H, T, S))
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
     if not causal:  # (B, H, T, D) → (B T, H, 1, D)
         rows = q.swapaxes(1, 2).reshape(B * T, H, 1, D)
-        if whole is not None:
-            whole = whole.swapaxes(1, 2).reshape(B * T, H, 1, S)
+        if full_bias is not None:
+            full_bias = full_bias.swapaxes(1, 2).reshape(B * T, H, 1, S)
         k, v = (np.repeat(x, T, axis=0) for x in (k, v))
-        out = _behind_cache(rows, k, v, whole, **options)
+        out = _behind_cache(rows, k, v, full_bias, **options)
         return out.reshape(B, T, H, D).swapaxes(1, 2)
     options["local_window_size"] = None if window is None else window[0]
     if T == S:
-        return _behind_cache(q, k, v, whole, **options)
+        return _behind_cache(q, k, v, full_bias, **options)
     parts = []
     for b in range(B):  # several queries behind a cache are a batch of 1
-        own = slice(b, b + 1)
-        part = None if whole is None else whole[own]
-        parts.append(_behind_cache(q[own], k[own], v[own], part, **options))
+        sample = slice(b, b + 1)
+        part = None if full_bias is None else full_bias[sample]
+        parts.append(_behind_cache(q[sample], k[sample], v[sample], part, **options))
     return np.concatenate(parts)
 
 

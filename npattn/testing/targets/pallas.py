@@ -182,8 +182,8 @@ def tpu_paged(
     pages: Any = [x.transpose(2, 0, 1, 3) for x in (k_pages, v_pages)]  # (K, N, P, D)
     for i, scales in enumerate((k_scales, v_scales)):
         if scales is not None:
-            whole = scales.transpose(2, 0, 1)[..., None] * quantization_utils.MAX_INT8
-            pages[i] = quantization_utils.QuantizedTensor(pages[i], whole)
+            page_scales = scales.transpose(2, 0, 1)[..., None] * quantization_utils.MAX_INT8
+            pages[i] = quantization_utils.QuantizedTensor(pages[i], page_scales)
     o = paged_attention(
         *(scaled, *pages, lengths, page_indices),
         attn_logits_soft_cap=softcap,

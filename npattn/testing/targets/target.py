@@ -89,8 +89,8 @@ class Target:
 
     def __post_init__(self) -> None:
         if not self.project:
-            own = "npattn" if self.profile.name == "npattn" else self.name.partition(".")[0]
-            object.__setattr__(self, "project", own)
+            project = "npattn" if self.profile.name == "npattn" else self.name.partition(".")[0]
+            object.__setattr__(self, "project", project)
 
     @property
     def path(self) -> str:

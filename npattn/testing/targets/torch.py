@@ -265,19 +265,19 @@ def flex_cuda(
         raise ValueError("q, k and v must have 4 axes, with one B")
     (B, H, T, _), S = q.shape, k.shape[2]
     left, right = (None, None) if window is None else window
-    whole = None if mask is None else mask.expand(B, H, T, S)
+    full_mask = None if mask is None else mask.expand(B, H, T, S)
 
     def visible(b: Any, h: Any, t: Any, s: Any) -> Any:
         gap = s - t - (S - T)
-        shown = gap == gap if whole is None else whole[b, h, t, s]
+        shown = gap == gap if full_mask is None else full_mask[b, h, t, s]
         shown = shown if left is None else shown & (gap >= -left)
         shown = shown if right is None else shown & (gap <= right)
         return shown & (gap <= 0) if causal else shown
 
     kwargs: dict[str, Any] = {"scale": scale, "enable_gqa": k.shape[1] != H}
     kwargs |= {"return_aux": module.AuxRequest(lse=True)} if return_lse else {}
-    if whole is not None or causal or window is not None:
-        lead = (None, None) if whole is None else (B, H)
+    if full_mask is not None or causal or window is not None:
+        lead = (None, None) if full_mask is None else (B, H)
         kwargs["block_mask"] = module.create_block_mask(visible, *lead, T, S, device=q.device)
     if softcap is not None:
         kwargs["score_mod"] = lambda score, *_: softcap * torch.tanh(score / softcap)

@@ -128,9 +128,16 @@ def check_in_units(
         raise OptionError("a cluster needs a known name, module:function or path/file.py:function")
     rules = name_rules(only)
     judges = {"conventions": vars(conventions), "sizes": sizes, "rounding": rounding}
-    own: dict[str, Any] = {"target": implementation.spec, "rules": rules, "seed": seed, **limits}
+    limits_of_unit: dict[str, Any] = {
+        "target": implementation.spec,
+        "rules": rules,
+        "seed": seed,
+        **limits,
+    }
     blocks = [
-        _Blocks(Unit(dtype=dtype, asks=True, calls=calls, judges=judges, **own), examples)
+        _Blocks(
+            Unit(dtype=dtype, asks=True, calls=calls, judges=judges, **limits_of_unit), examples
+        )
         for dtype in dtypes
     ]
     with Jobs(executor) as jobs:

@@ -81,8 +81,15 @@ class Walls:
         """Return the command that runs a program of this Python, `words`, confined."""
         if way == "no":
             return [sys.executable, "-I", "-S", *words]
-        own = [sys.executable, "-I", "-S", str(self.program), json.dumps(self._plan(way)), *words]
-        return [*self._bwrap(), *own] if way == "bwrap" else own
+        inside = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(self.program),
+            json.dumps(self._plan(way)),
+            *words,
+        ]
+        return [*self._bwrap(), *inside] if way == "bwrap" else inside
 
     def _plan(self, way: Way) -> dict[str, object]:
         limits = {
@@ -153,8 +160,8 @@ def _memory_folders() -> dict[str, int]:
 
 def package_folders() -> list[Path]:
     """Return the folders of installed packages: of this Python, and others on its path."""
-    own = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    return [Path(x) for x in dict.fromkeys((*own, *sys.path)) if x.endswith("-packages")]
+    installed = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    return [Path(x) for x in dict.fromkeys((*installed, *sys.path)) if x.endswith("-packages")]
 
 
 def is_memory_folder(folder: Path) -> bool:

@@ -345,9 +345,9 @@ def _drain(pipe: Any, lines: deque[str]) -> None:
     rest = b""
     with contextlib.suppress(OSError, ValueError):
         while block := os.read(pipe.fileno(), 1 << 16):
-            *whole, rest = (rest + block).split(b"\n")
+            *complete, rest = (rest + block).split(b"\n")
             rest = rest[-LINE:]
-            for line in whole[-LINES:]:
+            for line in complete[-LINES:]:
                 lines.append(line[:LINE].decode("utf-8", "backslashreplace"))
     if rest:
         lines.append(rest[:LINE].decode("utf-8", "backslashreplace"))

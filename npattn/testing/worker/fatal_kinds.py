@@ -42,18 +42,18 @@ class GivenUp:
         for name, reason in self.reasons.items():
             names.setdefault(reason, []).append(name)
         return [
-            f"{', '.join(sorted(own))}: not asked again, its process has ended too often ({reason})"
-            if own != [""]
+            f"{', '.join(sorted(kinds))}: not asked again, its process ended too often ({reason})"
+            if kinds != [""]
             else f"not asked again: nothing was ever answered ({reason})"
-            for reason, own in names.items()
+            for reason, kinds in names.items()
         ]
 
     def check(self, problem: Problem) -> None:
         """Raise `NotAsked` if the problem is of a kind that is not asked again."""
         if self._kinds:
-            own = classes_of_problem(problem)
+            classes = classes_of_problem(problem)
             for kind in self._kinds - self._answered:
-                if kind <= own:
+                if kind <= classes:
                     raise NotAsked(f"{_name(kind)} is not asked again")
 
     def note_answer(self, problem: Problem) -> None:
@@ -61,19 +61,19 @@ class GivenUp:
         if problem is self._last:  # most are asked several times in a row
             return
         self._last = problem
-        own = classes_of_problem(problem)
-        if own not in self._wholes:
-            self._wholes.add(own)
-            self._answered.update(_kinds(own))
+        classes = classes_of_problem(problem)
+        if classes not in self._wholes:
+            self._wholes.add(classes)
+            self._answered.update(_kinds(classes))
 
     def note_end(self, problem: Problem, err: ImplementationError) -> None:
         """Note that a problem ended the process."""
         weight = CRASHES / TIMEOUTS if isinstance(err, TimedOut) else 1.0
-        own = classes_of_problem(problem)
-        for kind in _kinds(own):
+        classes = classes_of_problem(problem)
+        for kind in _kinds(classes):
             if kind not in self._answered:
                 self.ends[kind] += weight  # type: ignore[assignment]
-        worst = [kind for kind in _kinds(own) if self.ends[kind] >= CRASHES]
+        worst = [kind for kind in _kinds(classes) if self.ends[kind] >= CRASHES]
         if worst and not self._answered:
             self._kinds.add(frozenset())
             self.reasons[""] = str(err)
@@ -86,9 +86,9 @@ class GivenUp:
 
 def _kinds(classes: Kind) -> Iterator[Kind]:
     """Yield classes alone and in pairs."""
-    own = sorted(classes)
-    yield from (frozenset({name}) for name in own)
-    yield from map(frozenset, combinations(own, 2))
+    names = sorted(classes)
+    yield from (frozenset({name}) for name in names)
+    yield from map(frozenset, combinations(names, 2))
 
 
 def _name(kind: Kind) -> str:

@@ -150,10 +150,10 @@ class Remote(Implementation):
         self.watch: Callable[[Mapping[str, Any], Any], object] | None = None
         description = worker.description or worker.start()
         settings = dict(description.get("settings") or {})
-        beside = [n for n in settings if arguments.get(n) is not None]
-        if beside:
+        refused = [n for n in settings if arguments.get(n) is not None]
+        if refused:
             raise OptionError(
-                f"got {', '.join(beside)} beside an Implementation: pass it to "
+                f"got {', '.join(refused)} beside an Implementation: pass it to "
                 "Implementation(f, ...) there"
             )
         conventions = settings.pop("conventions", None)
@@ -208,8 +208,16 @@ class Remote(Implementation):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
-        own = ("framework", "_keys", "_counterparts", "_dropped", "_shapes", "_work", "given_up")
-        for name in own:
+        of_process = (
+            "framework",
+            "_keys",
+            "_counterparts",
+            "_dropped",
+            "_shapes",
+            "_work",
+            "given_up",
+        )
+        for name in of_process:
             del state[name]
         state.pop("untrusted", None)
         return state
@@ -250,8 +258,8 @@ class Remote(Implementation):
 
     def add_given_up(self, kinds: Mapping[str, str]) -> None:
         """Add kinds that the worker of another process is not asked again."""
-        own = self.given_up.reasons
-        own |= {name: reason for name, reason in kinds.items() if name not in own}
+        reasons = self.given_up.reasons
+        reasons |= {name: reason for name, reason in kinds.items() if name not in reasons}
 
     def on(self, device: str) -> None:
         """Put the arrays of later calls on a device of the framework."""

@@ -59,13 +59,13 @@ class Seclusion:
         OptionError
             If npattn lies in the folder of the target, which is on the worker's path.
         """
-        own = folder_of(spec)
-        if (own / "npattn").is_dir():
+        folder = folder_of(spec)
+        if (folder / "npattn").is_dir():
             raise OptionError(
-                f"untrusted hides npattn from TARGET, which lies beside it in {own}: copy the file "
-                "of TARGET to a folder of its own"
+                f"untrusted hides npattn from TARGET, which lies beside it in {folder}: copy the "
+                "file of TARGET to a folder of its own"
             )
-        return [str(self.child), absolute(spec), str(self.packages), str(own)]
+        return [str(self.child), absolute(spec), str(self.packages), str(folder)]
 
     def walls(self, specs: Iterable[str], memory: int | None) -> Walls:
         """Return walls in which the worker sees itself, and the folders of these specs."""

@@ -144,8 +144,8 @@ def raise_errors(answer: Mapping[str, Any], prefixes: Mapping[str, str]) -> None
 def _foreign_class(name: str, module: str, bases: tuple[str, ...]) -> type[BaseException]:
     """Return a class like one of the worker: of its name, derived from its built-in base."""
     kinds = (getattr(builtins, base, None) for base in bases if not base.endswith("Group"))
-    own = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseException))
-    base = next(own, Exception)
+    exceptions = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseException))
+    base = next(exceptions, Exception)
     base = Exception if base in (KeyboardInterrupt, GeneratorExit) else base
     made: type[BaseException] = type(
         name, (base,), {"__module__": module, "__str__": lambda self: self.message}

@@ -129,9 +129,9 @@ class TileOps:
         if problem.score_mod is not None:
             at = self.indices(rows, strip)
             if slope:
-                own, differs = score_mod_slope(problem, s, at)
+                rate_here, differs = score_mod_slope(problem, s, at)
                 self.differs.append(differs)
-                rate = own if rate is None else rate * own
+                rate = rate_here if rate is None else rate * rate_here
             s = call_score_mod(problem, s, at)  # [3]
         for term in self.bias:
             s = s + term.tile(rows, strip)  # [4]

@@ -114,10 +114,10 @@ def _in_range(total: Tensor, out: Tensor) -> bool:
     """Check that no row lost a term that counts: the one wait for the device of a call."""
     if not total.numel():
         return True
-    (least, most), whole = torch.aminmax(total), out.sum()
+    (least, most), out_sum = torch.aminmax(total), out.sum()
     if total.is_cpu:  # item() waits for nothing here
-        return least.item() > EPS[total.dtype] and math.isfinite(most.item() + whole.item())
-    a, b, c = torch.stack((least, most, whole)).tolist()
+        return least.item() > EPS[total.dtype] and math.isfinite(most.item() + out_sum.item())
+    a, b, c = torch.stack((least, most, out_sum)).tolist()
     return a > EPS[total.dtype] and math.isfinite(b + c)
 
 

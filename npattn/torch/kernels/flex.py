@@ -70,14 +70,14 @@ def evaluate_flex(problem: Any, function: Any) -> tuple[Tensor, Tensor]:
 
 def _score_mod(problem: Any) -> Any:
     """Return softcap, score_mod and bias, in that order, as one function; None without any."""
-    cap, own = problem.softcap, problem.score_mod
+    cap, user_mod = problem.softcap, problem.score_mod
     bias = None if problem.bias is None else _lookup(problem.bias_array, problem)
-    if cap is None and own is None and bias is None:
+    if cap is None and user_mod is None and bias is None:
         return None
 
     def score_mod(s: Tensor, b: Tensor, h: Tensor, t: Tensor, s_index: Tensor) -> Tensor:
         s = s if cap is None else cap * torch.tanh(s / cap)
-        s = s if own is None else own(s, b, h, t, s_index)
+        s = s if user_mod is None else user_mod(s, b, h, t, s_index)
         return s if bias is None else s + bias(b, h, t, s_index)
 
     return score_mod
@@ -92,8 +92,8 @@ def _block_mask(problem: Any) -> Any:
     band = _band(diagonal(T, S, problem.alignment), left, right, T + S)
     if mask is None:
         return _band_blocks(band, T, S, problem.device)
-    own = _mask_mod(mask, problem)
-    both = own if band is None else _and(own, band)
+    of_mask = _mask_mod(mask, problem)
+    both = of_mask if band is None else _and(of_mask, band)
     # Samples and heads with the same blocks share one copy.
     lead, H, sizes = problem.lead, problem.H, (T, S)
     shape = mask.shape if isinstance(mask, Tensor) else mask.shape(lead, H, *sizes)
@@ -131,12 +131,12 @@ def _mask_mod(mask: Any, problem: Any) -> Index:
 
 
 @lru_cache(maxsize=16)  # the same numbers give the same function, which is not compiled again
-def _band(beside: int, left: int | None, right: int | None, most: int) -> Index | None:
+def _band(diagonal: int, left: int | None, right: int | None, most: int) -> Index | None:
     """Return the keys beside the diagonal; beyond `most` keys a band counts as unlimited."""
     if left is None and right is None:
         return None
-    far = beside + (most if right is None else min(right, most))
-    near = beside - (most if left is None else min(left, most))
+    far = diagonal + (most if right is None else min(right, most))
+    near = diagonal - (most if left is None else min(left, most))
 
     def inside(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return (s - t <= far) & (s - t >= near)

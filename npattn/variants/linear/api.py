@@ -116,12 +116,12 @@ def forward(
     >>> linear.attention(q, k, v, causal=True)[0, :, 0]
     array([0. , 0.5, 1. ])
     """
-    given = {
+    named = {
         "q": q, "k": k, "v": v, "log_decay": log_decay, "beta": beta,
         "initial_state": initial_state, "initial_normaliser": initial_normaliser,
     }  # fmt: skip
     arrays, facts = xp.read(
-        **{name: x for name, x in given.items() if x is not None or name in "qkv"}
+        **{name: x for name, x in named.items() if x is not None or name in "qkv"}
     )
     xp.check_dtype(dtype)
     problem = LinearProblem(
@@ -208,8 +208,8 @@ def backward(
     check_result(fwd, LinearForward, "npattn.variants.linear.forward")
     p, (x, total) = fwd.problem, fwd.residuals
     results = {"dout": fwd.out, "dstate": fwd.state, "dnormaliser": fwd.normaliser}
-    given = {"dout": dout, "dstate": dstate, "dnormaliser": dnormaliser}
-    do, dS, dz = (_cotangent(p, n, given[n], results[n]) for n in results)
+    cotangents = {"dout": dout, "dstate": dstate, "dnormaliser": dnormaliser}
+    do, dS, dz = (_cotangent(p, n, cotangents[n], results[n]) for n in results)
     dy = do.reshape(*p.lead, p.K, p.group, p.T, p.E)
     if p.normalise:
         dn = np.where(total == 0, 0, dy / np.where(total == 0, 1, total))  # from o = n / d
@@ -268,23 +268,23 @@ def operands_of(p: LinearProblem, xp: Any = ARRAYS, arrays: Any = None) -> Linea
     `arrays` are those of the problem in the dtype computed in, by name.
     """
     if arrays is None:
-        given = {name: getattr(p, name) for name in NAMES}
-        arrays = {n: x.astype(p.dtype, copy=False) for n, x in given.items() if x is not None}
+        fields = {name: getattr(p, name) for name in NAMES}
+        arrays = {n: x.astype(p.dtype, copy=False) for n, x in fields.items() if x is not None}
     kv = (*p.lead, p.K)
 
-    def whole(x: Any, *shape: int) -> Any:
+    def full(x: Any, *shape: int) -> Any:
         return xp.broadcast_to(xp.full((), 0, like=arrays["q"]) if x is None else x, shape)
 
-    q = whole(p.scale * xp.features(p, arrays["q"]), *p.lead, p.H, p.T, p.D)
-    k = whole(xp.features(p, arrays["k"]), *kv, p.S, p.D)
-    v = whole(arrays["v"], *kv, p.S, p.E)
-    state = whole(arrays.get("initial_state"), *kv, p.D, p.E)
+    q = full(p.scale * xp.features(p, arrays["q"]), *p.lead, p.H, p.T, p.D)
+    k = full(xp.features(p, arrays["k"]), *kv, p.S, p.D)
+    v = full(arrays["v"], *kv, p.S, p.E)
+    state = full(arrays.get("initial_state"), *kv, p.D, p.E)
     if p.normalise:
         v = xp.concatenate([v, xp.full((*kv, p.S, 1), 1, like=v)], axis=-1)
-        z = whole(arrays.get("initial_normaliser"), *kv, p.D)
+        z = full(arrays.get("initial_normaliser"), *kv, p.D)
         state = xp.concatenate([state, z[..., None]], axis=-1)
     decay = arrays.get("log_decay")
     per_feature = decay is not None and decay.shape[-1] != 1
-    g = whole(decay, *kv, p.S, p.D if per_feature else 1)
-    beta = None if p.beta is None else whole(arrays["beta"], *kv, p.S, 1)
+    g = full(decay, *kv, p.S, p.D if per_feature else 1)
+    beta = None if p.beta is None else full(arrays["beta"], *kv, p.S, 1)
     return LinearOperands(q.reshape(*kv, p.group, p.T, p.D), k, v, g, state, beta, bool(p.causal))

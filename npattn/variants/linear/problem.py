@@ -156,10 +156,10 @@ class LinearProblem:
         """Check that an array broadcasts against (..., K, *axes) without enlarging it."""
         array = getattr(self, name)
         letters = ", ".join(["...", "K", *axes])
-        own = (1 if axis == "1" else getattr(self, axis) for axis in axes)
-        whole = (*self.lead, self.K, *own)
+        ends = (1 if axis == "1" else getattr(self, axis) for axis in axes)
+        shape = (*self.lead, self.K, *ends)
         try:
-            fits = np.broadcast_shapes(array.shape, whole) == whole
+            fits = np.broadcast_shapes(array.shape, shape) == shape
         except ValueError:
             fits = False
         if array.ndim < len(axes) or not fits:
@@ -167,7 +167,7 @@ class LinearProblem:
             hint = heads if name == "log_decay" and array.shape == (self.K,) else ""
             raise ShapeError(
                 f"{name} has shape {array.shape}, must have rank {len(axes)} or more and broadcast "
-                f"against ({letters}) = {whole}{hint}"
+                f"against ({letters}) = {shape}{hint}"
             )
 
     @property
