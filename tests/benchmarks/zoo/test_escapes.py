@@ -10,7 +10,9 @@ from tests.testing.worker.test_confinement import listing
 
 ESCAPES = [name for name, one in CHEATS.items() if one.is_escape]
 COMMAND = (sys.executable, "-m", "npattn", "check", "--untrusted", "--memory", "1G", "--must", "o",
-           "--examples", "1", "-x", "--only", "agreement-o")  # fmt: skip
+           "--examples", "1", "--seed", "3", "-x", "--only", "agreement-o")  # fmt: skip
+"""With this seed the one problem has several keys: of a single key the mean of all values, which
+an escape returns that was prevented, is right, and the report has no verdict."""
 
 
 @pytest.mark.nightly
