@@ -467,7 +467,7 @@ def _share_taken(asked: Trial, judged: Trial) -> float:
     if not space.excluded and not space.only:
         return 1.0
     pools = Pools(asked.space, nonempty=True)
-    recipes = [pools.recipe(seed) for seed in range(SAMPLED)]
+    recipes = pools.recipes(range(SAMPLED))
     return sum(space.has_sizes(r) and not space.excludes(r) for r in recipes) / SAMPLED
 
 
