@@ -352,6 +352,33 @@ def test_import_loads_nothing_heavy():
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], {"numpy", "npattn.testing.judge", "npattn.cli.check"}),
+        (["explain", "agreement-o"], {"npattn.testing.units", "npattn.cli.cluster"}),
+        (
+            ["check", "numpy.flash", "--in-process", "--only", "agreement-o", "--examples", "3"],
+            {f"npattn.testing.{x}" for x in ("modules", "units", "reference", "gradients")}
+            | {"npattn.testing.dumps", "npattn.testing.diagnosis"},
+        ),
+    ],
+)
+def test_commands_load_what_they_run(arguments, absent):
+    code = f"""
+import sys
+from npattn.cli import cli
+try:
+    cli({arguments!r})
+except SystemExit:
+    print(*sys.modules)
+"""
+    loaded = in_a_fresh_interpreter(code).splitlines()[-1].split()
+    assert "npattn.cli" in loaded
+    heavy = {"scipy", "hypothesis", "torch", "jax", "rich.progress", "jinja2", "email"}
+    assert set(loaded).isdisjoint(absent | heavy)
+
+
 def test_reading_a_signature_needs_no_hypothesis():
     code = "import sys, npattn.testing.adapters.signature; print(*sys.modules)"
     loaded = in_a_fresh_interpreter(code).split()

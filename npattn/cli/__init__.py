@@ -16,18 +16,21 @@ from npattn.testing.parsing import INTERRUPTED
 __all__ = ["Command", "cli"]
 
 COMMANDS = {
-    "check": "npattn.cli.check",
-    "compare": "npattn.cli.compare",
-    "diff": "npattn.cli.diff",
-    "explain": "npattn.cli.explain",
-    "fingerprint": "npattn.cli.fingerprint",
-    "list": "npattn.cli.lists",
-    "mutants": "npattn.cli.mutants",
-    "plot": "npattn.cli.plot",
-    "variant": "npattn.cli.variant",
-    "worker": "npattn.cli.worker",
+    "check": ("check", "Judge TARGET, an attention implementation."),
+    "compare": ("compare", "Judge the results in DUMP, written by a kernel elsewhere."),
+    "diff": ("diff", "Say how A and B differ: two profiles, or two implementations."),
+    "explain": ("explain", "Say what RULE demands, why, and which real bug broke it."),
+    "fingerprint": ("fingerprint", "Find out the conventions of TARGET, its layout and options."),
+    "list": ("lists", "List the targets known by name, or profiles, rules, levels."),
+    "mutants": ("mutants", "Say how many known mistakes the tests of a function find."),
+    "plot": ("plot", "Draw FILE, an .npz, as a heat map."),
+    "variant": ("variant", "Judge TARGET as a variant of attention, as linear attention."),
+    "worker": ("worker", "Serve TARGET on standard input and output, as a process."),
 }
-"""Names of commands → their modules."""
+"""Names of commands → their modules in `npattn.cli`, and a line for ``npattn --help``.
+
+The lines stand here because their modules load the judge.
+"""
 
 
 class Command(click.Command):
@@ -73,9 +76,14 @@ class _Commands(Command, click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name])
+        module = importlib.import_module(f"npattn.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, none of which is imported for that."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
 
     def context_of(self, ctx: click.Context) -> click.Context:
         """Return the context of the command that was called."""

@@ -14,7 +14,6 @@ import click
 from rich.console import Console
 
 from npattn import __version__
-from npattn.cli.cluster import open_cluster
 from npattn.cli.config import read_config
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
 from npattn.cli.target import change_conventions, find_place, open_target, report_import_errors
@@ -23,7 +22,6 @@ from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
 from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
-from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.formats import Place, annotate, markdown, sarif
 from npattn.testing.report.progress import ProgressBar
@@ -40,7 +38,6 @@ from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
 from npattn.testing.targets import load, spec_of
-from npattn.testing.units.blocks import check_in_units
 from npattn.testing.worker.connection import Connection
 from npattn.testing.worker.remote import Remote
 from npattn.testing.worker.supervisor import Limits
@@ -259,6 +256,8 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
 
 def _check_module(target: str | None, given: dict[str, Any]) -> None:
     """Judge a module, called in this process."""
+    from npattn.testing.modules.check import check_module  # seldom needed, as below
+
     if "module" not in given:
         raise OptionError("got --role or --num-heads without --module")
     others = [name for name in SETTINGS if name not in WITH_MODULE]
@@ -346,6 +345,9 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
     """Return a function that judges in units on a cluster, with arguments as of `check`."""
+    from npattn.cli.cluster import open_cluster
+    from npattn.testing.units.blocks import check_in_units
+
     refuse_beside_cluster(*ALONE)
     calls = {name: value for name, value in given.items() if value not in (None, "auto")}
     own = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}

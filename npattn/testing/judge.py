@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from npattn.engines.threads import one_thread
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
@@ -89,7 +90,8 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
     answers, n = _Answers(), settings.processes
     try:
         several = Processes(n, plan.implementation) if n > 1 else InProcess()
-        with np.errstate(**ERRORS), plan.bar, several as executor:
+        # Small products cost twice their time on two threads, most of which wait.
+        with np.errstate(**ERRORS), one_thread(), plan.bar, several as executor:
             _ask(plan, answers, executor)
             _explain(plan, answers)
             _find_way_out(plan, answers)
@@ -122,7 +124,7 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
     if beside:
         raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
     kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-2]}
-    with np.errstate(**ERRORS):
+    with np.errstate(**ERRORS), one_thread():
         return replace(check_reference(f, **kwargs), accept=tuple(settings.accept))
 
 
@@ -467,7 +469,7 @@ def _share_taken(asked: Trial, judged: Trial) -> float:
     if not space.excluded and not space.only:
         return 1.0
     pools = Pools(asked.space, nonempty=True)
-    recipes = [pools.recipe(seed) for seed in range(SAMPLED)]
+    recipes = pools.recipes(range(SAMPLED))
     return sum(space.has_sizes(r) and not space.excludes(r) for r in recipes) / SAMPLED
 
 

@@ -19,7 +19,6 @@ import functools
 import hashlib
 import importlib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import inspect
 import itertools
@@ -1229,12 +1228,14 @@ def message_of(err: BaseException) -> str:
 
 def read_versions(modules: Iterable[str]) -> dict[str, str]:
     """Return the versions of those modules that are imported, where they or pip know them."""
+    from importlib import metadata  # slow to load
+
     versions = {}
     for name in modules:
         if name in sys.modules:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            with contextlib.suppress(metadata.PackageNotFoundError):
                 own = getattr(sys.modules[name], "__version__", None)
-                versions[name] = str(own or importlib.metadata.version(name))
+                versions[name] = str(own or metadata.version(name))
     return versions
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import combinations, islice, zip_longest
+from itertools import chain, combinations, islice, zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,16 @@ import numpy as np
 
 from npattn.errors import DtypeError, OptionError
 from npattn.problem import Problem
-from npattn.problem.arrays import finfo
+from npattn.problem.arrays import Array, finfo
 from npattn.problem.checks import check_integer
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.assemble import assemble
 from npattn.testing.cases.classes import classes_of_recipe, classes_of_value, field_of
 from npattn.testing.cases.distributions import DISTRIBUTIONS
 from npattn.testing.cases.options import BIASES, GATES, MASKS, SCORE_MODS
-from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, covering, options_on
+from npattn.testing.cases.pairwise import BY_SAMPLE, CROWD, count_options, covering
 from npattn.testing.cases.recipe import OPTION_FIELDS, Recipe
+from npattn.testing.cases.rows import Rows, column, recipes_of, rows_of
 from npattn.testing.cases.shapes import few_shapes, program
 from npattn.testing.cases.space import Space
 
@@ -141,10 +142,6 @@ class Pools:
         return tuple(sorted(self.force.items())), self.forbid, self.nonempty, self.shapes
 
     @cached_property
-    def _lengths(self) -> list[tuple[str, Sequence[Any], int]]:
-        return [(name, pool, len(pool)) for name, pool in self.lists.items()]
-
-    @cached_property
     def _switches(self) -> list[tuple[str, list[Any]]]:
         """Values of each option that is not forced; the first is off."""
         names = [n for n in _options(self.space.features) if n in self.lists]
@@ -167,26 +164,32 @@ class Pools:
         return [on for size in (0, 1, 2) for on in combinations(fields, size)]
 
     def recipe(self, seed: int, changes: Sequence[Any] = ()) -> Recipe:
-        """Return the recipe of a seed, which chooses evenly from every list, with some changes.
+        """Return the recipe of a seed, with some changes of what the seed chooses."""
+        changed = zip(self.lists, changes, strict=False)
+        own = {name: column([value]) for name, value in changed if value is not KEEP}
+        (recipe,) = recipes_of(self._assemble([seed], self._choose([seed]) | own))
+        return recipe
+
+    def recipes(self, seeds: Sequence[int]) -> list[Recipe]:
+        """Return the recipe of each seed, which chooses evenly from every list.
 
         An odd seed gives a plain problem, for which kernels have their fast paths: two options at
         most, and plain structure. Mistakes there hide behind every third option.
         """
-        chosen = self._choose(seed)
-        if self._base is not None:
-            chosen |= self._choose_compiled(self._base, seed)
-        if changes:
-            changed = zip(self.lists, changes, strict=False)
-            chosen |= {n: x for n, x in changed if x is not KEEP}
-        return self._assemble(seed, chosen)
+        return recipes_of(self._rows(seeds)) if seeds else []
 
-    def _assemble(self, seed: int, chosen: Mapping[str, Any]) -> Recipe:
-        """Return the recipe of a value of each list, changed until nothing of it is refused."""
-        recipe = assemble(self.space, frozenset(self.force), seed, dict(chosen))
+    def _rows(self, seeds: Sequence[int]) -> Rows:
+        return self._assemble(seeds, self._choose(seeds))
+
+    def _assemble(self, seeds: Sequence[int], chosen: Rows) -> Rows:
+        """Return rows of a value of each list, changed until nothing of a row is refused."""
+        rows = assemble(self.space, frozenset(self.force), seeds, chosen)
         if (longest := self.space.longest) is not None:  # round lengths and tiles may be longer
-            recipe = replace(recipe, T=min(recipe.T, longest), S=min(recipe.S, longest))
-        recipe = self._leave_out(recipe) if self.space.refused else recipe
-        return self._avoid(recipe) if self.space.excluded else recipe
+            rows |= {letter: np.minimum(rows[letter], longest) for letter in "TS"}
+        if not self.space.refused and not self.space.excluded:
+            return rows
+        recipes = [self._leave_out(recipe) for recipe in recipes_of(rows)]
+        return rows_of([self._avoid(recipe) for recipe in recipes])
 
     def _avoid(self, recipe: Recipe) -> Recipe:
         """Change sizes or options that are not forced until no refused condition holds.
@@ -194,7 +197,7 @@ class Pools:
         By turns other sizes are taken first, or an option is turned off.
         """
         excludes, fixed = self.space.excludes, {*self.force, *self.space.always}
-        if not excludes(recipe):
+        if not self.space.excluded or not excludes(recipe):
             return recipe
         names = [n for n in OPTION_FIELDS if n not in fixed]
         off = [replace(recipe, **{n: getattr(PLAIN, n)}) for n in names]
@@ -213,24 +216,47 @@ class Pools:
         """Return True if T, S, D and E of a recipe are of what is restricted."""
         return self.space.has_sizes(recipe) and not self.space.refuses(classes_of_recipe(recipe))
 
-    def _choose(self, seed: int) -> dict[str, Any]:
-        """Return the value that a seed chooses from each list."""
-        if seed % 2:
-            rng = np.random.default_rng([seed, 0])
-            where = rng.random(len(self.lists)).tolist()  # at once: this runs by the thousand
-        else:
-            where = _places(seed, max(len(self.lists), FIELDS))
+    @cached_property
+    def _columns(self) -> Rows:
+        return {name: column(values) for name, values in self.lists.items()}
+
+    def _choose(self, seeds: Sequence[int]) -> Rows:
+        """Return the value that each seed chooses from each list."""
+        chosen = self._choose_freely(seeds)
+        if self._base is not None:
+            # Values of the pools whose programs agreement compiles, if these pools offer them too.
+            others = self._base._choose(seeds)
+            for name in chosen.keys() & others.keys():
+                offered = np.array([x in self.lists[name] for x in others[name].tolist()])
+                chosen[name] = np.where(offered, others[name], chosen[name])
+        for row, seed in enumerate(seeds if self.space.few_shapes else ()):
+            shape = self._shape(seed) if self._base is None else self._base._shape(seed)
+            for name, value in (shape if shape in self._shapes else self._shape(seed)).items():
+                chosen[name][row] = value
+        return chosen
+
+    def _choose_freely(self, seeds: Sequence[int]) -> Rows:
+        n = len(self.lists)
+        plain = {i: np.random.default_rng([x, 0]) for i, x in enumerate(seeds) if x % 2}
+        where = np.array(
+            [
+                plain[row].random(n) if row in plain else _places(seed, max(n, FIELDS))[:n]
+                for row, seed in enumerate(seeds)
+            ]
+        )
         chosen = {
-            name: pool[int(x * n)] for (name, pool, n), x in zip(self._lengths, where, strict=False)
+            name: values[(place * len(values)).astype(int)]
+            for (name, values), place in zip(self._columns.items(), where.T, strict=True)
         }
-        if seed % 2:
-            on = self.few[seed // 2 % len(self.few)]
+        for row, rng in plain.items():
+            on = self.few[seeds[row] // 2 % len(self.few)]
             for name, (off, *values) in self._switches:
-                chosen[name] = values[int(rng.integers(len(values)))] if name in on else off
-            plain = {"rank": self.lists["rank"][0], "broadcast": False, "zero": ""}
-            plain["same size"] = "E" not in self.space.sizes and bool(rng.integers(4))
-            chosen |= {n: x for n, x in plain.items() if n not in self.force}
-        return chosen | self._shape(seed) if self.space.few_shapes else chosen
+                chosen[name][row] = values[int(rng.integers(len(values)))] if name in on else off
+            plainest = {"rank": self.lists["rank"][0], "broadcast": False, "zero": ""}
+            plainest["same size"] = "E" not in self.space.sizes and bool(rng.integers(4))
+            for name in plainest.keys() - self.force.keys():
+                chosen[name][row] = plainest[name]
+        return chosen
 
     def _shape(self, seed: int) -> dict[str, Any]:
         """Return the values that decide the shape, of few shapes."""
@@ -244,12 +270,6 @@ class Pools:
         """
         pools = Pools(self.space)
         return pools if self.space.few_shapes and pools != self else None
-
-    def _choose_compiled(self, pools: Pools, seed: int) -> dict[str, Any]:
-        """Return the values that a seed chooses from other pools, if these offer them too."""
-        kept = {n: x for n, x in pools._choose(seed).items() if x in self.lists.get(n, ())}
-        shape = pools._shape(seed)
-        return kept | (shape if shape in self._shapes else self._shape(seed))
 
     def _leave_out(self, recipe: Recipe) -> Recipe:
         """Change options that are not forced until nothing of the recipe is refused together."""
@@ -283,15 +303,19 @@ class Pools:
         if self._base is not None:
             yield from self._adapt(self._base, seed, examples)
             return
-        pairs, fields = self._pairs(seed, examples), tuple(self.lists)
+        fields = tuple(self.lists)
+        pairs = _pairs(self, fields, seed, examples)
         yield from pairs[: FEW // 2]
         yield from _first_after_pairs(self, fields, seed, examples)
         yield from pairs[FEW // 2 :]
-        covered, crowds, seeds = _after_pairs(self, fields, seed, examples)
+        draws, covered, crowds, seeds = _after_pairs(self, fields, seed, examples)
         yield from covered
-        for (plain, other), crowd in zip_longest(seeds, crowds[: len(seeds)]):
-            yield self.recipe(plain + 1)
-            yield crowd or self.recipe(other)
+        for i in range(0, len(seeds), FEW):  # few at once, since most are never asked
+            turn = seeds[i : i + FEW]
+            plain = self.recipes([seed + 1 for seed, _ in turn])
+            other = recipes_of(draws, crowds[i : i + FEW])
+            other += self.recipes([seed for _, seed in turn[len(other) :]])
+            yield from chain.from_iterable(zip(plain, other, strict=True))
 
     def _adapt(self, pools: Pools, seed: int, examples: int) -> list[Recipe]:
         """Return recipes of other pools, changed to these: by turns a plain and a crowded one.
@@ -304,7 +328,7 @@ class Pools:
         programs = {program(recipe) for recipe in asked[:examples]}
         place: dict[Recipe, tuple[bool, int, int]] = {}
         turns: Counter[Any] = Counter()
-        for recipe in (self.recipe(recipe.seed) for recipe in asked):
+        for recipe in self.recipes([recipe.seed for recipe in asked]):
             own = program(recipe)
             turns[own] += 1
             rank = own not in programs, turns[own]
@@ -314,12 +338,6 @@ class Pools:
         ordered = sorted(place, key=place.__getitem__)
         kinds = ([r for r in ordered if r.seed % 2 == odd] for odd in (1, 0))
         return [r for pair in zip_longest(*kinds) for r in pair if r is not None]
-
-    def _pairs(self, seed: int, examples: int) -> list[Recipe]:
-        """Return a recipe for each pair of options, up to half of the examples."""
-        first = len(self.few) * (seed % 2**20)
-        pairs = min(len(self.few), examples // 2)
-        return [self.recipe(2 * (first + n) + 1) for n in range(pairs)]
 
     def changes(self) -> st.SearchStrategy[tuple[Any, ...]]:
         """Return a strategy of changes to a recipe: few, and as it shrinks, all of them."""
@@ -335,11 +353,16 @@ class Pools:
         names = sorted(self.lists, key=lambda name: name in SIZES)  # these shrink last
         shapes = st.sampled_from(self._shapes) if self.space.few_shapes else st.just({})
         return st.builds(
-            lambda seed, shape, *chosen: self._assemble(seed, dict(chosen) | shape),
+            self._build,
             st.integers(0, 2**32 - 1),
             shapes,
             *map(self._choice, names),
         )
+
+    def _build(self, seed: int, shape: Mapping[str, Any], *chosen: tuple[str, Any]) -> Recipe:
+        columns = {name: column([value]) for name, value in (dict(chosen) | shape).items()}
+        (recipe,) = recipes_of(self._assemble([seed], columns))
+        return recipe
 
     def _choice(self, name: str) -> st.SearchStrategy[tuple[str, Any]]:
         """Return a strategy of one field: of its pool and, where sizes are free, any size.
@@ -361,41 +384,50 @@ class Pools:
 
 
 @lru_cache(maxsize=2 * CANDIDATES)
-def _places(seed: int, n: int) -> list[float]:
+def _places(seed: int, n: int) -> Array:
     """Return n numbers in [0, 1), the first of which are the same for every n.
 
     Cached, for all pools have candidates of the same seeds.
     """
-    where: list[float] = np.random.default_rng([seed, 0]).random(n).tolist()
-    return where
+    return np.random.default_rng([seed, 0]).random(n)
+
+
+# Cached, for many rules and implementations sample alike. The recipe of a seed depends on the order
+# of the fields, which equal pools may have differently.
+
+
+@lru_cache(maxsize=128)
+def _pairs(pools: Pools, fields: tuple[str, ...], seed: int, examples: int) -> list[Recipe]:
+    """Return a recipe for each pair of options, up to half of the examples."""
+    first = len(pools.few) * (seed % 2**20)
+    pairs = min(len(pools.few), examples // 2)
+    return pools.recipes([2 * (first + n) + 1 for n in range(pairs)])
 
 
 @lru_cache(maxsize=128)
 def _first_after_pairs(
     pools: Pools, fields: tuple[str, ...], seed: int, examples: int
 ) -> list[Recipe]:
-    """Return the first few recipes that cover what pairs leave; cached as `_after_pairs` is."""
+    """Return the first few recipes that cover what pairs leave."""
     numbers = np.random.default_rng([seed, 7]).integers(2**31, size=FIRST).tolist()
-    covered = covering(pools._pairs(seed, examples), [pools.recipe(2 * n) for n in numbers])
-    return list(islice(covered, FEW // 2))
+    draws = pools._rows([2 * n for n in numbers])
+    covered = covering(rows_of(_pairs(pools, fields, seed, examples)), draws)
+    return recipes_of(draws, [*islice(covered, FEW // 2)])
 
 
 @lru_cache(maxsize=128)
 def _after_pairs(
     pools: Pools, fields: tuple[str, ...], seed: int, examples: int
-) -> tuple[list[Recipe], list[Recipe], list[list[int]]]:
-    """Return recipes that cover what is left, crowds of options, and pairs of seeds.
-
-    Cached, for many rules and implementations sample alike. The recipe of a seed depends on the
-    order of the fields, which equal pools may have differently.
-    """
+) -> tuple[Rows, list[Recipe], Array, list[list[int]]]:
+    """Return candidates, those that cover what is left, rows of crowds of options, and seeds."""
     rng = np.random.default_rng([seed, 11])
     candidates = min(CANDIDATES, CANDIDATES_EACH * examples)
-    draws = [pools.recipe(2 * int(x)) for x in rng.integers(2**31, size=candidates)]
+    draws = pools._rows([2 * n for n in rng.integers(2**31, size=candidates).tolist()])
     first = _first_after_pairs(pools, fields, seed, examples)
-    covered = list(covering([*pools._pairs(seed, examples), *first], draws))
-    crowds = [recipe for recipe in draws if len(options_on(recipe)) > CROWD]
-    return covered, crowds, (2 * rng.integers(2**31, size=(5 * examples, 2))).tolist()
+    plan = rows_of([*_pairs(pools, fields, seed, examples), *first])
+    covered = recipes_of(draws, [*covering(plan, draws)])
+    crowds = np.flatnonzero(count_options(draws) > CROWD)
+    return draws, covered, crowds, (2 * rng.integers(2**31, size=(5 * examples, 2))).tolist()
 
 
 def recipes(space: Space | None = None, **options: Any) -> st.SearchStrategy[Recipe]:

@@ -1,6 +1,9 @@
 """The judge of modules: attention with its projections inside, (B, T, C) in and out."""
 
-from npattn.testing.modules.case import ModuleCase
-from npattn.testing.modules.check import check_module, compare_module, replay
+import lazy_loader
 
-__all__ = ["ModuleCase", "check_module", "compare_module", "replay"]
+# Where a command only reads the names of the rules, nothing of the judge is loaded.
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={"case": ["ModuleCase"], "check": ["check_module", "compare_module", "replay"]},
+)

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.comparison import Comparison
 from npattn.testing.report.reproducer import write_docstring
@@ -73,6 +70,8 @@ class Search:
         start : int
             Seed.
         """
+        from hypothesis import HealthCheck, Phase, given, seed, settings  # slow to load
+        from hypothesis import strategies as st
 
         @seed(start)
         @settings(

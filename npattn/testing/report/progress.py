@@ -10,9 +10,6 @@ from importlib import import_module
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
-from rich.text import Text
 
 from npattn.errors import OptionError
 
@@ -41,20 +38,11 @@ class ProgressBar:
     """
 
     def __init__(self, shown: bool = True, announces: bool = False) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
         console = Console(stderr=True)
         self.announces = announces
         self.in_notebook = console.is_jupyter
         self.shown = shown and (self.in_notebook or console.file.isatty())
-        # What is printed meanwhile goes above the bar, but not if it goes to a file or a pipe.
-        to_terminal = sys.stdout is not None and sys.stdout.isatty()
-        self.bar = Bar(*columns, console=console, transient=True, redirect_stdout=to_terminal)
-        self.task = self.bar.add_task("probing", total=None)
+        self.bar: Any = _make_bar(console) if self.shown else None
         self.timer = threading.Timer(DELAY, self._show)
         self.timer.daemon = True
         self.picture: Any = None  # what IPython can update
@@ -75,8 +63,10 @@ class ProgressBar:
 
     def advance(self, dtype: str, rule: str, done: int, total: int) -> None:
         """Show what is being asked, and how much of it is done."""
+        if self.bar is None:
+            return
         description = f"{dtype} {rule}"
-        self.bar.update(self.task, description=description, completed=done, total=total)
+        self.bar.update(self.bar.task_ids[0], description=description, completed=done, total=total)
         now = time.monotonic()
         if self.picture is not None and now - self.drawn > PAUSE:
             self.drawn = now
@@ -85,13 +75,31 @@ class ProgressBar:
     def announce(self, text: str) -> None:
         """Print what is known already: what comes next may be interrupted, or run out of memory."""
         if self.announces and self.shown:
-            self.bar.console.print(Text(text), soft_wrap=True)
+            self.bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def __exit__(self, *_: object) -> None:
-        if self.shown:
-            self.timer.cancel()
-            self.timer.join()  # it may be in the middle of showing it
+        if self.bar is None:
+            return
+        self.timer.cancel()
+        self.timer.join()  # it may be in the middle of showing it
         if self.bar.live.is_started:  # else it prints an empty line
             self.bar.stop()
         if self.picture is not None:
             self.picture.update({"text/plain": ""}, raw=True)
+
+
+def _make_bar(console: Console) -> Any:
+    """Make the bar of rich, which takes a while to load."""
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    # What is printed meanwhile goes above the bar, but not if it goes to a file or a pipe.
+    to_terminal = sys.stdout is not None and sys.stdout.isatty()
+    bar = progress.Progress(*columns, console=console, transient=True, redirect_stdout=to_terminal)
+    bar.add_task("probing", total=None)
+    return bar

@@ -81,8 +81,6 @@ def _key_effects(problem: Problem, trial: Trial) -> Iterator[tuple[str, Array]]:
         with np.errstate(all="ignore"):
             odds = np.where((p > 0) & (p < 1), p / (1 - p), 0)
         yield mistake, -odds * (v[..., at, None, :] - fwd.out)
-    from scipy.special import expit  # type: ignore[import-untyped]
-
-    # A key of zeros has the score 0: its weight is 1 / (1 + exp(lse)).
-    weight = expit(-fwd.lse * lse_unit(trial.conventions))[..., None]
+    with np.errstate(over="ignore"):  # a key of zeros has the score 0
+        weight = 1 / (1 + np.exp(fwd.lse * lse_unit(trial.conventions)))[..., None]
     yield "a key of zeros attended:", -weight * fwd.out

@@ -105,8 +105,6 @@ def merge(
     logarithm, of a number from 1 to 2, and u |lse| for the sum. Another base costs 2u |lse| on the
     way in and on the way out.
     """
-    from scipy.special import expit  # type: ignore[import-untyped]
-
     base = lse_unit(conventions)
     base_error = 0.0 if base == 1 else 2 * U
     lse = base * np.stack([x.results["lse"].astype(np.float64) for x in parts])
@@ -119,10 +117,10 @@ def merge(
     alpha = np.stack([x.tolerance["o"] + half_ulp(x.results["o"]) for x in parts])
 
     x = _differences(lse)
-    w = expit(x)
+    w = _logistic(x)
     o = np.where(w[..., None] == 0, 0, o)  # a hidden part adds nothing, not even NaN
     b = np.where(np.isfinite(x), beta.sum(0) + U * (abs(x) + 2), 0)
-    m = (expit(x + b) * w[::-1] * -np.expm1(-b)).max(0)
+    m = (_logistic(x + b) * w[::-1] * -np.expm1(-b)).max(0)
     terms = w[..., None] * o
     o_error = ((w + m)[..., None] * alpha + 4 * U * abs(terms)).sum(0)
     o_error = o_error + m[..., None] * abs(o[0] - o[1])
@@ -133,6 +131,12 @@ def merge(
     lse_error = (lse_error + 4 * U + (U + base_error) * size) / base
     total = np.where(empty.all(0), conventions.lse_empty, total / base)
     return {"o": terms.sum(0), "lse": total}, {"o": o_error, "lse": lse_error}
+
+
+def _logistic(x: Array) -> Array:
+    """Return σ(x) = 1 / (1 + exp(−x)), to two units of roundoff."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x)))
 
 
 def _differences(lse: Array) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import re
@@ -72,9 +71,11 @@ def list_packages(requirements: Sequence[str]) -> tuple[str, ...]:
 
 
 def _list_extras(extras: Sequence[str]) -> list[str]:
+    from importlib import metadata  # slow to load
+
     try:
-        lines = importlib.metadata.requires("npattn") or []
-    except importlib.metadata.PackageNotFoundError:
+        lines = metadata.requires("npattn") or []
+    except metadata.PackageNotFoundError:
         lines = []
     found = [match for line in lines if (match := CONDITION.fullmatch(line))]
     packages: list[str] = []

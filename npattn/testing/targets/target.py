@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -123,9 +122,11 @@ class Target:
             if not _is_installed(module):
                 return f"{module}, which is not installed: {line}"
         for package, version in self._fixed_versions():
+            from importlib import metadata  # slow to load
+
             try:
-                here = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
+                here = metadata.version(package)
+            except metadata.PackageNotFoundError:
                 return f"{package} {version}, which is not installed: {line}"
             if here != version:
                 return f"{package} {version}, and {here} is installed: {line}"

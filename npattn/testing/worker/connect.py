@@ -28,6 +28,8 @@ from npattn.testing.worker.supervisor import Limits, Worker
 CHILD = Path(child.__file__)
 """The worker: a file that needs NumPy alone."""
 
+OPENBLAS = "OPENBLAS_NUM_THREADS"
+
 
 def connect(
     target: str | None,
@@ -67,7 +69,8 @@ def connect(
         Python that runs the worker, with NumPy and what the target needs, as
         `npattn.testing.targets.environments.choose_python` finds it; default: this one.
     alone : bool
-        No other process judges it meanwhile: else BLAS has one thread in its worker.
+        No other process judges it meanwhile: else all libraries have one thread in its worker, not
+        OpenBLAS alone, whose threads wait at small products.
     spare : Connection, optional
         A process of the same target that waits, as `Worker.start_spare` starts it.
     **arguments
@@ -145,7 +148,7 @@ def connect(
 def isolate(implementation: Implementation, limits: Limits, *, alone: bool = True) -> Remote:
     """Return the same implementation in a worker, which imports its functions or unpickles them.
 
-    It has one thread for BLAS if it is not `alone`.
+    Its libraries have one thread if it is not `alone`.
 
     Raises
     ------
@@ -217,7 +220,7 @@ def _half_of_memory() -> int | None:
 
 
 def _threads(alone: bool) -> dict[str, str]:
-    return {} if alone else ONE_THREAD
+    return {OPENBLAS: os.environ.get(OPENBLAS, "1")} if alone else ONE_THREAD
 
 
 def _settings(framework: str, device: str | None) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from hypothesis import seed as hypothesis_seed
 from npattn.errors import NpattnError, OptionError
 from npattn.problem import Problem
 from npattn.problem.options import FEATURES, OPTIONS
-from npattn.testing.cases import pairwise as cover
 from npattn.testing.cases import strategies
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.cases.pairwise import covering, traits
+from npattn.testing.cases.pairwise import covering, kinds, traits
 from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, OPTION_FIELDS, Recipe
+from npattn.testing.cases.rows import rows_of
 from npattn.testing.cases.space import EDGES, POOLS, RANKS, STRUCTURE, Space, with_rank
 from npattn.testing.cases.strategies import Pools, problems, recipes
 
@@ -117,7 +117,7 @@ def test_revealing_structure_is_sampled_often(name, condition):
 
 
 @pytest.mark.parametrize(
-    ("field", "kinds"),
+    ("field", "values"),
     [
         ("mask", [name for name in MASKS if name != "empty padding"]),  # for one rule
         ("bias", BIASES),
@@ -131,8 +131,8 @@ def test_revealing_structure_is_sampled_often(name, condition):
         ("softcap", (None, 0.5, 30.0)),
     ],
 )
-def test_every_kind_of_option_is_sampled(field, kinds):
-    assert set(kinds) <= {getattr(r, field) for r in sample()} | (
+def test_every_kind_of_option_is_sampled(field, values):
+    assert set(values) <= {getattr(r, field) for r in sample()} | (
         {None} if field in ("mask", "bias", "score_mod") else set()
     )
 
@@ -246,7 +246,7 @@ def test_failures_shrink_to_the_smallest_sizes(fails, smallest):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_group_and_number_of_shared_heads_is_sampled(seed):
-    plan = [r for r in cases(seed) if traits(r)]  # none of them has a size of 0
+    plan = [r for r in cases(seed) if names(traits, r)]  # none of them has a size of 0
     assert {r.H // r.K for r in plan} >= set(POOLS["G"])
     assert {r.K for r in plan} >= set(POOLS["K"])
 
@@ -379,7 +379,8 @@ def test_cases_do_not_depend_on_earlier_cases():
     one, other = (Pools(Space(features=frozenset()), force=x) for x in (forced, turned))
     assert one == other  # though what a seed chooses differs
     after = list(one.cases(3, 10)), list(other.cases(3, 10))
-    strategies._after_pairs.cache_clear()
+    for remembered in (strategies._pairs, strategies._first_after_pairs, strategies._after_pairs):
+        remembered.cache_clear()
     assert list(other.cases(3, 10)) == after[1] != after[0]
 
 
@@ -393,10 +394,14 @@ def test_pairs_of_options_come_without_sampling_the_rest(monkeypatch):
 def test_the_first_20_cases_are_of_both_kinds():
     pools = Pools(Space())
     first = list(itertools.islice(pools.cases(0, 200), 20))
-    assert first[:10] == pools._pairs(0, 200)[:10]
+    assert first[:10] == strategies._pairs(pools, tuple(pools.lists), 0, 200)[:10]
     assert first[10:] == strategies._first_after_pairs(pools, tuple(pools.lists), 0, 200)
     options = [len(switched_on(recipe)) for recipe in first]
     assert max(options[:10]) <= 2 < max(options[10:])
+
+
+def names(table, recipe):
+    return [name for name, (has,) in table(rows_of([recipe])).items() if has]
 
 
 def cases(seed, space=None, **kwargs):
@@ -433,14 +438,14 @@ def pairs_that_can_meet():
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.broad
 def test_hundred_cases_cover_pairs_of_options_and_structure(seed):
-    met = {frozenset(p) for r in cases(seed) for p in itertools.combinations(traits(r), 2)}
+    met = {frozenset(p) for r in cases(seed) for p in itertools.combinations(names(traits, r), 2)}
     assert pairs_that_can_meet() == met
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_within_100_examples_every_kind_is_there(seed):
     plan = cases(seed)
-    for field, kinds in [
+    for field, values in [
         ("mask", [name for name in MASKS if name != "empty padding"]),
         ("bias", BIASES),
         ("distribution", DISTRIBUTIONS),
@@ -453,9 +458,9 @@ def test_within_100_examples_every_kind_is_there(seed):
         ("S", (1, *EDGES, 4096)),
         ("D", (1, 8, 64, 65, 128)),
     ]:
-        assert set(kinds) <= {getattr(r, field) for r in plan}, field
+        assert set(values) <= {getattr(r, field) for r in plan}, field
     assert any(r.S > 128 and r.D > 64 for r in plan)
-    shown = {kind for r in plan for kind in cover.kinds(r)}
+    shown = {kind for r in plan for kind in names(kinds, r)}
     assert shown >= {"by sample", "H = T", "K = S", "T = D", "S = D", "S = E"}
     assert shown >= {f"broadcast {x}" for x in (["kept", "not"], ["not", "kept"])}
     assert {letter for letter in "TSDEH" for r in plan if getattr(r, letter) == 0} == set("TSDEH")
@@ -464,17 +469,20 @@ def test_within_100_examples_every_kind_is_there(seed):
 def test_covered_pairs_respect_features_and_structure():
     features = frozenset({"causal", "bias", "scale"})
     space = Space(features=features, structure=EVERYTHING - {"rank 2", "rank 5", "K < H"})
-    met = {frozenset(p) for r in cases(0, space) for p in itertools.combinations(traits(r), 2)}
+    met = {
+        frozenset(p) for r in cases(0, space) for p in itertools.combinations(names(traits, r), 2)
+    }
     gone = {"rank 2", "rank 5", "K = 1", "1 < K < H"} | (set(OPTION_FIELDS) - features)
     assert {pair for pair in pairs_that_can_meet() if not pair & gone} == met
 
 
 def test_covering_cases_have_few_options_and_no_duplicates():
-    plan = [Pools(Space()).recipe(2 * seed) for seed in range(200)]
-    chosen = list(covering([], plan))
+    plan = Pools(Space()).recipes([2 * seed for seed in range(200)])
+    numbers = list(covering(rows_of([]), rows_of(plan)))
+    chosen = [plan[n] for n in numbers]
     assert len(chosen) == len(set(chosen)) < 75
     assert max(map(len, map(switched_on, chosen))) <= 4
-    assert list(covering(chosen, plan)) == []
+    assert list(covering(rows_of(chosen), rows_of(plan))) == []
 
 
 @pytest.mark.thorough

@@ -152,7 +152,7 @@ def test_the_command_asks_the_cluster(monkeypatch):
         assert where == "local:3"
         yield Inline(passes), 3
 
-    monkeypatch.setattr("npattn.cli.check.open_cluster", open_cluster)
+    monkeypatch.setattr("npattn.cli.cluster.open_cluster", open_cluster)
     asked = ("--only", "views", "--examples", "401", "--sizes", "D=3,7")
     done = run("--cluster", "local:3", *asked)
     assert done.exit_code == 0, done.output

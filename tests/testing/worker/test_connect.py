@@ -600,3 +600,35 @@ def test_sweeps_never_reach_a_worker(make_remote):
         check(make_remote("numpy.naive"), sweep=3)
     with pytest.raises(OptionError, match="sweep is 3, must be 0 for what lives in a worker"):
         check(naive, isolate=True, sweep=3)
+
+
+COUNTS = """
+import os
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_info
+
+
+def attention(q, k, v):
+    blas = [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
+    seen = f"{max(blas)} {os.environ.get('OMP_NUM_THREADS')}"
+    Path(__file__).with_name("threads").write_text(seen)
+    s = q @ k.swapaxes(-1, -2) * q.dtype.type(q.shape[-1] ** -0.5)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True) @ v
+"""
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_products_of_small_problems_have_one_thread(tmp_path, monkeypatch, apart):
+    """OpenBLAS has: libraries of the user's own, in a worker that is alone, have all threads."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    path = tmp_path / "counts.py"
+    path.write_text(COUNTS, "utf-8")
+    implementation = (
+        connect(f"{path}:attention") if apart else load_implementation(f"{path}:attention")
+    )
+    check(implementation, examples=2, only=["agreement-o"], diagnosis=False)
+    assert (tmp_path / "threads").read_text() == "1 3"
