@@ -17,7 +17,7 @@ from npattn import __version__
 from npattn.cli.cluster import open_cluster
 from npattn.cli.config import read_config
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
-from npattn.cli.target import change_conventions, find_place, open_target, report_import_errors
+from npattn.cli.target import change_conventions, open_target, report_import_errors
 from npattn.cli.watch import Watcher, watch
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
@@ -25,7 +25,8 @@ from npattn.testing.adapters.load import load_callable
 from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.modules import check_module
 from npattn.testing.parsing import INTERRUPTED, interruptible
-from npattn.testing.report.formats import Place, annotate, markdown, sarif
+from npattn.testing.report.formats import annotate, markdown, sarif
+from npattn.testing.report.place import Place, find_place
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.failed_first import (
