@@ -21,6 +21,7 @@ COMMANDS = {
     "diff": "npattn.cli.diff",
     "explain": "npattn.cli.explain",
     "fingerprint": "npattn.cli.fingerprint",
+    "init": "npattn.cli.init",
     "list": "npattn.cli.lists",
     "mutants": "npattn.cli.mutants",
     "plot": "npattn.cli.plot",

@@ -42,7 +42,7 @@ class Report(Record):
         return fragment(self)
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the report as text: at most 25 lines, 12 if it passed, or with `verbose` everything."""
+        """Return the report as text: 25 lines at most, 12 if it passed; with `verbose` all."""
         return (
             "\n".join(line.text.rstrip() for line in text_lines(self, WIDTH, verbose=verbose))
             + "\n"

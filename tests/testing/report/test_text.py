@@ -244,7 +244,7 @@ def test_green_report_is_in_order_within_twelve_lines_of_eighty():
             for name in (*"abcde", "reversed")  # a view is not the user's business
         ],
         asked={"float32": Asked(dict.fromkeys("BHKGTSDE", (1, 4096)))},
-        skipped={"float32": {name: "no window" for name in MODELS}},
+        skipped={"float32": dict.fromkeys(MODELS, "no window")},
     )
     text = [line.text for line in lines(whole, 80)]
     assert len(text) <= GREEN_LINES
