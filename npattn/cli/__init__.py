@@ -78,6 +78,11 @@ class _Commands(Command, click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """End the help with the numbers of rules, implementations and profiles."""
+        count_all = importlib.import_module("npattn.cli.lists").count_all
+        formatter.write(f"\n{count_all()} (npattn list).\n")
+
     def context_of(self, ctx: click.Context) -> click.Context:
         """Return the context of the command that was called."""
         name = ctx.invoked_subcommand or ""
