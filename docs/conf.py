@@ -41,7 +41,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "use_edit_page_button": True,
     "show_toc_level": 2,
-    "secondary_sidebar_items": ["page-toc", "edit-this-page"],
+    "secondary_sidebar_items": {"**": ["page-toc", "edit-this-page"], "index": []},
     "icon_links": [{"name": "Source", "url": address(), "icon": "fa-brands fa-github"}],
     "footer_start": ["copyright"],
     "footer_end": [],

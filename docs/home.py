@@ -8,7 +8,12 @@ from npattn import __version__
 from npattn.cli.lists import count_all
 
 ROOT = Path(__file__).parent.parent
-HOME = """::::{{grid}} 1 1 2 2
+HOME = """**Get it**, version {version}: in a clone of [the source]({source}),
+
+```bash
+{install}```
+
+::::{{grid}} 1 1 2 2
 :class-container: home
 
 :::{{grid-item}}
@@ -21,11 +26,6 @@ HOME = """::::{{grid}} 1 1 2 2
 {report}```
 :::
 ::::
-
-**Get it:** in a clone of [the source]({source}), version {version}:
-
-```bash
-{install}```
 
 [The README](readme.md) explains this report line by line. {counts}.
 """

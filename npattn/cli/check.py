@@ -15,6 +15,7 @@ from rich.console import Console
 
 from npattn import __version__
 from npattn.cli.cluster import open_cluster
+from npattn.cli.completion import complete_target
 from npattn.cli.config import read_config
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
 from npattn.cli.target import change_conventions, open_target, report_import_errors
@@ -88,7 +89,7 @@ class _CheckCommand(GroupedCommand):
 
 
 @click.command("check", cls=_CheckCommand)
-@click.argument("target", required=False)
+@click.argument("target", required=False, shell_complete=complete_target)
 @add_flags()
 def check_command(target: str | None, **flags: Any) -> None:
     """Judge TARGET, an attention implementation.

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from npattn.cli.completion import complete_target
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags
 from npattn.cli.target import report_import_errors
 from npattn.errors import OptionError
@@ -18,8 +19,8 @@ from npattn.testing.targets import load_implementation
 
 
 @click.command("diff", cls=GroupedCommand)
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete_target)
+@click.argument("b", shell_complete=complete_target)
 @click.option("--module", is_flag=True, help="Compare torch modules; two modules are seen to be.")
 @click.option("--profiles", is_flag=True, help="Compare the profiles of both; nothing is run.")
 @add_flags(

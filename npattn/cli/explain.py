@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from npattn.cli.completion import complete_rule
 from npattn.testing.judge import choose_rules
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.modules.rules import RULES as MODULE_RULES
@@ -85,7 +86,7 @@ def _explanation(name: str, where: str, docstring: str) -> Explanation:
 
 
 @click.command("explain")
-@click.argument("rule")
+@click.argument("rule", shell_complete=complete_rule)
 def explain_command(rule: str) -> None:
     """Say what RULE demands, why, and which real bug broke it.
 

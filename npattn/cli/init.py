@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from npattn.cli.completion import complete_target
 from npattn.cli.config import FILE
 from npattn.cli.flags import GroupedCommand, add_flags
 from npattn.cli.target import open_target
@@ -50,7 +51,7 @@ jobs:
 
 
 @click.command("init", cls=GroupedCommand)
-@click.argument("target")
+@click.argument("target", shell_complete=complete_target)
 @add_flags(*KEPT)
 def init_command(target: str, **flags: Any) -> None:
     """Write settings, a test and a workflow for TARGET, after asking what it takes.

@@ -98,7 +98,7 @@ def test_real_page_names_target_project_version_and_words(real, tmp_path):
     block = unpack(re.search('id="block-0">(.*?)</script>', text)[1])
     details = unescape(block["cells"][0][0])
     assert real.runs[0].report["causes"][0]["text"] in details
-    assert details.count("<table class=\"map\"") == 3
+    assert details.count('<table class="map"') == 3
     assert "npattn.Problem(" in details
 
 
