@@ -11,6 +11,7 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS)]  # benchmarks, and the modules of t
 
 import pictures
 import rule_pages
+from home import address, write_home
 from report_lexer import ReportLexer
 
 project = "npattn"
@@ -35,19 +36,30 @@ html_theme_options = {
     "header_links_before_dropdown": 6,
     "navbar_align": "left",
     "navbar_center": ["navbar-nav"],
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
     "navbar_persistent": ["search-button-field"],
     "navigation_with_keys": False,
-    "show_prev_next": False,
+    "use_edit_page_button": True,
     "show_toc_level": 2,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {"**": ["page-toc", "edit-this-page"], "index": []},
+    "icon_links": [{"name": "Source", "url": address(), "icon": "fa-brands fa-github"}],
     "footer_start": ["copyright"],
     "footer_end": [],
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",
 }
 html_sidebars = {"index": [], "readme": []}
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
+# Pages that are made when the site is built are edited in what they are made from.
+html_context = {
+    "edit_page_url_template": address()
+    + """/edit/main/{%- if pagename in roots %}{{ roots[pagename] }}
+{%- elif pagename.startswith("rules/") %}npattn/testing/rules
+{%- elif pagename.startswith("lessons_built/index") %}docs/lessons/GALLERY_HEADER.rst
+{%- elif pagename.startswith("lessons_built/") %}docs/lessons/{{ pagename[14:] }}.py
+{%- else %}docs/{{ file_name }}{% endif %}""",
+}
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 
@@ -84,22 +96,34 @@ ROOT_PAGES = {
     "readme": "README.md",
     "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
-} | {"security": "SECURITY.md"}
+    "security": "SECURITY.md",
+}
 """Page of the site → the file beside docs/ that it shows."""
+html_context["roots"] = ROOT_PAGES
 SEARCHED = {
-    "how-to/pytest": "pytest",
+    "diagnosis": "off-by-one",
+    "green": "guarantee",
+    "how-to/continuous-integration": "CI",
+    "how-to/dump": "dump",
+    "how-to/pytest": "pytest, junit",
+    "how-to/varlen-and-paged": "uint16",
     "how-to/gradient": "gradient check",
     "how-to/triton-on-a-laptop": "Triton",
     "positions": "RoPE",
     "cache": "paged",
 }
-"""Page → words that a search finds there first: they are made entries of the index."""
+"""Page → words that a search finds there first: they are made entries of the index.
+
+Several are parted by commas.
+"""
 
 
 def read_beside(app, name, source):
     """Show a file of the root as a page, its links made those of docs/; add what is searched."""
     if name in SEARCHED:
-        source[0] = f"```{{index}} ! {SEARCHED[name]}\n```\n\n{source[0]}"
+        entries = ", ".join(f"! {words}" for words in SEARCHED[name].split(", "))
+        source[0] = f"```{{index}} {entries}\n```\n\n{source[0]}"
+    source[0] = source[0].replace("<!-- home -->", write_home())
     if name in ROOT_PAGES:
         path = DOCS.parent / ROOT_PAGES[name]
         app.env.note_dependency(str(path))

@@ -16,6 +16,7 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 
+from npattn.cli.lists import count_all
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.model_sizes import MODEL_HEADS, model_recipes
 from npattn.testing.cases.recipe import Recipe
@@ -76,6 +77,10 @@ def module_map() -> str:
     for folder in (PACKAGE, ROOT / "benchmarks"):
         text += [f"## `{folder.name}/`", "", *entries(folder, ranks), ""]
     return "\n".join(text)
+
+
+def counts() -> str:
+    return f"{count_all()} (`npattn list`).\n"
 
 
 def packages() -> str:
@@ -280,6 +285,7 @@ def findings() -> str:
 
 
 PAGES = {
+    "README.md": {"counts": counts},
     "docs/modules.md": {"packages": packages, "module map": module_map},
     "docs/semantics.md": {"options": options},
     "docs/options.md": {"arguments": arguments},

@@ -106,7 +106,48 @@ def first_check():
     return maps({"np.tri: top left": got, "the default": want, "differ": got != want})
 
 
+PARTS = {
+    "FAILED": "the verdict, and what is refused",
+    "the ": "the cause: which step is wrong, and where",
+    "  fails": "the pair: the same problem fails and passes",
+    "  p at": "the matrix: the first wrong quantity",
+    "  agreement": "the rule that failed: got, want, allowed",
+    "FAILED: 1 failed": "the verdict again",
+}
+"""Beginning of the first line of each part of the README's report → what it is."""
+
+
 def reading():
+    """The README's report, with a mark and a name at each of its parts."""
+    text = (DOCS.parent / "README.md").read_text("utf-8")
+    shown = re.search(r"npattn check my_kernel.py:attention -x\n(.*?)```", text, re.DOTALL)[1]
+    lines, starts = shown.splitlines(), []
+    for begin in PARTS:
+        after = starts[-1] + 1 if starts else 0
+        starts.append(next(i for i in range(after, len(lines)) if lines[i].startswith(begin)))
+    width = 44 if axes.narrow else 84
+    [ax] = axes(1, size=(4.4, 3.4) if axes.narrow else (10.5, 3.6))
+    ax.set(xlim=(0, width if axes.narrow else 1.5 * width), ylim=(len(lines) + 6 * axes.narrow, -1))
+    ax.set_axis_off()
+    row = 0
+    for i, line in enumerate(lines):
+        if i in starts and axes.narrow:  # above the part; else beside it
+            ax.text(0, row, [*PARTS.values()][starts.index(i)], size=7, color=RED)
+            row += 1
+        cut = line if len(line) <= width else f"{line[: width - 1]}…"
+        ax.text(1, row, cut, family="monospace", size=7)
+        if not axes.narrow:
+            ends = [*starts[1:], len(lines)]
+            part = next(n for n, end in enumerate(ends) if i < end)
+            ax.plot([width, width], [row - 0.7, row + 0.2], color=(BLUE, RED)[part % 2], lw=3)
+            if i in starts:
+                ax.text(width + 1, row, [*PARTS.values()][part], size=9)
+        row += 1
+    ax.plot([0, 0], [-0.7, row - 0.8], color=GREY, lw=2)
+    return ax.figure
+
+
+def levels():
     counts = Counter(rule.level for rule in PROPERTIES.values())
     must = {level: counts[level] * (level in REQUIRED) for level in LEVELS}
     shown = {level: counts[level] - must[level] for level in LEVELS}
@@ -368,7 +409,7 @@ def findings():
 PICTURES = {
     draw.__name__: draw
     for draw in (
-        *(home, first_check, reading, adapting, diff, spot),
+        *(home, first_check, reading, levels, adapting, diff, spot),
         *(semantics, rules, every_mask, turns, packed, shared, chosen, decays),
         *(two_softmaxes, digits, taylor, drawn, tolerance, diagnosis, detection),
         *(performance, jacobian, tiled, matrix, findings),

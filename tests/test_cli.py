@@ -25,6 +25,7 @@ from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import GROUPS, CommandSettings, options
 from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import naive
+from tests.pages import ROOT
 
 FAST = ("--examples", "3")
 SMALL = ("--sizes", "T=3,5", "--sizes", "S=4,7")  # a failure is explained in half the time
@@ -534,6 +535,16 @@ def test_every_rule_is_explained(rule):
 )
 def test_levels_and_rules_of_modules_are_explained(name, words):
     assert words in run("explain", name)
+
+
+def test_what_a_green_report_does_not_say_is_explained_offline():
+    """Every row of the table of docs/green.md, without links."""
+    output = told(run("explain", "green"))
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/green.md").read_text(), re.M)[2:]
+    assert len(rows) >= 10
+    assert all(name in output for name in rows)
+    assert "found in some draws only; of 48" in output
+    assert "](" not in output
 
 
 def test_explain_of_a_module_rule_has_the_rules_that_begin_so():

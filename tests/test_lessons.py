@@ -21,6 +21,13 @@ def blocks(source):
     return re.split(r"^# %%\n", source, flags=re.M)
 
 
+def solution(source):
+    """Return the code of the hidden solution at the end of a lesson."""
+    _, hidden = source.split("# .. dropdown:: Solution\n")
+    _, code = hidden.split(".. code-block:: python\n")
+    return "\n".join(line.removeprefix("#       ") for line in code.splitlines()[1:])
+
+
 def draws(block):
     """True if a block makes a figure, or has one as its last line."""
     calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(block)) if isinstance(n, ast.Call)]
@@ -44,7 +51,11 @@ def test_lesson_has_title_text_picture_and_claim(path):
     assert len(line) == len(title)
     assert any(draws(block) for block in blocks(source))
     assert len(re.findall(r"^ *assert ", source, re.M)) >= 2
-    assert len(source.splitlines()) <= 120
+    assert len(source.splitlines()) <= 150
+    parts = ("# What you learned\n", "# .. admonition:: Exercise\n", "# .. dropdown:: Solution\n")
+    places = [source.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "assert " in solution(source)
 
 
 def test_block_without_picture_is_seen():
@@ -57,10 +68,11 @@ def test_block_without_picture_is_seen():
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson_runs(path, monkeypatch):
-    """The gate runs them, too, when it builds the site."""
+    """The gate runs them, too, when it builds the site; the solution goes on with its names."""
     import matplotlib.pyplot as plt
 
     monkeypatch.chdir(path.parent)
     monkeypatch.syspath_prepend(os.fspath(ROOT / "docs" / "examples"))
-    assert runpy.run_path(str(path))["npattn" if "import npattn" in path.read_text() else "plot"]
+    names = runpy.run_path(str(path))
+    exec(solution(path.read_text()), names)
     plt.close("all")

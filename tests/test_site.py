@@ -1,16 +1,23 @@
 """The site: a page for each rule, pictures with words, reports in colours, files of the root."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
 from pygments.token import Comment, Generic, Name
 
+import npattn
 from npattn.cli import cli
+from npattn.cli.lists import count_all
 from npattn.testing.rules import ON_REQUEST, RULES
-from tests.pages import ROOT, load
+from npattn.testing.targets import TARGETS
+from tests.browser import PATH, Browser
+from tests.pages import ROOT, block, load
 from tests.printed import FIRST, printed_blocks
 
 pytestmark = pytest.mark.unmeasured  # other tests run these lines
@@ -131,11 +138,15 @@ def test_a_command_is_told_from_its_comment():
 # --- files of the root ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", ["readme", "contributing", "changelog"])
-def test_a_file_of_the_root_is_a_page_whose_links_are_those_of_the_site(page, monkeypatch):
+@pytest.fixture
+def conf(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
+    return load("conf")
+
+
+@pytest.mark.parametrize("page", ["readme", "contributing", "changelog"])
+def test_a_file_of_the_root_is_a_page_whose_links_are_those_of_the_site(page, conf):
     seen, source = [], ["placeholder"]
-    conf = load("conf")
     app = SimpleNamespace(env=SimpleNamespace(note_dependency=seen.append))
     conf.read_beside(app, page, source)
     assert seen == [str(ROOT / conf.ROOT_PAGES[page])]
@@ -148,3 +159,71 @@ def test_a_file_of_the_root_is_a_page_whose_links_are_those_of_the_site(page, mo
     conf.read_beside(app, "positions", source := ["as it is"])
     assert source == ["```{index} ! RoPE\n```\n\nas it is"]
     assert [name for name in conf.SEARCHED if not (ROOT / f"docs/{name}.md").exists()] == []
+
+
+# --- the first screen, and the search -------------------------------------------------------------
+
+
+def test_home_has_the_kernel_of_the_readme_its_report_and_the_counts_of_help(conf):
+    """One source for each: README, setup.cfg, and what `npattn --help` prints."""
+    source = [(ROOT / "docs/index.md").read_text()]
+    conf.read_beside(None, "index", source)
+    readme, (home,) = (ROOT / "README.md").read_text(), source
+    assert block("README.md", "python", "# my_kernel.py") in home
+    assert printed_blocks()["my-kernel"][1] in home
+    assert ".venv/bin/pip install -q -e ." in home
+    assert f"version {npattn.__version__}" in home
+    assert f"]({conf.address()})" in home
+    assert count_all() in home
+    assert count_all() in readme
+    assert count_all() in " ".join(CliRunner().invoke(cli, ["list"]).output.split())
+    assert [len(RULES), len(TARGETS)] == [int(n) for n in re.findall(r"\d+", count_all())[:2]]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The pages of text with their index, without pictures and lessons."""
+    pytest.importorskip("myst_parser")
+    folder = tmp_path_factory.mktemp("searched")
+    docs = folder / "docs"
+    for path in (ROOT / "docs").rglob("*.md"):
+        if not {"_build", "rules", "lessons_built", "reports"} & {*path.parts}:
+            copy = docs / path.relative_to(ROOT / "docs")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(path.read_text())
+    (docs / "conf.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.pages import load\n"
+        "own = load('conf')\n"
+        "extensions, myst_enable_extensions = ['myst_parser', 'sphinx_design'], ['colon_fence']\n"
+        "def setup(app): app.connect('source-read', own.read_beside)\n"
+    )
+    words = ["-m", "sphinx", "-q", "-b", "html", str(docs), str(folder / "html")]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    return folder / "html"
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(PATH is None, reason="needs Chromium")
+def test_search_finds_each_word_on_its_page_first(conf, built, tmp_path):
+    browser, found, wanted = Browser(tmp_path), {}, {}
+    try:
+        page = browser.open("", width=1100)
+        for name, words in conf.SEARCHED.items():
+            for word in words.split(", "):
+                page.events.clear()
+                page.send("Page.navigate", url=f"{built.as_uri()}/search.html?q={quote(word)}")
+                page.wait_for("Page.loadEventFired")
+                found[word] = page.run("""
+                  let first;
+                  for (let n = 0; n < 400 && !first; n++) {
+                    await new Promise((go) => setTimeout(go, 50));
+                    first = document.querySelector('#search-results li a');
+                  }
+                  return first && first.getAttribute('href').split('.html')[0];
+                """)
+                wanted[word] = name
+    finally:
+        browser.close()
+    assert {"off-by-one", "junit", "uint16", "guarantee", "dump", "CI"} < {*found}
+    assert found == wanted

@@ -47,6 +47,7 @@ def _page(matrix: Content, extent: Extent) -> str:
     levels: Levels = {level: rules for level, rules in every.items() if rules}
     causes: dict[str, int] = {}
     body = [
+        '<p><a href="../index.html">npattn</a></p>',
         "<h1>Which attention keeps which rule</h1>",
         *_introduction(matrix),
         *_controls(matrix, levels),

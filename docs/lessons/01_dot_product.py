@@ -86,3 +86,20 @@ ax.legend(loc="upper right")
 # ``npattn.attention`` is this formula, for any number of heads and examples and with every option.
 
 assert np.allclose(npattn.attention(q, k, v), o, rtol=1e-14)
+
+# %%
+# What you learned
+# ----------------
+# - A score is a dot product, a weight a share of the row, an output a mean of values.
+# - The output never leaves the area between the values.
+#
+# .. admonition:: Exercise
+#
+#    Find a query whose output is value 1 alone, up to rounding.
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       only = np.array([[-50.0, 50.0]])  # far along key 1, and away from key 0
+#       assert np.allclose(npattn.attention(only, k, v), v[1])

@@ -94,3 +94,20 @@ if importlib.util.find_spec("torch"):
     assert np.allclose(weights, their_weights, rtol=0, atol=1e-13)
 else:
     print("torch is not installed; the comparison with its layer is left out")
+
+# %%
+# What you learned
+# ----------------
+# - Heads are cut from one product; the head axis moves in front of the tokens, and back.
+# - npattn's layer and PyTorch's have the same numbers, in another order and transposed.
+#
+# .. admonition:: Exercise
+#
+#    Nothing says where a token stands. What happens to the output if the tokens are shuffled?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       order = [3, 0, 4, 1, 2]
+#       assert np.allclose(mha.forward(x[:, order]).out, fwd.out[:, order])  # it is shuffled alike

@@ -83,3 +83,22 @@ assert same[0, 0] == same[0, 4] == same[0].max()
 assert (previous.argmax(axis=-1) == [0, 0, 1, 2, 3, 4]).all()
 assert set(np.argsort(nouns[0])[-2:]) == {1, 5}  # cat, mat
 assert np.allclose(everything, 1 / T)
+
+# %%
+# What you learned
+# ----------------
+# - A heat map has a row for each query; an untrained layer's means nothing.
+# - A head has a job if its queries ask for what its keys offer.
+#
+# .. admonition:: Exercise
+#
+#    Give a head the job *word after*; the last word asks for itself.
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       after = np.roll(place, 1, axis=1)
+#       after[-1] = place[-1]
+#       p = npattn.forward(STRENGTH * after, place, x, scale=1.0).weights
+#       assert (p.argmax(axis=-1) == [1, 2, 3, 4, 5, 5]).all()

@@ -88,3 +88,21 @@ for ax, (name, conventions) in zip(axes, names.items(), strict=True):
     weights = npattn.forward(q, k, v, nothing, conventions=conventions).weights[0, 0]
     plot.head(weights, ax=ax, title=name)
     print(f"{name:16}", weights[2].round(2))
+
+# %%
+# What you learned
+# ----------------
+# - A hidden key has the weight 0; −1e9 in its place is as good only in some dtypes and rows.
+# - What a query that sees nothing gives is a convention, which a report names.
+#
+# .. admonition:: Exercise
+#
+#    Let each word see itself and the word before it, in its own sentence. How many keys does each
+#    query of the short sentence see?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       two = (masks.window(1, 0) & padding).to_array(T, T)[1, 0]
+#       assert two.sum(axis=1).tolist() == [1, 2, 2, 2, 1, 0]

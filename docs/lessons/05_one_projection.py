@@ -99,3 +99,20 @@ if importlib.util.find_spec("torch"):
     assert not report.passed
 else:
     print("torch is not installed; the judge of modules needs it")
+
+# %%
+# What you learned
+# ----------------
+# - Packed projections have two orders, and a shape does not tell which.
+# - Without moving the head axis back, a reshape mixes tokens.
+#
+# .. admonition:: Exercise
+#
+#    Only ``wrong`` is left of the outputs. Make ``right`` of it.
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       again = wrong.reshape(H, T, D)  # what was merged is cut as it was
+#       assert np.array_equal(again.swapaxes(0, 1).reshape(T, H * D), right)

@@ -81,3 +81,22 @@ for name, sizes in curves.items():
 ax.axhline(1 / 32, color="0.6", linestyle=":", label="even weights")
 ax.set(xlabel="heads of size 64", ylabel="largest weight of a row, mean", ylim=(0, None))
 ax.legend()
+
+# %%
+# What you learned
+# ----------------
+# - A score of D products has the standard deviation √D, so that D is that of one head.
+# - Too large a scale saturates the softmax, and too small a one makes rows even.
+#
+# .. admonition:: Exercise
+#
+#    Some models divide q and k by their lengths first. Which scale then makes rows as sharp as
+#    1/√D does here?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       unit_q, unit_k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+#       p = npattn.forward(unit_q, unit_k, v, scale=np.sqrt(D)).weights  # lengths are near √D each
+#       assert abs(p.max(axis=-1).mean() / largest["1/√D"] - 1) < 0.1

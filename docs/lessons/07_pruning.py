@@ -94,3 +94,21 @@ ax.set(ylabel="test accuracy (%)", xlabel="heads that are removed", ylim=(0, 105
 # Every head matters here, some more than others, and none as much as all together: four heads of
 # size 4 leave no room for a spare one. In large models many heads can go for almost nothing. The
 # model was not trained for the loss of a head; more steps of training would win back a part of it.
+
+# %%
+# What you learned
+# ----------------
+# - A gate of 0 removes a head, and pruning removes its parameters; the numbers are the same.
+# - How much a head matters is measured by leaving it out.
+#
+# .. admonition:: Exercise
+#
+#    How right is the model with a single head left, and is each better than none?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       alone = [accuracy_without({0, 1, 2, 3} - {h}) for h in range(4)]
+#       print(alone)
+#       assert max(alone) > accuracies["all"]

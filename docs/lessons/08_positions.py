@@ -112,3 +112,23 @@ ax.legend()
 
 assert np.allclose(weights["none"][-1], 1 / T)
 assert all(p[-1].argmax() == T - 1 for name, p in weights.items() if name != "none")
+
+# %%
+# What you learned
+# ----------------
+# - Attention knows no order: positions are added to vectors, turn them, or change scores.
+# - Rotary positions depend on differences alone.
+#
+# .. admonition:: Exercise
+#
+#    A model writes one word at a time, with the turned keys in a cache. Turn the last query so
+#    that its output is right, and show that the position 0 is wrong.
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       last = npattn.attention(positions.rope(q[-1:], offset=T - 1), positions.rope(k), v)
+#       assert np.allclose(last, here[-1:])
+#       forgotten = npattn.attention(positions.rope(q[-1:]), positions.rope(k), v)
+#       assert not np.allclose(forgotten, here[-1:])

@@ -88,3 +88,20 @@ q, k, v = np.random.default_rng(0).standard_normal((3, n, 16))
 tiled = npattn.attention(q, k, v, masks.window(3, 0), engine="tiled")
 dense = npattn.attention(q, k, v, masks.window(3, 0).to_array(n, n))
 assert np.allclose(tiled, dense)
+
+# %%
+# What you learned
+# ----------------
+# - A pattern's cost is its number of pairs, and its reach a power of its mask.
+# - A stride with a window sees everything in two layers.
+#
+# .. admonition:: Exercise
+#
+#    How many layers does a window of seven earlier words need for these 24?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       wide = masks.window(7, 0).to_array(T, T).reshape(T, T)
+#       assert share_seen(wide, 4) == 1 > share_seen(wide, 3)  # 23 words back, seven a layer

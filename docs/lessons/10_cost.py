@@ -98,3 +98,20 @@ assert peaks[tiled][-1] < peaks[textbook][-1] / 4
 q, k, v = rng.standard_normal((3, 512, D)).astype(np.float32)
 print(f"largest difference {abs(textbook(q, k, v) - tiled(q, k, v)).max():.0e}")
 assert np.allclose(textbook(q, k, v), tiled(q, k, v), atol=1e-5)
+
+# %%
+# What you learned
+# ----------------
+# - Operations and scores grow with T²; tiles save the memory, and not the operations.
+# - Memory follows the count, time only roughly.
+#
+# .. admonition:: Exercise
+#
+#    From which T on do the float32 scores of 32 heads fill 16 GiB?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       longest = int((16 * 2**30 / (4 * 32)) ** 0.5)
+#       assert longest == 11585

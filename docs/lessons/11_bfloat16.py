@@ -110,3 +110,25 @@ print(f"largest relative error of a sum: {error.max():.1%}")
 print(f"largest error / tolerance: {ratio.max():.2f}, {(ratio > 1).sum()} of {ratio.size} beyond")
 assert (ratio > 1).any()
 plot.error(ratio, axes=("query", "value column"), title="sums in bfloat16")
+
+# %%
+# What you learned
+# ----------------
+# - Errors of scores count most, since exp makes them relative errors of weights.
+# - A tolerance that is derived tells a bug from rounding of the same size.
+#
+# .. admonition:: Exercise
+#
+#    Sum each row in bfloat16 by halves: pairs, then pairs of pairs. How large is the error of a
+#    sum now?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       e = np.exp(q @ k.T / np.sqrt(D))
+#       total = round_to_bfloat16(e)
+#       while total.shape[1] > 1:
+#           total = round_to_bfloat16(total[:, ::2] + total[:, 1::2])
+#       halves = abs(total / e.sum(axis=-1, keepdims=True) - 1)
+#       assert halves.max() < error.max() / 4  # eight roundings, and not 256

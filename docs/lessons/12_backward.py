@@ -118,3 +118,24 @@ assert check_gradients(attention, (q, k, v), vjp=backward).passed
 report = check_gradients(attention, (q, k, v), vjp=without_mean)
 assert not report.passed
 print(report)
+
+# %%
+# What you learned
+# ----------------
+# - Each line of the backward belongs to one of the forward, in the opposite order.
+# - A gradient predicts the loss: what it leaves shrinks as h³.
+#
+# .. admonition:: Exercise
+#
+#    The scale may be learned, too. Derive the gradient of the loss by it, and check it.
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       dp, p = do @ v.T, forward(q, k, v)[1]
+#       ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+#       dscale = (ds * (q @ k.T)).sum()  # from s = scale · q kᵀ
+#       h = 1e-5
+#       up, down = ((do * npattn.attention(q, k, v, scale=scale + x)).sum() for x in (h, -h))
+#       assert np.isclose(dscale, (up - down) / (2 * h), rtol=1e-6)

@@ -83,3 +83,21 @@ plot.head(means["single-head"][0], queries=rows, keys=rows, title="one head")
 # This is one seed, one small model, and eight epochs. After 40 epochs at twice the width, one head
 # reaches 98.1 % and four reach 98.9 % (``docs/train.md``), a difference of three images. What the
 # lesson shows is how to ask: equal parameters, equal data, and a test for chance.
+
+# %%
+# What you learned
+# ----------------
+# - With equal parameters, several heads beat one here; a test for chance belongs to it.
+# - One seed of a small model is no law.
+#
+# .. admonition:: Exercise
+#
+#    Two models differ on n images, and one of them is right on all n. From which n on is that
+#    unlikely (below 5 %, both ways) if a coin decided?
+#
+# .. dropdown:: Solution
+#
+#    .. code-block:: python
+#
+#       n = next(n for n in range(1, 99) if 2 * 0.5**n < 0.05)
+#       assert n == 6

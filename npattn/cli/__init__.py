@@ -21,6 +21,7 @@ COMMANDS = {
     "diff": ("diff", "Say how A and B differ: two profiles, or two implementations."),
     "explain": ("explain", "Say what RULE demands, why, and which real bug broke it."),
     "fingerprint": ("fingerprint", "Find out the conventions of TARGET, its layout and options."),
+    "init": ("init", "Write settings, a test and a workflow for the function in TARGET."),
     "list": ("lists", "List the targets known by name, or profiles, rules, levels."),
     "mutants": ("mutants", "Say how many known mistakes the tests of a function find."),
     "plot": ("plot", "Draw FILE, an .npz, as a heat map."),

@@ -14,16 +14,18 @@ import click
 from rich.console import Console
 
 from npattn import __version__
+from npattn.cli.completion import complete_target
 from npattn.cli.config import read_config
 from npattn.cli.flags import GroupedCommand, add_flags, given_flags, refuse_beside_cluster
-from npattn.cli.target import change_conventions, find_place, open_target, report_import_errors
+from npattn.cli.target import change_conventions, open_target, report_import_errors
 from npattn.cli.watch import Watcher, watch
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
 from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.parsing import INTERRUPTED, interruptible
-from npattn.testing.report.formats import Place, annotate, markdown, sarif
+from npattn.testing.report.formats import annotate, markdown, sarif
+from npattn.testing.report.place import Place, find_place
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
 from npattn.testing.runner.failed_first import (
@@ -84,7 +86,7 @@ class _CheckCommand(GroupedCommand):
 
 
 @click.command("check", cls=_CheckCommand)
-@click.argument("target", required=False)
+@click.argument("target", required=False, shell_complete=complete_target)
 @add_flags()
 def check_command(target: str | None, **flags: Any) -> None:
     """Judge TARGET, an attention implementation.

@@ -8,17 +8,20 @@ from typing import Any
 
 import click
 
-from npattn.cli.flags import GroupedCommand, add_flags
+from npattn.cli.completion import complete_target
+from npattn.cli.flags import GroupedCommand, add_flags, given_flags
 from npattn.cli.target import report_import_errors
 from npattn.errors import OptionError
-from npattn.testing.difference.diff import DTYPES, EXAMPLES, diff
+from npattn.testing.adapters.load import load_callable, load_object
+from npattn.testing.difference.diff import DTYPES, EXAMPLES, INCOMPARABLE, diff
 from npattn.testing.difference.names import choose_kind
 from npattn.testing.targets import load_implementation
 
 
 @click.command("diff", cls=GroupedCommand)
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete_target)
+@click.argument("b", shell_complete=complete_target)
+@click.option("--module", is_flag=True, help="Compare torch modules; two modules are seen to be.")
 @click.option("--profiles", is_flag=True, help="Compare the profiles of both; nothing is run.")
 @add_flags(
     *("dtypes", "sizes", "seed", "examples", "in_process", "timeout", "json"),
@@ -31,6 +34,7 @@ from npattn.testing.targets import load_implementation
 def diff_command(
     a: str,
     b: str,
+    module: bool,
     profiles: bool,
     dtypes: str,
     sizes: dict[str, tuple[int, ...]] | None,
@@ -40,7 +44,8 @@ def diff_command(
 ) -> None:
     """Say how A and B differ: two profiles, or two implementations of the same function.
 
-    Each is a known name, module:function or path/file.py:function. A name that is both a profile
+    Each is a known name, module:function or path/file.py:function; or a torch module, whose inside
+    is compared. A name that is both a profile
     and a target is run if both can run here, unless --profiles asks for profiles.
     Exit code 0: alike (the same conventions, results within a tolerance of each other); 1:
     different; 2: wrong usage; 130: interrupted.
@@ -48,15 +53,37 @@ def diff_command(
     sides: list[Any] = [a, b]
     if in_process and timeout is not None:
         raise OptionError("--timeout needs a worker, and --in-process calls A and B here")
+    if module and (beside := given_flags("profiles", "sizes", "timeout")):
+        raise OptionError(f"got {', '.join(beside)} beside --module, which has no such setting")
     if in_process and choose_kind(a, b, profiles)[0] == "implementations":
         with report_import_errors():
             sides = [load_implementation(name) for name in sides]
     sizes, json_file = sizes or {}, options.pop("json")
-    difference = diff(
-        *sides, profiles=profiles, dtype=dtypes, sizes=sizes, timeout=timeout, **options
-    )
+    try:
+        if not module:
+            difference = diff(
+                *sides, profiles=profiles, dtype=dtypes, sizes=sizes, timeout=timeout, **options
+            )
+            module = difference.answer[0] == INCOMPARABLE and all(map(_is_module, (a, b)))
+    except OptionError:
+        module = all(map(_is_module, (a, b)))
+        if not module:
+            raise
+    if module:
+        from npattn.testing.modules.pair import diff_modules  # slow to load, and seldom needed
+
+        with report_import_errors():
+            modules = [load_callable(name) for name in (a, b)]
+        difference = diff_modules((a, b), modules, dtype=dtypes, **options)
     if json_file is not None:
         text = json.dumps(difference.as_dict(), allow_nan=False, indent=1)
         json_file.write_text(text + "\n", "utf-8")
     click.echo(str(difference))
     sys.exit(0 if difference.alike else 1)
+
+
+def _is_module(name: str) -> bool:
+    """Return True if a name stands for a torch module."""
+    made = load_object(name) if ":" in name else None
+    torch = sys.modules.get("torch")  # which that has loaded
+    return torch is not None and isinstance(made, torch.nn.Module)

@@ -6,15 +6,18 @@ import json
 import re
 import shutil
 import textwrap
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import click
 
+from npattn.cli.completion import complete_rule
 from npattn.testing.judge import choose_rules
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.modules.rules import RULES as MODULE_RULES
+from npattn.testing.report.green import read_limits
 from npattn.testing.rules import ON_REQUEST, PROPERTIES
 from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
@@ -83,20 +86,22 @@ def _explanation(name: str, where: str, docstring: str) -> Explanation:
 
 
 @click.command("explain")
-@click.argument("rule")
+@click.argument("rule", shell_complete=complete_rule)
 def explain_command(rule: str) -> None:
     """Say what RULE demands, why, and which real bug broke it.
 
     RULE is a name from npattn list rules, or how several begin; a level of rules; or a rule of
-    npattn check TARGET --module.
+    npattn check TARGET --module. npattn explain green: what a report that passed does not say.
     """
+    if rule == "green":
+        for name, reach, wider in read_limits():
+            _print_rows(name, [("", reach), ("wider", wider)])
+        return
     for one in explain(rule):
         _print(one)
 
 
 def _print(one: Explanation) -> None:
-    width = min(max(shutil.get_terminal_size().columns, 40), 100)
-    click.echo(f"{one.name}  ({one.where})")
     known = [f"{issue} on GitHub" for issue in one.issues]
     known += [_describe(finding) for finding in one.findings]
     rows = [("demands", one.demand), ("why", one.why), ("broken by", one.bugs)]
@@ -105,6 +110,14 @@ def _print(one: Explanation) -> None:
     rows += [("", more)] * (len(known) > MOST)
     if one.why and not known:
         rows.append(("real bugs", "none known in the wild"))
+    _print_rows(f"{one.name}  ({one.where})", rows)
+    click.echo()
+
+
+def _print_rows(head: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Print a head, and below it titles with their sentences."""
+    width = min(max(shutil.get_terminal_size().columns, 40), 100)
+    click.echo(head)
     for title, words in rows:
         indent = f"  {title:<11}"
         if words:
@@ -113,7 +126,6 @@ def _print(one: Explanation) -> None:
                 " ".join(words.split()), width - len(indent), break_on_hyphens=False
             )
             click.echo(indent + words.replace("\n", f"\n{spaces}"))
-    click.echo()
 
 
 def _describe(finding: dict[str, str]) -> str:

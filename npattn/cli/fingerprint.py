@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from npattn.cli.completion import complete_target
 from npattn.cli.flags import GroupedCommand, add_flags
 from npattn.cli.target import open_target
 from npattn.testing.diagnosis.fingerprint import LAYOUTS, fingerprint_first, in_layouts
@@ -14,7 +15,7 @@ from npattn.testing.settings import DTYPES
 
 
 @click.command("fingerprint", cls=GroupedCommand)
-@click.argument("target", required=False)
+@click.argument("target", shell_complete=complete_target, required=False)
 @add_flags(
     *("dtypes", "framework", "backward", "layout", "rename", "seed", "device"),
     *("in_process", "worker", "envs", "timeout", "memory"),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from npattn.cli.completion import OF_FLAGS
 from npattn.errors import OptionError
 from npattn.testing.settings import CommandSettings, SettingOption, describe_flag, options
 
@@ -80,6 +81,8 @@ def _add_flag(command: F, name: str, own: Field[Any], one: SettingOption, defaul
         elif own.type == "float | None" and one.parse is None:
             details["type"] = click.FloatRange(0, min_open=True)
     parse = one.parse or (lambda value: value)
+    if name in OF_FLAGS:
+        details["shell_complete"] = OF_FLAGS[name]
     details["callback"] = lambda _, __, text: None if text in (None, ()) else parse(text)
     if one.multiple:
         details["metavar"] = f"{one.metavar} …"

@@ -16,13 +16,21 @@ from npattn.testing.rules import RULES
 from npattn.testing.targets import TARGETS
 
 
+def count_all() -> str:
+    """Return how many rules, implementations and profiles there are, as every page says it."""
+    return (
+        f"{len(RULES)} rules, {len(TARGETS)} known implementations, {len(PROFILES)} profiles of "
+        "systems"
+    )
+
+
 @click.group("list", invoke_without_command=True)
 @click.pass_context
 def list_command(context: click.Context) -> None:
     """List the targets known by name, or the profiles, the rules, or what runs here."""
     if context.invoked_subcommand is None:
         _list_targets()
-        click.echo("\nnpattn list profiles, rules and installed list the others")
+        click.echo(f"\n{count_all()}: npattn list profiles, rules and installed list the others")
 
 
 @list_command.command("targets")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from npattn.errors import NpattnError, OptionError
 from npattn.testing.adapters.child import format_line, place_of
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.judge import OF_IMPLEMENTATION
-from npattn.testing.report.formats import Place
 from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.environments import choose_python
 from npattn.testing.worker.connect import connect
@@ -93,46 +89,6 @@ def _python_in(envs: str, target: str | None) -> Path | None:
     if target not in TARGETS:
         raise OptionError(f"--envs needs a name that npattn list shows, and TARGET is {target!r}")
     return choose_python(TARGETS[target], Path(envs), lambda line: click.echo(line, err=True))
-
-
-def find_place(target: str | None) -> Place | None:
-    """Return the file and line of ``path/file.py:function`` or ``module:function``.
-
-    Nothing is imported. None for a known target, a package's module, or a name that no statement of
-    the file defines.
-    """
-    file, colon, name = (target or "").rpartition(":")
-    if not colon:
-        return None
-    path = Path(file)
-    if path.suffix != ".py":
-        folders = [str(Path.cwd()), *sys.path]
-        found = None if "." in file else PathFinder.find_spec(file, folders)
-        path = Path(found.origin) if found is not None and found.origin else path
-    if path.suffix != ".py" or not path.is_file():
-        return None
-    try:
-        body: list[ast.stmt] = ast.parse(path.read_bytes()).body
-    except SyntaxError:  # it is reported where it is imported
-        return None
-    line = 1
-    for part in name.split("."):
-        statements = [x for x in body if part in _defined_names(x)]
-        if not statements:
-            return None
-        line, body = statements[-1].lineno, getattr(statements[-1], "body", [])
-    here = Path.cwd()
-    absolute = path.absolute()
-    shown = absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
-    return Place(shown.as_posix(), line)
-
-
-def _defined_names(statement: ast.stmt) -> list[str]:
-    """Return the names that a statement defines."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [statement.name]
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return [x.id for x in targets if isinstance(x, ast.Name)]
 
 
 def change_conventions(conventions: Conventions, words: Sequence[str]) -> Conventions:

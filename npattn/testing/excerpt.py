@@ -54,6 +54,14 @@ class Excerpt:
         parts = (np.array(content[name], np.float64) for name in ("got", "want", "allowed"))
         return cls(tuple(content["lead"]), content["row"], content["column"], *parts)
 
+    def crop(self, side: int) -> Excerpt:
+        """Return `side` rows and columns at most, with the first element out of tolerance."""
+        wrong = np.argwhere(self.ratio > 1)
+        place = wrong[0].tolist() if len(wrong) else [0, 0]
+        rows, columns = (_near(i, n, side) for i, n in zip(place, self.got.shape, strict=True))
+        parts = (x[rows, columns] for x in (self.got, self.want, self.allowed))
+        return Excerpt(self.lead, self.row + rows.start, self.column + columns.start, *parts)
+
     @property
     def ratio(self) -> Array:
         """Error / tolerance; inf where a number is missing or nothing is allowed."""

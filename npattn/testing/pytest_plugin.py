@@ -18,7 +18,7 @@ HELP = {
     "dtype": "Dtype of q, k and v, in place of those that tests name; may be given several times.",
     "examples": "Number of problems, in place of those that tests name.",
     "seed": "Seed of everything random: a number, or random.",
-    "artifacts": "Write reports, and a script for each rule that fails, into this folder.",
+    "artifacts": "Folder of reports and scripts of what fails [default: that of the run].",
 }
 
 

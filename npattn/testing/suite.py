@@ -33,8 +33,6 @@ FOLDER = pytest.StashKey[Path]()
 """Folder that all processes of a run share."""
 WHOLE = "report"
 """Id of the test of what belongs to no rule."""
-SCRIPT_LINES = 100
-"""Lines of a script that the terminal shows: all of a small problem, not hundreds of numbers."""
 OF_FUNCTION = {
     name for name, (_, one) in options(Settings).items() if one.group == JUDGED and name != "dtypes"
 } | {"expect"}
@@ -144,13 +142,8 @@ class Rule:
         return f"{self.name}-{self.dtype}".rstrip("-")
 
     def script_section(self) -> tuple[str, str]:
-        """Return the title and the text of a section: the script, or where the whole of it is."""
-        folder, lines = self.judged.artifacts, self.verdict.script.splitlines()
-        title = "script that shows it" + ("" if folder is None else f": {folder / self.id}.py")
-        if more := len(lines[SCRIPT_LINES:]):
-            where = ": --npattn-artifacts DIR writes it" if folder is None else ""
-            lines[SCRIPT_LINES:] = [f"... and {more} lines{where}"]
-        return title, "\n".join(lines)
+        """Return the title and the text of a section: the file in which the script is."""
+        return "script that shows it", f"{self.judged.artifacts / self.id}.py"
 
     @property
     def verdict(self) -> Verdict:
@@ -235,15 +228,14 @@ class Judged:
         }
         rest = rest_verdict(report)
         verdicts[WHOLE] = replace(rest, text=f"{rest.text}\n{report}".lstrip())
-        if self.artifacts is not None:
-            self._write(self.artifacts, report, verdicts)
+        self._write(self.artifacts, report, verdicts)
         return verdicts
 
     @property
-    def artifacts(self) -> Path | None:
-        """Folder for the report and the scripts; None without ``--npattn-artifacts``."""
-        folder = self.config.getoption("npattn_artifacts")
-        return None if folder is None else Path(folder) / re.sub(r"[^\w.-]+", "-", self.test)
+    def artifacts(self) -> Path:
+        """Folder for the report and the scripts: ``--npattn-artifacts``, or that of the run."""
+        folder = self.config.getoption("npattn_artifacts") or self.config.stash[FOLDER] / "npattn"
+        return Path(folder) / re.sub(r"[^\w.-]+", "-", self.test)
 
     def _write(self, folder: Path, report: Report, verdicts: Mapping[str, Verdict]) -> None:
         """Write the report, and a script for each rule that fails."""

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from npattn.cli import cli
 from npattn.cli.check import check_command
 from npattn.cli.config import read_config
-from npattn.cli.target import find_place
 from npattn.errors import OptionError
+from npattn.testing.report.place import find_place
 from tests.pages import ROOT
 
 KERNELS = """import numpy as np

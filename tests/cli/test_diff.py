@@ -42,6 +42,53 @@ def test_alike():
     assert "They agree bit by bit in o" in result.output
 
 
+MODULES = """import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, eager, heads=3, width=15):
+        super().__init__()
+        self.num_heads, self.eager = heads, eager
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3 * self.num_heads, -1)).transpose(1, 2).chunk(3, 1)
+        if mask is not None and mask.ndim == 3:
+            mask = mask[:, None]
+        if self.eager:
+            s = q @ k.mT / q.shape[-1] ** 0.5
+            p = (s if mask is None else s.masked_fill(~mask, -torch.inf)).softmax(-1)
+            o = p.nan_to_num() @ v
+        else:
+            o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(o.transpose(1, 2).flatten(2))
+
+
+torch.manual_seed(0)
+sdpa, eager, wide = Attention(False), Attention(True), Attention(True, 5, 35)
+
+
+def function(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("flag", [(), ("--module",)])
+def test_modules_are_compared_inside(flag, tmp_path):
+    """Two are seen to be modules; their weights, which are not the same, do not matter."""
+    (tmp_path / "m.py").write_text(MODULES)
+    names = [f"{tmp_path}/m.py:{name}" for name in ("sdpa", "eager", "wide", "function")]
+    result = run(names[0], names[1], *flag, "--examples", "5")
+    assert result.exit_code == 0, result.output
+    assert f"A is {names[0]}, B is {names[1]}" in " ".join(result.output.split())
+    other = run(names[0], names[2], *flag)
+    assert other.exit_code == 2
+    assert "the modules have different heads" in " ".join(other.output.split())
+    assert run(names[0], names[3]).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -50,6 +97,7 @@ def test_alike():
         (("onnx", "onnx", "--in-process", "--timeout", "3"), "--timeout needs a worker"),
         (("onnx", "onnx", "--sizes", "D"), "--sizes is 'D'"),
         (("onnx",), "Missing argument 'B'"),
+        (("a:f", "b:f", "--module", "--sizes", "D=3"), "got --sizes beside --module"),
     ],
 )
 def test_wrong_usage(words, message):

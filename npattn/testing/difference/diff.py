@@ -41,6 +41,7 @@ from npattn.testing.worker.supervisor import Limits
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 EXAMPLES = 24
+INCOMPARABLE = "They cannot be compared: one does not answer the plainest problem."
 Side = str | Profile | Callable[..., Any] | Implementation
 
 
@@ -155,7 +156,7 @@ def _diff_implementations(
     names, seed = (a.name, b.name), settings["seed"]
     sides = open_sides(a, b, settings["dtype"], sizes)
     if not isinstance(sides, Sides):
-        lines = ("They cannot be compared: one does not answer the plainest problem.", *sides)
+        lines = (INCOMPARABLE, *sides)
         return Difference(*names, "implementations", False, lines, settings=settings)
     recipes = sample_recipes(sides, seed, settings["examples"])
     measured = measure(sides, recipes)

@@ -148,7 +148,7 @@ def check_module(
     for dtype in dtypes or (None,):
         module = TorchModule(m, dtype, call)
         with module.computing(seed), np.errstate(**ERRORS):
-            judge = _begin(module, named)
+            judge = begin(module, named)
             judges.append(judge)
             failed: dict[str, tuple[Outcome, ModuleCase]] = {}
             for done, (name, rule) in enumerate(rules.items()):
@@ -231,7 +231,7 @@ def replay(
     """
     module = TorchModule(m, dtype, call)
     with module.computing(case.seed), np.errstate(**ERRORS):
-        return tuple(RULES[rule].compare(_begin(module, Named(**named)), case))
+        return tuple(RULES[rule].compare(begin(module, Named(**named)), case))
 
 
 def compare_module(
@@ -292,7 +292,7 @@ def compare_module(
     if not isinstance(m, MultiHeadAttention):
         module = TorchModule(m)
         with module.computing(0), np.errstate(**ERRORS):
-            judge = _begin(module, Named(roles, num_heads, scale=scale, **named))
+            judge = begin(module, Named(roles, num_heads, scale=scale, **named))
         if judge.left_out:
             raise OptionError(
                 f"m has {', '.join(judge.left_out)}, which no reference has: compare outputs of "
@@ -413,7 +413,7 @@ def _call_text(named: Named, dtype: str | None) -> str:
     return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
 
 
-def _begin(module: TorchModule, named: Named) -> Judge:
+def begin(module: TorchModule, named: Named) -> Judge:
     """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
     try:
         return Judge(module, named)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from npattn.conventions import Conventions
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.judge import check
@@ -30,22 +34,37 @@ class InsideReport:
     causes: list[Cause]
 
 
-def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport | None, str]:
-    """Return the report on the function inside; or None, and why there is none."""
+class InsideFunction(NamedTuple):
+    """Function inside of a module, and the sizes, dtype and conventions that it is judged with."""
+
+    implementation: Implementation
+    sizes: dict[str, list[int]]
+    dtype: str
+    conventions: Conventions
+
+
+@contextmanager
+def open_inside(judge: Judge) -> Iterator[InsideFunction | str]:
+    """Give the function inside of a module, whose weights are changed for a while, or why none."""
     plan, reading = judge.plan, judge.reading
     if judge.changes or judge.dropout_stays or not judge.repeats:
-        return None, "the cause is known" if judge.changes else "two calls differ"
+        yield "the cause is known" if judge.changes else "two calls differ"
+        return
     if judge.is_unknown:
-        return None, judge.unknown
+        yield judge.unknown
+        return
     if plan.window or plan.softcap or judge.appends:
-        return None, "a window, a cap or keys of its own hold always: the other rules judge them"
+        yield "a window, a cap or keys of its own hold always: the other rules judge them"
+        return
     inside = judge.inside(reading, plan)
     chosen, exact = inside.exact_selection()
     if chosen is None:
-        return None, "its widths are too small for selections"
+        yield "its widths are too small for selections"
+        return
     dtype = judge.module.dtype if exact else "float16"
     if not exact and judge.module.dtype not in ("float32", "float64"):
-        return None, "judged in float32 (dtypes=) where a turn or a scale is undone"
+        yield "judged in float32 (dtypes=) where a turn or a scale is undone"
+        return
     form = max((f for f in judge.call.forms if " T " in f" {f.shape} "), key=_freedom, default=None)
     alone = plan.conventions.causal == "unless_masked"
     causal = ("unless_masked" if alone else "always") if plan.causal else "never"
@@ -53,16 +72,25 @@ def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport |
     sizes = {"H": [chosen.groups * inside.group], "K": [chosen.groups],
              "D": [len(chosen.features)], "E": [chosen.values]}  # fmt: skip
     conventions = replace(plan.conventions, causal="top_left")
-    left_out = OF_EMPTY_ROWS if conventions.empty_row == "nan" else ()
-    rules = [n for n in RULES_OF_FUNCTIONS if n not in left_out]
+    with judge.restoring(reading):
+        inside.select(chosen)
+        implementation = Implementation(
+            f, framework="torch", features=options, name=judge.module.name
+        )
+        yield InsideFunction(implementation, sizes, dtype, conventions)
+
+
+def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport | None, str]:
+    """Return the report on the function inside; or None, and why there is none."""
     try:
-        with judge.restoring(reading):
-            inside.select(chosen)
-            implementation = Implementation(
-                f, framework="torch", features=options, name=judge.module.name
-            )
+        with open_inside(judge) as found:
+            if isinstance(found, str):
+                return None, found
+            f, sizes, dtype, conventions = found
+            left_out = OF_EMPTY_ROWS if conventions.empty_row == "nan" else ()
+            rules = [n for n in RULES_OF_FUNCTIONS if n not in left_out]
             report = check(
-                implementation, only=rules, sizes=sizes, examples=examples,
+                f, only=rules, sizes=sizes, examples=examples,
                 dtypes=(dtype,), conventions=conventions, seed=seed, progress=False,
             )  # fmt: skip
     except ImplementationError as err:

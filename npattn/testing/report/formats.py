@@ -5,27 +5,13 @@ Each reads a report and the place of the judged function, and prints nothing.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from npattn.testing.report import words
+from npattn.testing.report.place import Place
 from npattn.testing.report.record import FailureGroup, Record
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-class Place(NamedTuple):
-    """File and line of the function that was judged.
-
-    Attributes
-    ----------
-    file : str
-        Path relative to the current folder, with "/".
-    line : int
-        Line of its ``def``, from 1 on.
-    """
-
-    file: str
-    line: int
 
 
 def annotate(record: Record, place: Place | None) -> str:

@@ -5,15 +5,22 @@ Or as a fragment of a page, as notebooks show it. `report.html` beside this file
 
 from __future__ import annotations
 
+import os
+import platform
+from datetime import UTC, datetime
 from typing import Any
 
 from npattn.testing.report import words
+from npattn.testing.report.green import read_limits
 from npattn.testing.report.maps import heat_maps
 from npattn.testing.report.markup import HERE, document, render
+from npattn.testing.report.place import find_place
 from npattn.testing.report.record import Record
 
-MAPS = 3
+MAPS = 2
 """Results of a failure that are drawn, the worst first."""
+LONGEST = 64_000
+"""Characters of a script that the page holds; others are left to --script."""
 STYLE, SCRIPT = ((HERE / f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
 """Style and script of every page; the script copies what stands behind a button."""
 
@@ -38,6 +45,16 @@ def fragment(record: Record) -> str:
     return f'<div class="{FRAGMENT}"><style>{FRAGMENT_STYLE}</style>\n{body}\n</div>\n'
 
 
+def _describe_run(record: Record) -> str:
+    """Return when and where the page was made, with the versions, and the place of the function."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    versions = [f"{n} {x}" for n, x in record.settings.get("versions", {}).items()]
+    machine = f"{platform.platform(terse=True)}, {platform.machine()}, {os.cpu_count()} cores"
+    place = find_place(record.target)
+    source = [f"{place.file}, line {place.line}"] if place is not None else []
+    return " · ".join([now, *source, *versions, machine])
+
+
 def _body(record: Record, **options: Any) -> str:
     excused = [o for o in record.outcomes if record.excuse(o)]
     suspects = [o for o in record.outcomes if o.status == "suspect" and not record.is_bad(o)]
@@ -50,12 +67,15 @@ def _body(record: Record, **options: Any) -> str:
         "Expected failures": [f"{o.id}: {record.expectation(o)}" for o in expected],
         "Not promised": [f"{rule}: {why}" for rule, why in record.taken_back.items()],
         words.not_tested(record).replace("not", "Not", 1): record.untested,
-        "Sizes": words.coverage_lines(record)[1:],
+        "Sizes": words.size_lines(record, verbose=True),
         "Refused": record.refused,
     }
     return render(
         "report.html",
         record=record,
+        made=_describe_run(record),
+        limits=read_limits() if record.passed else [],
+        longest=LONGEST,
         words=words,
         heat_maps=heat_maps,
         maps=MAPS,

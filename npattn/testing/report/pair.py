@@ -134,19 +134,10 @@ def two_digits(x: float) -> str:
 
 def reading_of_comparison(comparison: Comparison, problem: str) -> Reading | None:
     """Return the window around the worst element of a result; None if it has no excerpt."""
-    excerpt = comparison.excerpt
-    if excerpt is None:
+    if comparison.excerpt is None:
         return None
-    wrong = excerpt.ratio > 1
-    place = np.argwhere(wrong)
-    starts = place[0] if len(place) else np.zeros(2, int)
-    a, b = (
-        max(0, min(int(i) - SIDE // 2, n - SIDE)) for i, n in zip(starts, wrong.shape, strict=True)
-    )
-    window = (slice(a, a + SIDE), slice(b, b + SIDE))
-    parts = (x[window] for x in (excerpt.got, excerpt.want, excerpt.allowed))
-    cut = Excerpt(excerpt.lead, excerpt.row + a, excerpt.column + b, *parts)
-    return Reading(comparison.name, AXES.get(comparison.name, ""), cut, wrong[window], problem)
+    cut = comparison.excerpt.crop(SIDE)
+    return Reading(comparison.name, AXES.get(comparison.name, ""), cut, cut.ratio > 1, problem)
 
 
 AXES = {

@@ -42,14 +42,14 @@ class Report(Record):
         return fragment(self)
 
     def text(self, *, verbose: bool = False) -> str:
-        """Return the report as text: at most 25 lines, or with `verbose` everything."""
+        """Return the report as text: 25 lines at most, 12 if it passed; with `verbose` all."""
         return (
             "\n".join(line.text.rstrip() for line in text_lines(self, WIDTH, verbose=verbose))
             + "\n"
         )
 
     def print_to(self, console: Console, *, verbose: bool = False) -> None:
-        """Print the report: at most 25 lines, or with `verbose` everything."""
+        """Print the report: at most 25 lines, 12 if it passed, or with `verbose` everything."""
         if console.width < NARROW:  # some terminals have no width, and nothing would be printed
             console.width = WIDTH
         for line in text_lines(self, console.width, verbose=verbose):

@@ -12,10 +12,8 @@ from npattn.testing.report import words
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.report.record import FailureGroup, Record
 
-LINES = 25
-"""Lines of a short report of failures."""
-PASSED_LINES = 25
-"""Lines of a short report that passed."""
+RED_LINES, GREEN_LINES = 25, 12
+"""Lines of a short report of failures, and of one without."""
 
 
 class Room(NamedTuple):
@@ -29,8 +27,8 @@ class Room(NamedTuple):
         Lines that name the other rules of a cause without one.
     refused : int
         Lines of what is refused.
-    sizes : int
-        Lines of each part of what was tested and what was not.
+    untested, sizes : int
+        Lines of what was not tested, and of the tested sizes; sizes of one line are left out.
     matrix : int
         Rows of the first wrong quantity.
     groups : int
@@ -40,16 +38,25 @@ class Room(NamedTuple):
     blocks: int
     names: int
     refused: int
+    untested: int
     sizes: int
     matrix: int
     groups: int = 99
 
 
-GREEN_ROOM = (Room(0, 0, 4, 4, 0), Room(0, 0, 2, 3, 0), Room(0, 0, 1, 2, 0))
+GREEN_ROOM = (
+    *(
+        Room(0, 0, 3, 3, 2, 0),
+        Room(0, 0, 2, 2, 2, 0),
+        Room(0, 0, 0, 2, 2, 0),
+        Room(0, 0, 0, 1, 2, 0),
+    ),
+)
 RED_ROOM = (
-    *(Room(2, 3, 0, 1, 8), Room(1, 3, 0, 1, 8), Room(1, 2, 0, 1, 4), Room(1, 1, 0, 1, 2)),
-    *(Room(0, 1, 0, 1, 4), Room(0, 1, 0, 1, 2), Room(0, 0, 0, 1, 2), Room(0, 0, 0, 1, 0)),
-    *(Room(0, 0, 0, 1, 0, n) for n in (6, 5, 4, 3)),
+    *(Room(2, 3, 0, 2, 2, 8), Room(1, 3, 0, 1, 2, 8), Room(1, 2, 0, 1, 1, 4)),
+    *(Room(1, 1, 0, 1, 1, 2), Room(0, 1, 0, 1, 1, 4), Room(0, 1, 0, 1, 1, 2)),
+    *(Room(0, 0, 0, 1, 1, 2), Room(0, 0, 0, 1, 1, 0)),
+    *(Room(0, 0, 0, 1, 1, 0, n) for n in (6, 5, 4, 3)),
 )
 """The first with which a report fits is printed; else the last."""
 MESSAGE_LINES = 2
@@ -75,9 +82,9 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
     width : int
         Columns at which prose is wrapped; lines to paste are never broken.
     verbose : bool
-        The whole table and every failure, instead of at most `LINES` lines.
+        The whole table and every failure, instead of at most `RED_LINES` or `GREEN_LINES`.
     """
-    limit = LINES if record.groups() else PASSED_LINES
+    limit = RED_LINES if record.groups() else GREEN_LINES
     first = [Line(words.UNCONFINED, RED)] if record.confined == "no" else []
     rooms = RED_ROOM if record.groups() else GREEN_ROOM
     short = (_short(record, width, room) for room in rooms)
@@ -96,29 +103,60 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
 
 
 def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
-    """Yield the short form: the causes, each with a failure, the first with the problem too."""
+    """Yield the short form: verdict, causes, what was not judged, counts, sizes, links, verdict."""
     groups = record.groups()
-    yield from [Line(words.headline(groups), RED)] if groups else []
+    yield from _prose(words.headline(record), width, _style(record))
+    yield from _refusals(record, width, 0 if groups else room.refused)
     for i, group in enumerate(groups[: room.groups]):
         yield from _group(record, group, width, room, i)
     if len(groups) > room.groups:
-        yield Line(f"and {len(groups) - room.groups} more causes (--verbose: all)", BOLD)
+        more = words.count(len(groups) - room.groups, "more cause")
+        yield Line(f"and {more} (--verbose: all)", BOLD)
     yield from [Line()] if groups else []
-    yield from _head(record)
-    for level, outcomes in record.by_level().items():
-        if groups and not any(map(record.counts, outcomes)):
-            continue  # the last line counts what else passed or failed
-        for part in _wrap(words.level_line(record, level, outcomes), width):
-            yield Line(part, RED if any(map(record.counts, outcomes)) else "")
+    yield from _unjudged(record, width, room)
+    levels = [text for text, counts in words.level_lines(record) if counts or not groups]
+    for text in levels:  # of a red report: the last line counts what else passed or failed
+        yield from _prose(text, width, RED if groups else "")
+    if record.tested and room.sizes > 1:
+        for text in words.size_lines(record):
+            yield from _prose(text, width, DIM, limit=room.sizes)
+    yield from _head(record, width)
+    yield from _end(record)
+
+
+def _style(record: Record) -> str:
+    return GREEN if record.passed else RED
+
+
+def _prose(text: str, width: int, style: str = "", limit: int | None = None) -> Iterator[Line]:
+    """Yield a sentence in lines of the width."""
+    yield from (Line(part, style) for part in _wrap(text, width, limit=limit))
+
+
+def _refusals(record: Record, width: int, most: int) -> Iterator[Line]:
+    """Yield what is refused and why: `most` lines, and what was found late whatever the limit."""
+    if not record.tested:
+        return  # every reason stands below
+    late = [text for text in record.refused if LATE in text]
+    others = [text for text in record.refused if LATE not in text]
+    for text in late + others[:most]:
+        yield Line(f"  {textwrap.shorten(text, width - 2, placeholder=' …')}", YELLOW)
+
+
+def _unjudged(record: Record, width: int, room: Room) -> Iterator[Line]:
+    """Yield what is suspect or has no power, and what was not tested."""
     for outcome in record.outcomes:  # suspects may count, and are shown then
         if outcome.status == "passed" and outcome.message:
             yield from map(Line, words.failure_lines(outcome))
         if outcome.status == "suspect" and not record.counts(outcome):
-            lines = words.failure_lines(outcome, MESSAGE_LINES, problem=False)
-            yield from (Line(text, YELLOW) for text in lines)
+            lines = [*words.failure_lines(outcome, MESSAGE_LINES, problem=False)]
+            yield from (Line(text, YELLOW) for text in lines[: 1 if record.groups() else None])
     yield from (Line(text, YELLOW) for text in words.power_lines(record))
-    yield from _missing(record, width, room)
-    yield from _end(record)
+    if not record.tested:
+        for text in (*record.untested, *record.refused):
+            yield Line(f"not tested: {text}", YELLOW)
+        return
+    yield from _prose(words.untested_line(record), width, YELLOW, limit=room.untested)
 
 
 def _group(
@@ -141,7 +179,7 @@ def _group(
         text = f"also failed: {words.rule_names(record, others)}"
         yield from (Line(x) for x in _wrap(text, width, "  ", room.names))
     elif others:
-        yield Line(f"  also failed: {len(others)} more rules (--verbose: all)")
+        yield Line(f"  also failed: {words.count(len(others), 'more rule')} (--verbose: all)")
     if cause is not None and words.convention_flag(cause):
         yield Line(f"  passes with {words.convention_flag(cause)}")
 
@@ -169,37 +207,13 @@ def _cause_lines(group: FailureGroup, width: int, limit: int | None = None) -> I
         yield Line(f"  {group.contrast}")
 
 
-def _head(record: Record) -> Iterator[Line]:
-    yield Line(f"npattn check {record.target}", BOLD)
-    yield Line(words.settings_line(record), DIM)
+def _head(record: Record, width: int) -> Iterator[Line]:
+    """Yield the command with its settings, and how the function rounds."""
+    yield from _prose(f"npattn check {record.target}  {words.settings_line(record)}", width, DIM)
     if "reads" in record.settings:
         yield Line(f"reads {words.value_text(record.settings['reads'])}", DIM)
     if not any(map(record.counts, record.outcomes)):
         yield from (Line(text, DIM) for text in words.behaviour_lines(record))
-        yield Line()
-
-
-def _missing(record: Record, width: int, room: Room) -> Iterator[Line]:
-    """Yield what was not tested, the sizes that were, and what is refused.
-
-    If nothing was tested, every reason.
-    """
-    if not record.tested:
-        for text in (*record.untested, *record.refused):
-            yield Line(f"not tested: {text}", YELLOW)
-        return
-    red = any(map(record.counts, record.outcomes))
-    for text in words.coverage_lines(record)[: 1 if red else None]:
-        yield from (Line(part, YELLOW) for part in _wrap(text, width, limit=room.sizes))
-    late = [text for text in record.refused if LATE in text]  # seen whatever the limit
-    if red:
-        return  # what is refused and which sizes were asked is of green reports, and of --verbose
-    others = [text for text in record.refused if LATE not in text]
-    shown = late + (others if len(others) <= room.refused else others[: room.refused - 1])
-    for text in shown:
-        yield Line(f"  {textwrap.shorten(text, width - 2, placeholder=' …')}", YELLOW)
-    if len(record.refused) > len(shown):
-        yield Line(f"  and {len(record.refused) - len(shown)} refusals (--verbose: all)", YELLOW)
 
 
 def _end(record: Record) -> Iterator[Line]:
@@ -213,12 +227,14 @@ def _end(record: Record) -> Iterator[Line]:
         yield Line(f"expected failure {name} {why}: remove it", RED)
     if any(o.script() for o in failed if record.counts(o)):
         yield Line("a script that shows the first failure: --script FILE, or report.script()", DIM)
+    if record.passed:
+        yield Line(words.LINK, DIM)
     yield from (Line(text, BOLD) for text in record.way_out)
     if text := words.acceptance(record):
         yield Line(text, DIM)
     if record.passed and record.sensitivity is not None:
         yield Line(str(record.sensitivity), DIM)
-    yield Line(words.verdict(record), GREEN if record.passed else RED)
+    yield Line(words.verdict(record), _style(record))
 
 
 def feedback_lines(record: Record, most: int) -> list[str]:
@@ -234,7 +250,7 @@ def feedback_lines(record: Record, most: int) -> list[str]:
     if not groups:
         return [words.verdict(record)][:most]
     first = groups[0]
-    head = [words.headline(groups), *(line.text for line in _cause_lines(first, 10_000))]
+    head = [words.headline(record), *(line.text for line in _cause_lines(first, 10_000))]
     tail = [f"failed rules: {words.rule_names(record, (o for g in groups for o in g.outcomes))}"]
     if first.cause is None:
         tail = [first.smallest.message.partition("\n")[0], *tail]
@@ -253,19 +269,18 @@ def feedback_lines(record: Record, most: int) -> list[str]:
 
 
 def _verbose(record: Record, width: int) -> Iterator[Line]:
-    """Yield everything: settings, untested parts, the table by level, and every failure."""
-    groups = record.groups()
-    if any(g.is_explained for g in groups):
-        yield Line(words.headline(groups), RED)
-        yield from (Line(g.cause.text, BOLD) for g in groups if g.cause is not None)
-        yield Line()
-    yield from _head(record)
+    """Yield everything: causes, untested parts, the table by level, and every failure."""
+    yield from _prose(words.headline(record), width, _style(record))
+    yield from (Line(g.cause.text, BOLD) for g in record.groups() if g.cause is not None)
+    yield Line()
+    yield from _head(record, width)
+    yield Line()
     if record.untested or record.refused:
         yield Line(words.not_tested(record), YELLOW)
         yield from (Line(f"  {text}") for text in (*record.untested, *record.refused))
         yield Line()
     if record.tested:
-        yield from (Line(text) for text in words.coverage_lines(record)[1:])
+        yield from map(Line, words.size_lines(record, verbose=True))
         yield Line()
     yield from _table(record)
     for group in record.groups(required=False):

@@ -15,6 +15,8 @@ from npattn.testing.report.words import failure_lines
 
 PROBE = "structure"
 """Rule that comes first, with which findings of the probe are told."""
+TOLD = 4
+"""Lines of the message of a failure; the report has all."""
 WORST_FIRST = ("failed", "xfailed", "passed", "skipped")
 
 
@@ -106,7 +108,8 @@ def _failure_text(record: Record, outcome: Outcome) -> str:
     causes = (*record.causes, *record.other_causes)
     cause = next((c for c in causes if c.explains(outcome)), None)
     lines = [] if cause is None else [" ".join(cause.text.split())]
-    lines += escape_controls(outcome.message).splitlines()
+    told = escape_controls(outcome.message).splitlines()
+    lines += told[:TOLD] + [f"… and {len(told) - TOLD} lines more"] * (len(told) > TOLD)
     if contrast := FailureGroup(cause, (outcome,)).contrast:
         lines.append(contrast)
     head, *rest = failure_lines(outcome, most=0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from npattn.testing.cases.asked import MODELS
+from npattn.testing.cases.recipe import VIEWS
 from npattn.testing.levels import Level
 from npattn.testing.power import describe, union
 from npattn.testing.report.cause import Cause
@@ -16,26 +18,50 @@ from npattn.testing.report.record import FailureGroup, Record
 CLOSE = 0.9
 """Share of the tolerance from which a rule that passed is named."""
 UNCONFINED = "not confined: untrusted code could read, change or end the judge (--unconfined)"
-MUST = "(--must NAMES or must= makes it fail)"
+MUST = "(name it in --must to require it)"
 """Way to make what is not tested count."""
+LINK = "what this does not say: npattn explain green"
+REFUSED = re.compile(r"(?:\w+: )?([^:]+): refused\b")
+"""Line of what is refused → its name."""
+REFUSALS = 3
+"""Refusals that the verdict names."""
 
 
 def not_tested(record: Record) -> str:
     """Return "not tested", with the way to make it count if the check has one."""
     if "reference" in record.settings:
         return "not tested"
-    return f"not tested {'(must= makes it fail)' if 'reads' in record.settings else MUST}"
+    must = MUST.replace("--must", "must=") if "reads" in record.settings else MUST
+    return f"not tested {must}"
 
 
-def headline(groups: Sequence[FailureGroup]) -> str:
+def headline(record: Record) -> str:
+    """Return the verdict in a sentence: by how many causes it failed, and what is refused."""
+    groups = record.groups()
+    if record.verdict == "no verdict":
+        text = f"no verdict: {record.reason}"
+    elif groups:
+        text = _count_causes(groups)
+    else:
+        text = "passed" if record.passed else "FAILED"
+    taken, refused = record.limits if record.tested else ("", "")
+    text += f" for {taken}" if taken and record.passed else ""
+    names = [refused] if refused else []
+    names += [match[1] for line in record.refused if (match := REFUSED.match(line))]
+    names = [name for name in dict.fromkeys(names) if name not in VIEWS]
+    more = f" and {len(names) - REFUSALS} more" if len(names) > REFUSALS else ""
+    return f"{text}; refused: {', '.join(names[:REFUSALS])}{more}" if names else text
+
+
+def _count_causes(groups: Sequence[FailureGroup]) -> str:
     """Return how many causes explain how many of the failed rules, in words."""
     total = sum(len(g.outcomes) for g in groups)
-    rules = f"FAILED: {_count(total, 'rule')}"
+    rules = f"FAILED: {count(total, 'rule')}"
     explained = [g for g in groups if g.is_explained]
     if not explained:
         return f"{rules}, by no cause that is known"
     share = sum(len(g.outcomes) for g in explained)
-    number = _count(len(explained), "cause")
+    number = count(len(explained), "cause")
     if share == total:
         return f"{rules}, by {number}"
     return f"{rules}, {share} of them by {number}"
@@ -81,9 +107,9 @@ def cell_text(outcome: Outcome | None) -> str:
 
 
 def settings_line(record: Record) -> str:
-    """Return the settings in a line: ``seed 0  examples 100  features causal, scale``."""
+    """Return the settings in a line: ``seed 0; examples 100; features causal, scale``."""
     apart = ("versions", "behaves as", "reads")
-    return "  ".join(f"{k} {value_text(v)}" for k, v in record.settings.items() if k not in apart)
+    return "; ".join(f"{k} {value_text(v)}" for k, v in record.settings.items() if k not in apart)
 
 
 def behaviour_lines(record: Record) -> list[str]:
@@ -135,16 +161,43 @@ def _excuses(record: Record, bad: Sequence[Outcome]) -> str:
     return ";".join(parts)
 
 
-def coverage_lines(record: Record) -> list[str]:
-    """Return what was not tested, the sizes that were asked, and the model sizes that were not."""
+def level_lines(record: Record) -> list[tuple[str, bool]]:
+    """Return the levels in sentences, with True for those that fail the report.
+
+    Those of which everything passed share the first one.
+    """
+    clean, others, worst = [], [], 0.0
+    for level, outcomes in record.by_level().items():
+        judged = [o for o in outcomes if o.status != "not applicable"]
+        if all(o.status == "passed" and o.worst < CLOSE for o in judged):
+            clean += [f"{level} {len(judged)}"] if judged else []
+            worst = max([worst, *(o.worst for o in judged)])
+        else:
+            counts = any(map(record.counts, outcomes))
+            others.append((level_line(record, level, outcomes), counts))
+    tail = f", worst {worst:.2g} of the tolerance" if worst else ""
+    kept = "kept" if len(record.dtypes) == 1 else f"kept ({', '.join(record.dtypes)})"
+    return [(f"{kept}: {', '.join(clean)}{tail}", False), *others] if clean else others
+
+
+def untested_line(record: Record) -> str:
+    """Return which options and results were not tested."""
     untested = "; ".join(record.untested) or "no option and no result is left out"
+    return f"{not_tested(record)}: {untested}"
+
+
+def size_lines(record: Record, *, verbose: bool = False) -> list[str]:
+    """Return the tested sizes, and how many model sizes were not, or with `verbose` which."""
     sizes = {dtype: str(asked) for dtype, asked in record.asked.items() if asked.ranges}
-    models = {dtype: _name_skipped(reasons) for dtype, reasons in record.skipped.items()}
-    return [
-        f"{not_tested(record)}: {untested}",
-        *_by_dtype("asked and accepted", sizes),
-        *_by_dtype("model sizes not asked", models),
-    ]
+    lines = _by_dtype("tested sizes", sizes)
+    if verbose:
+        models = {dtype: _name_skipped(reasons) for dtype, reasons in record.skipped.items()}
+        return lines + _by_dtype("not tested, of the sizes of known models", models)
+    skipped = {name for reasons in record.skipped.values() for name in reasons}
+    if not skipped or not lines or record.groups():
+        return lines
+    *before, last = lines
+    return [*before, f"{last}; {count(len(skipped), 'size')} of known models not (--verbose)"]
 
 
 def _by_dtype(title: str, texts: Mapping[str, str]) -> list[str]:
@@ -207,7 +260,7 @@ def verdict(record: Record) -> str:
             key = outcome.status + (f" ({excuse})" if excuse else "")
             counts[key] = counts.get(key, 0) + 1
     words = [f"{n} {key}" for key, n in sorted(counts.items(), key=lambda x: x[0] != "passed")]
-    words += [f"{_count(len(record.stale), 'expected failure')} stale"] if record.stale else []
+    words += [f"{count(len(record.stale), 'expected failure')} stale"] if record.stale else []
     if record.verdict == "no verdict":
         return f"no verdict: {record.reason}" + (f" ({', '.join(words)})" if words else "")
     words += [f"not tested, and asked for: {', '.join(record.missing)}"] if record.missing else []
@@ -227,5 +280,6 @@ def rule_names(record: Record, outcomes: Iterable[Outcome]) -> str:
     return ", ".join(names)
 
 
-def _count(n: int, noun: str) -> str:
+def count(n: int, noun: str) -> str:
+    """Return "1 rule", "2 rules"."""
     return f"{n} {noun}{'' if n == 1 else 's'}"

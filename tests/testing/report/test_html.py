@@ -1,5 +1,6 @@
 """The page of a report: causes on top, failures folded, maps, scripts, and nothing from outside."""
 
+import os
 import re
 from dataclasses import replace
 
@@ -8,7 +9,11 @@ import pytest
 
 from npattn import Conventions
 from npattn.testing import Cause, Outcome, Report, check
+from npattn.testing.report.green import read_limits
+from npattn.testing.report.markup import safe_text
+from npattn.testing.report.page import LONGEST
 from npattn.testing.report.page import page as make_page
+from npattn.testing.report.pair import two_digits
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.report.words import MUST
 from npattn.testing.targets.numpy import flash
@@ -66,13 +71,65 @@ def test_cause_stands_above_its_failures(page):
     assert places == sorted(places)
 
 
-def test_maps_draw_each_element(page, report):
+def test_maps_have_the_numbers_and_indices_of_each_element(page, report):
     (outcome,) = (o for o in report.outcomes if o.rule == "agreement-o")
     excerpt = outcome.comparisons[0].excerpt
+    part = excerpt.crop(8)
     figure = page[page.index("<figure>") : page.index("</figure>")]
-    assert figure.count("<rect") == 3 * excerpt.got.size
-    assert figure.count("<svg") == 3
-    assert figure.count('fill="#000"') == np.isnan(excerpt.got).sum() * 2  # in got, and the error
+    assert figure.count("<td") == 3 * part.got.size
+    assert figure.count("background:#000") == np.isnan(part.got).sum() * 2  # in got, and the error
+    got, want, ratio = re.findall(r'<table class="map">(.*?)</table>', figure, re.DOTALL)
+    assert [re.search("<caption>(.*?)<", x)[1] for x in (got, want)] == ["got", "want"]
+    assert "<caption>error / tolerance<" in ratio
+    head, *rows = got.split("<tr>")[1:]
+    assert head.startswith("<th>t \\ e<th>")
+    columns, height = range(part.column, part.column + part.got.shape[1]), part.got.shape[0]
+    assert head.split("<th>")[2:] == [str(j) for j in columns]
+    indices = [re.match(r"<th>(\d+)", row)[1] for row in rows]
+    assert indices == [str(i) for i in range(part.row, part.row + height)]
+    assert f">{two_digits(float(part.want[0, 0]))}<" in want
+
+
+def test_page_says_where_and_when_it_was_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("x = 1\n\n\ndef f(q, k, v):\n    return v\n")
+    passed = Outcome("views", "15", "Views.", "float32", "passed")
+    text = make_page(Report("mine.py:f", (passed,), (), {"versions": {"npattn": "7.11"}}))
+    (made,) = re.findall('<p class="made">(.*?)</p>', text)
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC · mine.py, line 4 · npattn 7.11 · ", made)
+    assert made.endswith(f"{os.cpu_count()} cores")
+
+
+def test_green_page_is_calm_and_says_what_it_does_not_say():
+    """What is optional has no red word; the limits stand in the page itself."""
+    optional = Outcome(
+        "same-bits", "1", "Bits.", "float32", "failed", level="reproducible", script_text="x" * 90
+    )
+    passed = Report("f", (Outcome("views", "15", "Views.", "float32", "passed"), optional), (), {})
+    text = make_page(passed).split("</style>")[1]
+    assert 'class="failed"' not in text
+    assert 'class="failure"' not in text
+    assert '<span class="none">failed (not required)</span>' in text
+    assert "<summary>What a green report does not say</summary>" in text
+    assert all(safe_text(limit.reach) in text for limit in read_limits())
+    assert optional.script() not in text
+    red = make_page(replace(passed, require=("reproducible",)))
+    assert "What a green report does not say" not in red
+    assert '<span class="failed">failed</span>' in red
+
+
+def test_long_scripts_are_left_to_the_command():
+    first, second = (
+        Outcome(n, "1", "…", "float32", "failed", script_text=f"# {n}\n") for n in ("a", "b")
+    )
+    text = make_page(Report("f", (first, second), (), {}))
+    assert "# a\n" in text
+    assert "# b\n" not in text
+    long = replace(first, script_text="#" * (LONGEST + 1))
+    text = make_page(Report("f", (long,), (), {}))
+    assert long.script() not in text
+    assert "--script FILE" in text
+    assert len(text) < 20_000
 
 
 def test_page_loads_nothing_and_escapes_texts(page):
@@ -145,7 +202,7 @@ def test_browser_renders_the_page_without_errors(page, browser, width):
       button.click();
       while (button.textContent === 'copy') await new Promise((go) => setTimeout(go, 20));
       return [document.documentElement.scrollWidth <= innerWidth,
-        document.querySelector('svg').getBoundingClientRect().height, button.textContent];
+        document.querySelector('.map').getBoundingClientRect().height, button.textContent];
     """)
     assert fits
     assert height > 5

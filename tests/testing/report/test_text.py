@@ -12,8 +12,8 @@ from npattn.testing.comparison import Comparison
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import LEVELS
 from npattn.testing.report.pair import Pair, Reading
-from npattn.testing.report.text import LINES, PASSED_LINES
-from npattn.testing.report.words import CLOSE, MUST
+from npattn.testing.report.text import GREEN_LINES, RED_LINES, lines
+from npattn.testing.report.words import CLOSE, LINK, MUST
 
 SETTINGS = {
     "seed": 7,
@@ -75,7 +75,6 @@ def test_causes_come_first_with_the_smallest_problem():
         "  also failed: key-euler, bias-shift",
         "",
     ]
-    assert text.splitlines()[9] == "npattn check mine:f"
     assert text.endswith("FAILED: 1 passed, 3 failed\n")
 
 
@@ -209,16 +208,16 @@ def test_short_report_fits(causes):
         skipped={"float32": {name: f"reason {n % 3}" for n, name in enumerate(MODELS)}},
     )
     assert "gradients: none" in str(whole)
-    assert len(str(whole).splitlines()) <= LINES
+    assert len(str(whole).splitlines()) <= RED_LINES
     passed = replace(whole, outcomes=tuple(levels), causes=())
     assert passed.passed
-    assert len(str(passed).splitlines()) <= PASSED_LINES
+    assert len(str(passed).splitlines()) <= GREEN_LINES
 
 
 def test_plain_passed_report_is_short():
     levels = [outcome(level, level=level, worst=0.5) for level in LEVELS]
     text = str(report(*levels, untested=["window"], refused=["float32: B = 0: refused"]))
-    assert len(text.splitlines()) <= PASSED_LINES
+    assert len(text.splitlines()) <= GREEN_LINES
 
 
 def test_recipe_line_is_never_wrapped():
@@ -226,22 +225,73 @@ def test_recipe_line_is_never_wrapped():
     assert long in str(report(failure("agreement-o", recipe=long)))
 
 
+# --- the order ------------------------------------------------------------------------------------
+
+
+def test_green_report_is_in_order_within_twelve_lines_of_eighty():
+    """The report of an ordinary function: several levels, refusals, one rule that is optional."""
+    untested = (
+        "gradients: no backward= was given",
+        "lse: no return_lse parameter",
+        "options it does not have: mask, causal, window, bias, scale, softcap, score_mod, sinks",
+    )
+    whole = report(
+        *(outcome(level, level=level, worst=0.29) for level in list(LEVELS)[:-1]),
+        failure("same-bits-in-parts", level="reproducible"),
+        untested=untested,
+        refused=[
+            f"float32: {name}: refused (raised ValueError: {'no ' * 40})"
+            for name in (*"abcde", "reversed")  # a view is not the user's business
+        ],
+        asked={"float32": Asked(dict.fromkeys("BHKGTSDE", (1, 4096)))},
+        skipped={"float32": dict.fromkeys(MODELS, "no window")},
+    )
+    text = [line.text for line in lines(whole, 80)]
+    assert len(text) <= GREEN_LINES
+    assert max(map(len, text)) <= 80
+    assert text[0] == "passed; refused: a, b, c and 2 more"
+    beginnings = ("passed;", "not tested", "kept: values 1", "reproducible:", "tested sizes: B")
+    beginnings += ("npattn check mine:f", "float32 behaves", LINK, "passed: 5 passed, 1 failed")
+    found = [next(i for i, x in enumerate(text) if x.startswith(y)) for y in beginnings]
+    assert found == sorted(found)
+    assert found[-2:] == [len(text) - 2, len(text) - 1]
+
+
+def test_red_report_is_in_order_and_links_to_no_green():
+    got = np.ones((2, 2))
+    reading = Reading("p", "bhts", Excerpt((0, 1), 0, 0, got, 2 * got, got), got > 0, "Recipe(S=5)")
+    pair = Pair("fails with S = 5, passes with S = 4", "Recipe(S=5)", "Recipe(S=4)")
+    whole = report(
+        *FAILED,
+        untested=["lse: none"],
+        refused=["float32: K < H: refused (raised ValueError)"],
+        causes=(replace(SCALE, pair=pair, reading=reading),),
+        asked={"float32": Asked({"S": (2, 4096)})},
+    )
+    parts = ("FAILED: 3 rules, by 1 cause; refused: K < H\n", SCALE.text, pair.text, "  p at b = 0")
+    parts += ("not tested", "values: 3 of 3", "tested sizes: S 2–4096\n", "--script", "FAILED: 3 f")
+    places = [str(whole).index(part) for part in parts]
+    assert places == sorted(places)
+    assert LINK not in str(whole)
+    assert "ValueError" not in str(whole)
+
+
 # --- levels ---------------------------------------------------------------------------------------
 
 
 def level_lines(*outcomes, **kwargs):
-    text = str(report(*outcomes, **kwargs))
-    return [line for line in text.splitlines() if line.split(" ")[0].rstrip(":") in LEVELS]
+    text = [line.text for line in lines(report(*outcomes, **kwargs), 200)]
+    return [x for x in text if x.partition(" ")[0].rstrip(":") in (*LEVELS, "kept")]
 
 
-def test_passed_level_is_one_line():
-    passed = outcome(worst=0.388), outcome("views"), outcome("x", "not applicable", message="no x")
-    assert level_lines(*passed) == ["values 2 passed, worst 0.39 of the tolerance"]
-
-
-def test_levels_come_in_their_order():
-    many = [outcome(level, level=level) for level in reversed(LEVELS)]
-    assert level_lines(*many) == [f"{level} 1 passed" for level in LEVELS]
+def test_passed_levels_are_one_line_in_their_order():
+    absent = outcome("x", "not applicable", message="no x")
+    many = [outcome(level, level=level, worst=0.388 / n) for n, level in enumerate(LEVELS, 1)]
+    assert level_lines(*many[::-1], outcome("views"), absent) == [
+        "kept: values 2, edges 1, conduct 1, non-finite 1, degenerate 1, reproducible 1, worst "
+        "0.39 of the tolerance"
+    ]
+    assert level_lines(absent, many[1]) == ["kept: edges 1, worst 0.19 of the tolerance"]
 
 
 def test_rule_that_came_close_is_named():
@@ -311,17 +361,21 @@ def test_error_is_named_as_such():
 
 def test_settings_are_printed_as_words():
     text = str(report(outcome()))
-    assert "seed 7  examples 3  features causal, scale  conventions causal='top_left'\n" in text
+    assert "seed 7; examples 3; features causal, scale; conventions causal='top_left'\n" in text
     assert "float32 behaves as upcast: errors are 0.47 of those that it predicts" in text
     plain = {"features": (), "conventions": {}}
-    assert "features none  conventions default" in str(report(outcome(), settings=plain))
+    assert "features none; conventions default" in str(report(outcome(), settings=plain))
 
 
-def test_refused_is_a_few_lines():
-    refused = tuple(f"float32: size {i}: refused" for i in range(6))
+def test_refused_is_named_in_the_verdict_with_a_few_reasons():
+    refused = tuple(f"float32: size {i}: refused (raised E{i})" for i in range(6))
     text = str(report(outcome(), untested=["lse: none", "sinks: none"], refused=refused))
-    assert f"not tested {MUST}: lse: none; sinks: none\n  float32: size 0: refused\n" in text
-    assert "\n  and 3 refusals (--verbose: all)\n" in text
+    assert text.startswith("passed; refused: size 0, size 1, size 2 and 3 more\n")
+    assert "\n  float32: size 0: refused (raised E0)\n" in text
+    assert "E3" not in text
+    assert f"\nnot tested {MUST}: lse: none; sinks: none\n" in text
+    verbose = report(outcome(), refused=refused).text(verbose=True)
+    assert all(line in verbose for line in refused)
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -332,26 +386,27 @@ def test_what_was_not_tested_is_said_of_every_report(status, verbose):
     known = report(outcome(status=status), asked={"float32": sizes}, skipped={"float32": skipped})
     text = known.text(verbose=verbose)
     assert verbose or f"not tested {MUST}: no option and no result is left out\n" in text
-    green = status == "passed"  # which sizes were asked is of green reports, and of --verbose
-    shown = verbose or green
-    assert ("\nasked and accepted: B 1–3, S 2–4096\n" in text) == shown
-    skipped = "\nmodel sizes not asked: D = E = 24, 48 (no E ≠ D); B = 9 (rank 3)\n"
-    assert (skipped in text) == shown
-    none = str(replace(known, skipped={"float32": {}}))
-    assert ("\nmodel sizes not asked: none\n" in none) == green
+    assert "\ntested sizes: B 1–3, S 2–4096" in text
+    count = "S 2–4096; 3 sizes of known models not (--verbose)\n"
+    assert (count in text) == (status == "passed" and not verbose)
+    names = (
+        "\nnot tested, of the sizes of known models: D = E = 24, 48 (no E ≠ D); B = 9 (rank 3)\n"
+    )
+    assert (names in text) == verbose
+    assert "of known models" not in str(replace(known, skipped={"float32": {}}))
 
 
 def test_sizes_are_said_of_each_dtype_where_they_differ():
     asked = {"float32": Asked({"S": (2, 7)}), "float16": Asked({"S": (2, 5)})}
     text = str(report(outcome(), asked=asked))
-    assert "\nasked and accepted, float32: S 2–7\nasked and accepted, float16: S 2–5\n" in text
+    assert "\ntested sizes, float32: S 2–7\ntested sizes, float16: S 2–5\n" in text
 
 
 @pytest.mark.parametrize(
     ("settings", "head"),
     [
         ({"reference": "g"}, "not tested: lse"),
-        ({"reads": "wq"}, "not tested (must= makes"),
+        ({"reads": "wq"}, "not tested (name it in must= to"),
     ],
 )
 def test_only_ways_that_exist_make_untested_parts_fail(settings, head):

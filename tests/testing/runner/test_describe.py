@@ -33,7 +33,7 @@ def test_ranges_are_those_that_were_asked_and_accepted():
         least, largest = ranges[letter]
         assert {least, largest} <= set(column)
     assert ranges["G"] == (1, 1)
-    assert f"asked and accepted: {report.asked['float32']}\n" in " ".join(str(report).split("\n  "))
+    assert f"tested sizes: {report.asked['float32']}; " in " ".join(str(report).split("\n  "))
     assert report.passed
 
 
@@ -42,7 +42,9 @@ def test_options_gradients_and_lse_that_are_missing_are_said_of_a_green_report()
     text = " ".join(str(report).split())
     assert report.passed
     assert "gradients: no backward= was given; lse: no return_lse parameter; options it" in text
-    assert f"model sizes not asked: all {len(MODELS)} (only other rules were asked)" in text
+    assert f"; {len(MODELS)} sizes of known models not (--verbose)" in text
+    models = f"of the sizes of known models: all {len(MODELS)} (only other rules were asked)"
+    assert f"not tested, {models}" in report.text(verbose=True)
 
 
 def one_round(names=("model-sizes",), examples=ALL_FROM, **space):
