@@ -141,7 +141,9 @@ def check_module(
     must = tuple(_choose_rules(must))
     required = (*check_levels(require), *(rules if only is not None else ()))
     fields_of_sizes = _read_sizes(sizes or {})
-    named = Named(roles, num_heads, num_kv_heads, scale, softcap, window, rotary)
+    length = fields_of_sizes.get("T", (None,))[0]
+    named = Named(roles, num_heads, num_kv_heads, scale, softcap, window, rotary, length)
+    accepted = (accept,) if isinstance(accept, str) else tuple(accept)
     outcomes: list[Outcome] = []
     causes: dict[str, Cause] = {}
     judges = []
@@ -191,7 +193,13 @@ def check_module(
             *(name for name in must if name not in applied),
             *{f"agreement ({judge.unknown})": 0 for judge in judges if judge.is_unknown},
         ),
-        accept=(accept,) if isinstance(accept, str) else tuple(accept),
+        accept=accepted,
+        few=tuple(dict.fromkeys(
+            f"not judged: {text}; accept={name!r} leaves it out"
+            for judge in judges
+            for name, text in list(judge.aside.items())[:1]
+            if judge.aside.keys().isdisjoint(accepted)
+        )),  # fmt: skip
     )
 
 
@@ -468,7 +476,7 @@ def _settings(judge: Judge) -> dict[str, Any]:
         "causal where no mask is given, the mask alone where one is"
         if judge.plan.conventions.causal == "unless_masked" else "always causal"
     )  # fmt: skip
-    parts = [*judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
+    parts = [*dict.fromkeys(judge.aside.values()), *judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
     return {
         "conventions": {n: x for n, x in own.items() if x != getattr(default, n)},
         "reads": "; ".join(parts),

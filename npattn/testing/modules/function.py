@@ -52,6 +52,7 @@ def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport |
     f, options = inside.function(chosen, form, causal)
     sizes = {"H": [chosen.groups * inside.group], "K": [chosen.groups],
              "D": [len(chosen.features)], "E": [chosen.values]}  # fmt: skip
+    sizes |= dict.fromkeys("TS", [judge.length]) if judge.length else {}
     conventions = replace(plan.conventions, causal="top_left")
     left_out = OF_EMPTY_ROWS if conventions.empty_row == "nan" else ()
     rules = [n for n in RULES_OF_FUNCTIONS if n not in left_out]

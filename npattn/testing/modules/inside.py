@@ -64,6 +64,10 @@ class Inside:
         What the module multiplies q·k by.
     rotary : Rotary, optional
         Turn of queries and keys inside, which the function undoes before.
+    length : int
+        The only number of tokens that it takes; 0: any.
+    factor : float
+        What the module multiplies its output by, 1 or 1/2.
     """
 
     module: TorchModule
@@ -73,6 +77,8 @@ class Inside:
     values: Array
     scale: float
     rotary: Rotary | None = None
+    length: int = 0
+    factor: float = 1.0
 
     @property
     def group(self) -> int:
@@ -193,7 +199,7 @@ class Inside:
                 more = self.reading.num_heads - visible.shape[1]
                 visible = np.pad(visible, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=True)
         inputs = self._inputs(chosen, {"q": q, "k": k, "v": v})
-        out = self.call.invoke(inputs, visible, form)
+        out = self.call.invoke(inputs, visible, form) / self.factor
         if out.ndim != 3 or out.shape[:2] != (q.shape[0], q.shape[2]):
             raise ResultError(f"returned shape {tuple(out.shape)}, must be (B, T, C)")
         n, e = chosen.groups * self.group, chosen.values
@@ -359,6 +365,8 @@ class Traits(NamedTuple):
         What q·k is multiplied by, 0 if it was not read.
     unknown : str
         What no reference expresses; "" if nothing is seen.
+    factor : float
+        What a token that sees itself alone is multiplied by.
     """
 
     causal: bool = False
@@ -366,6 +374,7 @@ class Traits(NamedTuple):
     rotary: Rotary | None = None
     scale: float = 0.0
     unknown: str = ""
+    factor: float = 1.0
 
 
 def read_traits(inside: Inside) -> Traits:
@@ -379,27 +388,29 @@ def read_traits(inside: Inside) -> Traits:
     if inside.fit((0,), 1) is None:
         return Traits()
     zeros, ones = np.zeros((1, 1)), np.ones((1, 1))
-    # A token alone has a weight of 1, whatever its query is.
+    # A token alone has a weight of 1, whatever its query is; so have alike ones together.
     alone, twice, other = (
-        inside.weights((0,), q, zeros, 1, size=x)[0, 0, 0]
+        inside.weights((0,), q, zeros, inside.length or 1, size=x)[0, -1].sum()
         for q, x in ((zeros, 1.0), (zeros, 2.0), (ones, 1.0))
     )
     if np.isfinite([alone, twice, other]).all() and not np.allclose(
         [twice / 2, other], alone, rtol=SEEN
     ):
         return Traits(unknown="a gate or a norm, or another thing that is not linear in the input")
-    traits = _read_band(inside.weights((0,), zeros, zeros, LENGTH)[0], alone)
+    P = inside.weights((0,), zeros, zeros, inside.length or LENGTH)[0]
+    traits = _read_band(P / alone if alone else P)._replace(factor=alone)
     D = inside.head_sizes[0]
-    if traits.unknown or D < 2 or D % 2:
+    if traits.unknown or D < 2 or D % 2 or abs(alone - 1) > SEEN:
         return traits
     one = size_of(inside) / math.sqrt(NATS) * np.ones((1, 1))  # scores of 1 at most
-    row = inside.weights((0,), one, one, 3)[0, -1]
+    row = inside.weights((0,), one, one, inside.length or 3)[0, -1]
     seen = row[row > SEEN]
     if not len(seen) or np.ptp(seen) <= SEEN:
-        steps = one[:, :, None] * np.array([0.0, 1.0])[None, :, None]  # (1, T, 1): key 0 is 0
-        P = inside.weights((0,), one, steps, 2)[0, 1]
+        T = inside.length or 2
+        steps = one[:, :, None] * (np.arange(T) > 0)[None, :, None]  # (1, T, 1): key 0 is 0
+        P = inside.weights((0,), one, steps, T)[0, -1]
         return traits._replace(scale=_round_off(_log_ratio(P) / float(one[0, 0]) ** 2))
-    for R in (D, D // 2, D // 4):
+    for R in () if inside.length else (D, D // 2, D // 4):
         for layout, partner in (("half", R // 2), ("interleaved", 1)):
             if R % 2 or (layout == "interleaved" and R == 2):
                 continue
@@ -417,13 +428,14 @@ def read_traits(inside: Inside) -> Traits:
     return traits._replace(unknown="positions move queries and keys, not as plain rotary ones do")
 
 
-def _read_band(P: Array, alone: float) -> Traits:
-    """Return what a probe with equal scores shows: P (T, T), and the weight of a token alone."""
+def _read_band(P: Array) -> Traits:
+    """Return what a probe with equal scores shows: P (T, T), in units of a token alone."""
     P = np.nan_to_num(P)
-    visible = SEEN < P
-    if P[-1].sum() > alone + SEEN:  # its share falls as tokens are added
+    least = SEEN * LENGTH / len(P)
+    visible = least < P
+    if P[-1].sum() > 1 + SEEN:  # its share falls as tokens are added
         return Traits(unknown="a sink, or keys of its own, take a part of the weights")
-    if any(np.ptp(row[seen]) > SEEN for row, seen in zip(P, visible, strict=True) if seen.any()):
+    if any(np.ptp(row[seen]) > least for row, seen in zip(P, visible, strict=True) if seen.any()):
         return Traits(unknown="scores have a bias of positions (ALiBi, T5)")
     offset = np.arange(len(P)) - np.arange(len(P))[:, None]  # s − t
     left, right = -int(offset[visible].min(initial=0)), int(offset[visible].max(initial=0))

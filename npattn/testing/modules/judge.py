@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
@@ -44,6 +46,9 @@ CHANGED = [
 ]
 """Changes to try, one and two at a time."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
+FILLS = (0.0, 1.0, 64.0, -np.inf)
+"""Numbers in place of one axis with which a parameter does nothing: a term, a factor, the argument of
+a sigmoid or tanh, a sink. More axes, of a table or a layer, become 0."""
 
 
 class Judge:
@@ -61,6 +66,9 @@ class Judge:
         The reference, or that with changes, gives what the module gives.
     key_lengths : tuple
         Numbers of keys of their own that it takes.
+    aside : dict of str to str
+        Parameters and buffers that were given other values, since the reference does not know what
+        they do → how a report says that.
     repeats : bool
         Two calls give the same bits.
     dropout_stays : bool
@@ -90,7 +98,8 @@ class Judge:
         self.answers: dict[ModuleCase, tuple[Comparison, ...]] = {}
         self.refused: list[str] = []
         self.changes: list[Change] = []
-        self.unknown = ""
+        self.unknown, self.is_scaled, self.factor, self.length = "", False, 1.0, 0
+        self.aside: dict[str, str] = {}
         self.key_lengths: tuple[Any, ...] = ()
         self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
@@ -110,6 +119,12 @@ class Judge:
         ]  # fmt: skip
         self.reading, self.plan = plans[0]
         self.call.num_heads = self.reading.num_heads
+        try:
+            first = self.ask(self.probe)
+        except ImplementationError:
+            if self.named.length is None:
+                raise
+            self.length = self.named.length
         if self.module.batch_first is None:
             self._learn_axes()
         first = self.ask(self.probe)
@@ -126,9 +141,12 @@ class Judge:
                 self.dropout_stays = _same(first, self.ask(self.probe))
             inputs = self.inputs(self.probe)
             self.returns_weights = first.weights is not None
-            found = next(self._explain(plans, inputs, first, [()]), None)
-            own = readings if found is None else [found[0]]
-            found = next(self._read_positions(own, inputs, first), found)
+            found = self._find(plans, readings, inputs, first)
+            odd = found is None and (self.unknown or self.is_scaled)
+            if odd and self._set_aside(readings):
+                plans = [(r, replace(p, mha=self._build(r))) for r, p in plans]
+                first = self.ask(self.probe)
+                found = self._find(plans, readings, inputs, first)
             found = found or next(self._explain(plans, inputs, first, CHANGED), None)
             self.is_known = found is not None
             if found is not None:
@@ -139,10 +157,62 @@ class Judge:
             self._learn_lengths()
             self._learn_masks()
 
+    def _find(
+        self,
+        plans: Sequence[tuple[Reading, Plan]],
+        readings: Sequence[Reading],
+        inputs: Inputs,
+        got: Returned,
+    ) -> tuple[Reading, Plan, list[Change]] | None:
+        """Return the plan that gives a result as it is, or with what probes show."""
+        found = next(self._explain(plans, inputs, got, [()]), None)
+        own = readings if found is None else [found[0]]
+        return next(self._read_positions(own, inputs, got), found)
+
+    def _set_aside(self, readings: Sequence[Reading]) -> bool:
+        """Give what is in no projection values with which probes show nothing that is unknown.
+
+        First parameters alone, then buffers too. A gate without a bias halves, as W_v does then.
+        Returns False if no values do that.
+        """
+        buffers, before = self.module.buffers(), self.values
+        arrays = self.module.parameters() | buffers
+        words = self.unknown or "a factor of the output"
+        sets = [x for x in (self.unread, [*self.unread, *buffers]) if x]
+        for names, fill in itertools.product(sets, FILLS):
+            new = {n: np.full_like(arrays[n], fill if arrays[n].ndim == 1 else 0) for n in names}
+            self.values = self.flat.join(arrays | new)
+            self.module.write(new)
+            traits = self._probe(readings[0])
+            halves = fill == 0 and all(x.ndim > 1 for x in new.values())
+            factor = next((f for f in (1.0, 0.5) if abs(traits.factor - f) < SEEN), 0.0)
+            if not traits.unknown and (factor == 1 or (factor and halves)):
+                self.aside = dict.fromkeys(names, f"{words}; the rest without {', '.join(names)}")
+                self.factor, self.unknown, self.declared = factor, "", None
+                return True
+            self.module.write(arrays)
+        self.values = before
+        return False
+
+    def _probe(self, reading: Reading) -> Traits:
+        """Return what probes show by a reading; a factor of NaN if it does not take them."""
+        plan = Plan(reading.build(self.values), scale=self.named.scale, softcap=self.named.softcap)
+        try:
+            with self.restoring(reading):
+                return read_traits(self.inside(reading, plan))
+        except ImplementationError:
+            return Traits(factor=math.nan)
+
+    def _build(self, reading: Reading) -> MultiHeadAttention:
+        """Return the reference of a reading, with its factor."""
+        mha = reading.build(self.values)
+        bv = None if mha.bv is None else self.factor * mha.bv
+        return mha if self.factor == 1 else replace(mha, wv=self.factor * mha.wv, bv=bv)
+
     def _learn_axes(self) -> None:
         """Find out whether inputs are (T, B, C): a sample does not change others, a token does."""
         self.module.batch_first = True
-        case = replace(TRY, B=TRY.T)
+        case = replace(self.small, B=self.small.T)
         inputs, before = self.inputs(case), self.ask(case)
         reaches = []
         for axis in (0, 1):
@@ -182,7 +252,8 @@ class Judge:
         if not needs and not self.key_lengths:
             call = replace(call, inputs=call.inputs[:1])
         scale = reading_scale(reading) if plan.scale is None else plan.scale
-        return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope)
+        return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope,
+                      self.length, self.factor)  # fmt: skip
 
     @contextmanager
     def restoring(self, reading: Reading) -> Iterator[None]:
@@ -206,18 +277,12 @@ class Judge:
         """
         seen: dict[Any, Traits] = {}
         for reading in readings:
-            plan = Plan(reading.build(self.values), scale=self.named.scale,
-                        softcap=self.named.softcap)  # fmt: skip
             key = reading.num_heads, reading.num_kv_heads, reading.order
-            if key not in seen:
-                try:
-                    with self.restoring(reading):
-                        seen[key] = read_traits(self.inside(reading, plan))
-                except ImplementationError:
-                    seen[key] = Traits()  # it does not take a probe: another reading may
-            traits = seen[key]
+            traits = seen[key] = seen.get(key) or self._probe(reading)
             self.unknown = self.unknown or traits.unknown
-            plan = replace(plan, causal=traits.causal)
+            self.is_scaled = self.is_scaled or abs(traits.factor - 1) > SEEN
+            plan = Plan(self._build(reading), causal=traits.causal, scale=self.named.scale,
+                        softcap=self.named.softcap)  # fmt: skip
             rope, note = self.named.rope_of(traits.rotary)
             window, words = self.named.window_of(traits.window)
             declared = replace(plan, rope=rope, window=window)
@@ -243,7 +308,7 @@ class Judge:
             if not self.call.crosses or self.key_lengths:
                 return
             try:
-                self.ask(replace(TRY, S=lengths[-1]))
+                self.ask(replace(self.small, S=lengths[-1]))
                 self.key_lengths = lengths
             except ImplementationError as err:
                 self.refused.append(f"{words}: {err}")
@@ -383,7 +448,12 @@ class Judge:
     @property
     def probe(self) -> ModuleCase:
         """A small case that it must take: self-attention, if its widths allow that."""
-        return replace(TRY, S=self.lengths[0])
+        return replace(self.small, S=self.lengths[0])
+
+    @property
+    def small(self) -> ModuleCase:
+        """A case of self-attention."""
+        return replace(TRY, T=self.length or TRY.T)
 
     @property
     def lengths(self) -> tuple[Any, ...]:
@@ -498,7 +568,7 @@ class Judge:
     def training_reason(self) -> str:
         """Why training mode cannot be judged; "" if it can."""
         got, seen = self._train(self.probe)
-        B, H, T = TRY.B, self.reading.num_heads, TRY.T
+        B, H, T = TRY.B, self.reading.num_heads, self.small.T
         shapes = [(B, H, T, T), (B * H, T, T)]
         if len(seen) > 1 or any(kept.shape not in shapes for kept, _ in seen):
             return "it drops other things than the weights"
@@ -537,8 +607,11 @@ class Judge:
         plan, values = self.plan, dict(exact.values)
         if plan.rope is None and not plan.mha.qk_norm and not self.appends and "bk" in values:
             values["bk"] = 0 * values["bk"]  # one term for all keys moves no weight
+        errors = dict(exact.allowed)
+        for x, name in itertools.product((values, errors), {"wv", "bv"} & values.keys()):
+            x[name] = self.factor * x[name]
         want = self.flat.split(self.reading.scatter(values, self.flat.size))
-        allowed = self.flat.split(self.reading.scatter(exact.allowed, self.flat.size))
+        allowed = self.flat.split(self.reading.scatter(errors, self.flat.size))
         parameters = {n: g for n, g in got.parameters.items() if n not in self.unread}
         return pairs | {f"d{n}": (g, want[n], allowed[n]) for n, g in parameters.items()}
 
