@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -22,7 +25,7 @@ from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.causes import explain
-from npattn.testing.modules.function import judge_inside
+from npattn.testing.modules.function import FEW, judge_inside
 from npattn.testing.modules.judge import Judge
 from npattn.testing.modules.named import Named
 from npattn.testing.modules.plan import Inputs
@@ -34,6 +37,7 @@ from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.runner.schedule import ERRORS
+from npattn.testing.settings import check_budget
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 PLACEHOLDER = "raise SystemExit('TODO: import your module here, as m')"
@@ -53,6 +57,7 @@ def check_module(
     dtypes: Sequence[str] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     examples: int = 30,
+    budget: float = 20.0,
     seed: int = 0,
     only: str | Iterable[str] | None = None,
     require: Iterable[str] | str = REQUIRED,
@@ -96,6 +101,9 @@ def check_module(
         Sizes to sample, of B, T and S: ``{"T": (16,)}`` for a module that takes no other.
     examples : int, default 30
         Cases of each rule.
+    budget : float, default 20
+        Seconds of processor time. Where the first calls show that these are too few, fewer examples
+        are asked, 3 at least, which the report says.
     seed : int, default 0
     only : str or iterable of str, optional
         Rule or prefix of rules; each rule chosen must pass. "compile" runs only if named here.
@@ -135,6 +143,7 @@ def check_module(
     """
     check_integer("examples", examples)
     check_integer("seed", seed, 0)
+    check_budget(budget)
     if unknown := [x for x in dtypes or () if x not in DTYPES]:
         raise DtypeError(f"dtypes has {unknown[0]!r}, must be among {', '.join(DTYPES)}")
     rules = _choose_rules(only)
@@ -146,18 +155,21 @@ def check_module(
     accepted = (accept,) if isinstance(accept, str) else tuple(accept)
     outcomes: list[Outcome] = []
     causes: dict[str, Cause] = {}
-    judges = []
-    for dtype in dtypes or (None,):
+    judges, start = [], time.process_time()
+    fewer: dict[str, None] = {}
+    for done, dtype in enumerate(dtypes or (None,)):
         module = TorchModule(m, dtype, call)
+        plan = Time(examples, budget * (done + 1) / len(dtypes or (None,)), start)
         with module.computing(seed), np.errstate(**ERRORS):
-            judge = _begin(module, named)
+            judge = _begin(module, named, plan.deadline)
             judges.append(judge)
+            asked = plan.afford(_measure_case(judge) * len(rules), 0.5 if INSIDE in rules else 1.0)
             failed: dict[str, tuple[Outcome, ModuleCase]] = {}
             for done, (name, rule) in enumerate(rules.items()):
                 if name == INSIDE:
                     continue
-                asked = _Asked(judge, name, rule, spec, _call_text(named, dtype))
-                outcome, case = asked.search(fields_of_sizes, min(examples, rule.examples), seed)
+                question = _Asked(judge, name, rule, spec, _call_text(named, dtype))
+                outcome, case = question.search(fields_of_sizes, min(asked, rule.examples), seed)
                 outcomes.append(outcome)
                 if case is not None:
                     failed[name] = outcome, case
@@ -165,7 +177,7 @@ def check_module(
                     progress(module.dtype, name, done + 1, len(rules))
             own = explain(judge, failed)
             if INSIDE in rules:
-                inside, why = judge_inside(judge, examples, seed)
+                inside, why = judge_inside(judge, plan.afford, seed)
                 known = {rule for cause in own for rule in cause.rules}
                 left = tuple(o.id for o, _ in failed.values() if o.id not in known)
                 outcomes += inside.outcomes if inside else [_not_judged(judge, why)]
@@ -174,16 +186,23 @@ def check_module(
                     first = causes_inside[0]
                     causes_inside[0] = replace(first, rules=(*first.rules, *left))
                 own += causes_inside
+            fewer |= dict.fromkeys(plan.describe(module.dtype))
             for cause in own:
                 rules_before = causes[cause.text].rules if cause.text in causes else ()
                 causes[cause.text] = replace(cause, rules=(*rules_before, *cause.rules))
     applied = {o.rule for o in outcomes if o.status != "not applicable"}
     by_id = {rule: cause.name for cause in causes.values() for rule in cause.rules}
     outcomes = [replace(o, diagnosis=by_id.get(o.id)) for o in outcomes]
+    unread = [
+        f"not judged: {text}; accept={name!r} leaves it out"
+        for judge in judges
+        for name, text in list(judge.aside.items())[:1]
+        if judge.aside.keys().isdisjoint(accepted)
+    ]
     return Report(
         spec or judges[0].module.name,
         tuple(outcomes),
-        _list_untested(judges, outcomes, rules),
+        (*_list_untested(judges, outcomes, rules), *fewer),
         {"seed": seed, "examples": examples, **_settings(judges[0])},
         require=required,
         causes=tuple(causes.values()),
@@ -194,12 +213,7 @@ def check_module(
             *{f"agreement ({judge.unknown})": 0 for judge in judges if judge.is_unknown},
         ),
         accept=accepted,
-        few=tuple(dict.fromkeys(
-            f"not judged: {text}; accept={name!r} leaves it out"
-            for judge in judges
-            for name, text in list(judge.aside.items())[:1]
-            if judge.aside.keys().isdisjoint(accepted)
-        )),  # fmt: skip
+        few=tuple(dict.fromkeys(unread)),
     )
 
 
@@ -340,6 +354,56 @@ def _fit(name: str, got: Array, exact: Array) -> Array:
     return got
 
 
+# --- the time -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Time:
+    """Plan of the examples of a dtype, by the cost of its first ones.
+
+    Attributes
+    ----------
+    examples : int
+        Number that is wanted.
+    budget : float
+        Seconds from the start of the check to the end of this dtype.
+    start : float
+    least : int
+        Smallest number that the plan has returned.
+    """
+
+    examples: int
+    budget: float
+    start: float
+    least: int = 10**9
+
+    @property
+    def deadline(self) -> float:
+        return self.start + self.budget
+
+    def afford(self, cost: float, share: float = 1.0) -> int:
+        """Return how many examples to ask, of `cost` seconds each, in a share of the time left."""
+        left = share * (self.deadline - time.process_time())
+        count = min(self.examples, max(FEW, int(left / cost))) if cost else self.examples
+        self.least = min(self.least, count)
+        return count
+
+    def describe(self, dtype: str) -> list[str]:
+        """Return a line where fewer were asked."""
+        if self.least >= self.examples:
+            return []
+        return [f"{self.examples - self.least} of {self.examples} examples in {dtype}, for which "
+                f"there is no time (budget= gives more)"]  # fmt: skip
+
+
+def _measure_case(judge: Judge) -> float:
+    """Return the seconds that a case takes, with all its gradients."""
+    before = time.process_time()
+    with contextlib.suppress(ImplementationError):  # its rule will say so
+        judge.compare(replace(judge.probe, recorded=True))
+    return time.process_time() - before
+
+
 # --- one rule -------------------------------------------------------------------------------------
 
 
@@ -421,10 +485,10 @@ def _call_text(named: Named, dtype: str | None) -> str:
     return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
 
 
-def _begin(module: TorchModule, named: Named) -> Judge:
+def _begin(module: TorchModule, named: Named, deadline: float = math.inf) -> Judge:
     """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
     try:
-        return Judge(module, named)
+        return Judge(module, named, deadline)
     except ImplementationError as err:
         raise OptionError(
             f"{module.name} could not be called on x (2, 5, C): {err}; pass "
@@ -476,7 +540,8 @@ def _settings(judge: Judge) -> dict[str, Any]:
         "causal where no mask is given, the mask alone where one is"
         if judge.plan.conventions.causal == "unless_masked" else "always causal"
     )  # fmt: skip
-    parts = [*dict.fromkeys(judge.aside.values()), *judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
+    aside = dict.fromkeys(judge.aside.values())
+    parts = [*aside, *judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
     return {
         "conventions": {n: x for n, x in own.items() if x != getattr(default, n)},
         "reads": "; ".join(parts),

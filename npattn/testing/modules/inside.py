@@ -23,6 +23,8 @@ from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.modules.call import Call, Form
 from npattn.testing.modules.roles import Flat, Reading
 
+FEATURES = 16
+"""Features of a head that are judged, at most: more take time and show nothing else."""
 LENGTH = 18
 """Tokens of a probe."""
 NATS = 6.0
@@ -110,7 +112,7 @@ class Inside:
                             if "v" in own else E)  # fmt: skip
             fits = all(sum(parts[n] for n in own) <= width[own[0]] for own in self.inputs_by_letter)
             if fits and min(room) >= least:
-                return Selection(tuple(features), min(room), groups)
+                return Selection(tuple(features), min(*room, max(values, FEATURES)), groups)
         return None
 
     @property
@@ -122,11 +124,11 @@ class Inside:
         """Return the selection to judge with, and True if its scale is met without a rounding."""
         D = self.head_sizes[0]
         if self.rotary is None:
-            found = [(d, self.fit(range(d))) for d in range(max(1, D // 2), 0, -1)]
+            found = [(d, self.fit(range(d))) for d in range(max(1, min(D // 2, FEATURES)), 0, -1)]
             exact = [s for d, s in found if s and math.frexp(self._factor(d))[0] == 0.5]
             best = max(exact, key=lambda s: s.groups, default=None)
             return (best, True) if best else (self.fit((0,), 1), False)
-        pairs = self.pairs()[: max(1, D // 8)]
+        pairs = self.pairs()[: max(1, min(D, 4 * FEATURES) // 8)]
         two = [i for pair in pairs for i in pair]
         return self.fit(two) or self.fit(two[:2], 1), False
 
@@ -147,7 +149,8 @@ class Inside:
     def select(self, chosen: Selection) -> None:
         """Set the projections to selections."""
         values = self.values.copy()
-        values[self.reading.unit] = 0
+        for index in self.reading.indices.values():
+            values[index] = 0
         starts = self._starts(chosen)
         D, E = self.head_sizes
         heads = {"q": chosen.groups * self.group, "k": chosen.groups, "v": chosen.groups}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -47,8 +48,8 @@ CHANGED = [
 """Changes to try, one and two at a time."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
 FILLS = (0.0, 1.0, 64.0, -np.inf)
-"""Numbers in place of one axis with which a parameter does nothing: a term, a factor, the argument of
-a sigmoid or tanh, a sink. More axes, of a table or a layer, become 0."""
+"""Numbers with which a parameter of one axis does nothing: a term, a factor, the argument of a
+sigmoid or tanh, a sink. One of more axes, a table or a layer, becomes 0."""
 
 
 class Judge:
@@ -75,7 +76,9 @@ class Judge:
         They do not, but without dropout they do.
     """
 
-    def __init__(self, module: TorchModule, named: Named | None = None) -> None:
+    def __init__(
+        self, module: TorchModule, named: Named | None = None, deadline: float = math.inf
+    ) -> None:
         self.module, self.call = module, Call.read(module)
         self.named = named or Named()
         own = self.named.roles, self.named.num_heads, self.named.num_kv_heads
@@ -103,11 +106,11 @@ class Judge:
         self.key_lengths: tuple[Any, ...] = ()
         self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
-        self._learn(readings)
+        self._learn(readings, deadline)
 
     # --- learn what it means ----------------------------------------------------------------------
 
-    def _learn(self, readings: Sequence[Reading]) -> None:
+    def _learn(self, readings: Sequence[Reading], deadline: float) -> None:
         """Find the reading, steps that are replaced, forms of masks, and empty rows."""
         self.named = self.named.fill(self.module, readings[0])
         self.notes += self.named.notes
@@ -147,7 +150,8 @@ class Judge:
                 plans = [(r, replace(p, mha=self._build(r))) for r, p in plans]
                 first = self.ask(self.probe)
                 found = self._find(plans, readings, inputs, first)
-            found = found or next(self._explain(plans, inputs, first, CHANGED), None)
+            in_time = itertools.takewhile(lambda _: time.process_time() < deadline, CHANGED)
+            found = found or next(self._explain(plans, inputs, first, in_time), None)
             self.is_known = found is not None
             if found is not None:
                 self.reading, self.plan, self.changes = found
@@ -259,9 +263,8 @@ class Judge:
     def restoring(self, reading: Reading) -> Iterator[None]:
         """Leave out norms of q and k for a while, and restore the weights at its end."""
         own = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
-        indices = set(np.concatenate(own).tolist() if own else ())
-        norms = {n.rpartition(".")[0] for n in self.flat.shapes
-                 if indices.intersection(self.flat.index(n).ravel().tolist())}  # fmt: skip
+        norms = {n.rpartition(".")[0] for n in self.flat.shapes for x in own
+                 if np.isin(self.flat.index(n), x).any()}  # fmt: skip
         try:
             with self.module.leaving_out(sorted(norms)):
                 yield

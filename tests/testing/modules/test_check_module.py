@@ -1,6 +1,7 @@
 """check_module: right modules pass, the cause of each mistake comes first, the report says all."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import npattn
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.testing import check_module, compare_module
 from npattn.testing.modules import ModuleCase, replay
+from npattn.testing.modules.check import Time
 from tests.testing.modules import broken, lessons
 
 WORDS = {
@@ -292,6 +294,33 @@ def test_a_result_without_power_is_no_verdict_unless_it_is_accepted():
     report = check_module(m, examples=11, only="agreement-inputs")
     assert report.reason == "not judged: dquery"
     assert check_module(m, examples=11, only="agreement-inputs", accept="dquery").passed
+
+
+def test_too_little_time_asks_fewer_examples_and_says_so():
+    rules = ["agreement-output", "inside"]
+    report = check_module(lessons.HeadPerNumber(), examples=5, budget=1e-9, only=rules)
+    assert report.passed
+    assert max(o.examples for o in report.outcomes if o.rule == "agreement-output") == 3
+    assert "2 of 5 examples in float32, for which there is no time (budget= gives more)" in (
+        report.untested
+    )
+    wrong = lessons.Notebook(mistake="merge")  # two changes at a time are tried while there is time
+    report = check_module(wrong, examples=5, budget=1e-9, only="agreement-output")
+    assert (report.verdict, report.causes) == ("failed", ())
+    with pytest.raises(OptionError, match="budget is 0"):
+        check_module(lessons.HeadPerNumber(), budget=0)
+
+
+def test_a_plan_has_the_time_that_is_left(monkeypatch):
+    now = iter([4.0, 4.0, 9.5, 9.5])
+    monkeypatch.setattr(time, "process_time", lambda: next(now))
+    plan = Time(examples=30, budget=10.0, start=0.0)
+    assert [plan.afford(0.25), plan.afford(0.25, 0.5), plan.afford(0.25)] == [24, 12, 3]
+    assert plan.afford(0.0) == 30
+    assert plan.describe("float32") == [
+        "27 of 30 examples in float32, for which there is no time (budget= gives more)"
+    ]
+    assert Time(examples=30, budget=10.0, start=0.0).describe("float32") == []
 
 
 def test_rules_that_do_not_apply_are_listed_and_may_have_to():
