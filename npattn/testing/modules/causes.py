@@ -6,9 +6,10 @@ that failed and in those that passed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
 from npattn.testing.modules.case import ModuleCase
 from npattn.testing.modules.judge import EMPTY_ROWS, Judge, compare_forward
@@ -79,7 +80,7 @@ def _find_changes(judge: Judge, failed: Failed) -> Cause | None:
         return None
     first = min(judge.changes, key=lambda change: STEPS.index(change.step))
     return Cause(
-        "; and ".join(say(judge, change) for change in judge.changes),
+        "; and ".join(say(change, judge.plan.mha, judge.reading.name) for change in judge.changes),
         rules,
         first.step,
         first.where,
@@ -96,11 +97,10 @@ def _reproduces(judge: Judge, plan: Plan, case: ModuleCase) -> bool:
     return all(c.passed for c in compare_forward(got, exact, judge.module.array_dtype))
 
 
-def say(judge: Judge, change: Change) -> str:
-    """Return the words of a change, with the sizes and names of the module."""
-    mha = judge.plan.mha
+def say(change: Change, mha: MultiHeadAttention, name: Callable[[str], str] = str) -> str:
+    """Return the words of a change, with the sizes of the module, and `name` of its weights."""
     sizes = {"H": mha.num_heads, "D": mha.head_size, "W": mha.num_heads * mha.head_size}
-    names = {role: judge.reading.name(role) for role in ("wq", "wk", "wv", "wo")}
+    names = {role: name(role) for role in ("wq", "wk", "wv", "wo")}
     return change.text.format(**sizes, **names)
 
 

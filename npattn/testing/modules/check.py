@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,23 +11,19 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.errors import DtypeError, InternalError, OptionError, ShapeError
-from npattn.multihead import MultiHeadAttention
+from npattn.errors import DtypeError, InternalError, OptionError
 from npattn.positions.attention import Rotary
-from npattn.problem.arrays import Array, to_numpy
 from npattn.problem.checks import check_integer
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import TorchModule
-from npattn.testing.bounds.multihead import multihead_tolerance
-from npattn.testing.comparison import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison
 from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.causes import explain
 from npattn.testing.modules.function import FEW, judge_inside
-from npattn.testing.modules.judge import Judge
+from npattn.testing.modules.judge import Judge, begin
 from npattn.testing.modules.named import Named
-from npattn.testing.modules.plan import Inputs
 from npattn.testing.modules.rules import INSIDE, RULES, SLOW, Rule
 from npattn.testing.power import union
 from npattn.testing.reference.search import Search, write_replay
@@ -161,7 +156,7 @@ def check_module(
         module = TorchModule(m, dtype, call)
         plan = Time(examples, budget * (done + 1) / len(dtypes or (None,)), start)
         with module.computing(seed), np.errstate(**ERRORS):
-            judge = _begin(module, named, plan.deadline)
+            judge = begin(module, named, plan.deadline)
             judges.append(judge)
             asked = plan.afford(_measure_case(judge) * len(rules), 0.5 if INSIDE in rules else 1.0)
             failed: dict[str, tuple[Outcome, ModuleCase]] = {}
@@ -253,105 +248,7 @@ def replay(
     """
     module = TorchModule(m, dtype, call)
     with module.computing(case.seed), np.errstate(**ERRORS):
-        return tuple(RULES[rule].compare(_begin(module, Named(**named)), case))
-
-
-def compare_module(
-    m: Any,
-    inputs: Any,
-    outputs: Any,
-    *,
-    mask: Any = None,
-    roles: Mapping[str, str] | None = None,
-    num_heads: int | None = None,
-    scale: float | None = None,
-    conventions: Conventions | None = None,
-    dtype: Any = None,
-    **named: Any,
-) -> tuple[Comparison, ...]:
-    """Compare outputs that exist already, of a port say, with the exact ones of a module.
-
-    Parameters
-    ----------
-    m : npattn.MultiHeadAttention, or a torch module as of `check_module`
-        The first is what `npattn.weights` reads from files and frameworks. A torch module gives
-        its weights alone: it is called to find its projections, and never for the outputs.
-    inputs : array, or mapping of "query", "key", "value"
-    outputs : array, or mapping of "out" and "weights"
-    mask : bool array, optional
-        True = may attend, as of `MultiHeadAttention.forward`.
-    roles, num_heads
-        As of `check_module`, for a torch module.
-    scale : float, optional
-        Default: 1/√D.
-    conventions : Conventions, optional
-    dtype : dtype, optional
-        The one that the outputs were computed in. Default: that of the query.
-
-    Returns
-    -------
-    tuple of Comparison
-        One for each output: ``ratio`` is error / tolerance.
-
-    Raises
-    ------
-    OptionError
-        If an output has another name, or the module has norms, a gate or rotary positions.
-    ShapeError
-        If an input does not fit the weights, or an output has another shape than the exact one.
-
-    Examples
-    --------
-    >>> import numpy as np, npattn
-    >>> from npattn.testing import compare_module
-    >>> mha = npattn.MultiHeadAttention.init(8, 2, seed=0, dtype=np.float32)
-    >>> x = np.ones((1, 3, 8), np.float32)
-    >>> [c.passed for c in compare_module(mha, x, mha.forward(x).out.astype(np.float32))]
-    [True]
-    """
-    plan = None
-    names: tuple[str, ...] = ("query", "key", "value")
-    if not isinstance(m, MultiHeadAttention):
-        module = TorchModule(m)
-        with module.computing(0), np.errstate(**ERRORS):
-            judge = _begin(module, Named(roles, num_heads, scale=scale, **named))
-        if judge.left_out:
-            raise OptionError(
-                f"m has {', '.join(judge.left_out)}, which no reference has: compare outputs of "
-                "a copy in which it is torch.nn.Identity()"
-            )
-        m, plan, names = judge.plan.mha, judge.plan, judge.call.inputs
-    given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
-    given = {("query", "key", "value")[names.index(n)] if n in names else n: x
-             for n, x in given.items()}  # fmt: skip
-    if unknown := [n for n in given if n not in ("query", "key", "value")]:
-        raise OptionError(f"inputs has {unknown[0]!r}, must have {', '.join(names)}")
-    arrays = {name: to_numpy(x) for name, x in given.items()}
-    if plan is not None and judge.module.batch_first is False:
-        arrays = {name: x.swapaxes(0, 1) for name, x in arrays.items()}
-    got = dict(outputs) if isinstance(outputs, Mapping) else {"out": outputs}
-    if unknown := [n for n in got if n not in ("out", "weights")]:
-        raise OptionError(f"outputs has {unknown[0]!r}, must have out and weights")
-    if plan is None:
-        fwd = m.forward(**arrays, mask=mask, conventions=conventions, scale=scale)
-    else:
-        plan = replace(plan, conventions=conventions or plan.conventions)
-        shown = None if mask is None else np.asarray(mask)
-        fwd = plan.forward(Inputs(arrays["query"], arrays.get("key"), arrays.get("value"), shown))
-    allowed = multihead_tolerance(fwd, dtype or arrays["query"].dtype)
-    exact = {"out": fwd.out, "weights": fwd.weights}
-    if plan is not None and judge.module.batch_first is False:
-        exact["out"], allowed["out"] = (x["out"].swapaxes(0, 1) for x in (exact, allowed))
-    return tuple(
-        compare_arrays(name, _fit(name, to_numpy(x), exact[name]), exact[name], allowed[name])
-        for name, x in got.items()
-    )
-
-
-def _fit(name: str, got: Array, exact: Array) -> Array:
-    if got.shape != exact.shape:
-        raise ShapeError(f"{name} has shape {got.shape}, must have {exact.shape}")
-    return got
+        return tuple(RULES[rule].compare(begin(module, Named(**named)), case))
 
 
 # --- the time -------------------------------------------------------------------------------------
@@ -483,18 +380,6 @@ def _call_text(named: Named, dtype: str | None) -> str:
     """Return the keywords of `replay` that are not at their default."""
     given = {n: x for n, x in vars(named).items() if n != "notes"} | {"dtype": dtype}
     return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
-
-
-def _begin(module: TorchModule, named: Named, deadline: float = math.inf) -> Judge:
-    """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
-    try:
-        return Judge(module, named, deadline)
-    except ImplementationError as err:
-        raise OptionError(
-            f"{module.name} could not be called on x (2, 5, C): {err}; pass "
-            "call=lambda m, x, mask: ... for a module with other inputs, or sizes= for one that "
-            "takes other lengths alone"
-        ) from err
 
 
 def _not_judged(judge: Judge, why: str) -> Outcome:

@@ -629,6 +629,18 @@ class Judge:
             self.answers, self.seen = kept
 
 
+def begin(module: TorchModule, named: Named, deadline: float = math.inf) -> Judge:
+    """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
+    try:
+        return Judge(module, named, deadline)
+    except ImplementationError as err:
+        raise OptionError(
+            f"{module.name} could not be called on x (2, 5, C): {err}; pass "
+            "call=lambda m, x, mask: ... for a module with other inputs, or sizes= for one that "
+            "takes other lengths alone"
+        ) from err
+
+
 def compare_forward(got: Returned, exact: Exact, dtype: Any) -> tuple[Comparison, ...]:
     """Compare out, and weights as they are returned: of each head, or averaged."""
     found = [compare_result("out", got.out, exact.values["out"], exact.allowed["out"])]

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import npattn
-from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError
 from npattn.testing import check_module, compare_module
 from npattn.testing.modules import ModuleCase, replay
 from npattn.testing.modules.check import Time
@@ -539,34 +538,6 @@ def test_arguments_that_it_cannot_fill_in_are_an_error():
 
     with pytest.raises(OptionError, match="requires position_embeddings"):
         check_module(Turns())
-
-
-# --- outputs that exist already -------------------------------------------------------------------
-
-
-def test_outputs_of_a_port_are_compared():
-    m = lessons.Notebook().eval()
-    x, y = torch.randn(2, 5, 15), torch.randn(2, 7, 15)
-    out, weights = m(x, y, y)
-    inputs = {"query": x.numpy(), "key": y.numpy(), "value": y.numpy()}
-    outputs = {"out": out.detach().numpy(), "weights": weights.detach().numpy()}
-    found = compare_module(m, inputs, outputs)
-    assert [c.name for c in found] == ["out", "weights"]
-    assert all(0 < c.ratio <= 1 for c in found)
-    outputs["out"] = outputs["out"] + np.float32(1e-3)
-    assert [c.passed for c in compare_module(m, inputs, outputs)] == [False, True]
-
-
-def test_outputs_are_compared_with_weights_from_elsewhere():
-    mha = npattn.MultiHeadAttention.init(11, 3, head_size=2, seed=5, dtype=np.float32)
-    x = np.random.default_rng(0).standard_normal((2, 7, 11)).astype(np.float32)
-    out = mha.forward(x, dtype="float32").out.astype(np.float32)
-    [comparison] = compare_module(mha, x, out)
-    assert 0 < comparison.ratio <= 1
-    with pytest.raises(OptionError, match="outputs has 'o'"):
-        compare_module(mha, x, {"o": out})
-    with pytest.raises(ShapeError, match="out has shape"):
-        compare_module(mha, x, out[:1])
 
 
 def test_random_numbers_of_the_caller_are_left_alone():
