@@ -34,7 +34,7 @@ def explain(judge: Judge, failed: Failed) -> list[Cause]:
     """Return the causes of failures, each rule in one of them at most."""
     left = dict(failed)
     causes = []
-    for find in (_find_dropout, _find_changes, _find_gradients, _find_others):
+    for find in (_find_dropout, _find_changes, _find_ignored, _find_gradients, _find_others):
         cause = find(judge, left) if left else None
         if cause is not None:
             causes.append(cause)
@@ -102,6 +102,16 @@ def say(change: Change, mha: MultiHeadAttention, name: Callable[[str], str] = st
     sizes = {"H": mha.num_heads, "D": mha.head_size, "W": mha.num_heads * mha.head_size}
     names = {role: name(role) for role in ("wq", "wk", "wv", "wo")}
     return change.text.format(**sizes, **names)
+
+
+def _find_ignored(judge: Judge, failed: Failed) -> Cause | None:
+    """Return keys that have no effect as the cause of what fails with keys of their own."""
+    rules = tuple(o.id for o, case in failed.values() if case.S is not None)
+    if not judge.ignores_keys or not rules:
+        return None
+    query, key, *_ = judge.call.inputs
+    text = f"{key} has no effect: keys and values are projected from {query}"
+    return Cause(text, rules, "s", "everywhere", confirmed=1, name="ignored keys")
 
 
 def _find_others(judge: Judge, failed: Failed) -> Cause | None:

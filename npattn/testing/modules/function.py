@@ -61,7 +61,7 @@ def judge_inside(
     causal = ("unless_masked" if alone else "always") if plan.causal else "never"
     f, options = inside.function(chosen, form, causal)
     sizes = {"H": [chosen.groups * inside.group], "K": [chosen.groups],
-             "D": [len(chosen.features)], "E": [chosen.values]}  # fmt: skip
+             "D": [inside.count(chosen)], "E": [chosen.values]}  # fmt: skip
     sizes |= {"T": [judge.length], "S": [judge.length]} if judge.length else {}
     conventions = replace(plan.conventions, causal="top_left")
     left_out = OF_EMPTY_ROWS if conventions.empty_row == "nan" else ()

@@ -128,9 +128,13 @@ class Inside:
             exact = [s for d, s in found if s and math.frexp(self._factor(d))[0] == 0.5]
             best = max(exact, key=lambda s: s.groups, default=None)
             return (best, True) if best else (self.fit((0,), 1), False)
-        pairs = self.pairs()[: max(1, min(D, 4 * FEATURES) // 8)]
-        two = [i for pair in pairs for i in pair]
-        return self.fit(two) or self.fit(two[:2], 1), False
+        pairs = self.pairs()[: max(1, min(D // 8, FEATURES))]
+        both = [i for pair in pairs for i in pair]
+        return self.fit(both) or self.fit(both[:2], 1), False
+
+    def count(self, chosen: Selection) -> int:
+        """Return the number of features of q that the function has: of a turned pair one."""
+        return len(chosen.features) // (1 if self.rotary is None else 2)
 
     def _factor(self, d: int) -> float:
         """Factor of q with which the module's scale is 1/√d."""
@@ -247,7 +251,7 @@ class Inside:
             The last becomes an option: the function adds the triangle to a mask.
         """
         torch, crosses = self.module.torch, self.call.crosses
-        factor = self._factor(len(chosen.features))
+        factor = self._factor(self.count(chosen))
 
         def attend(q: Any, k: Any, v: Any, mask: Any, triangle: bool | None) -> Any:
             if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or q.shape[0] != k.shape[0]:
@@ -284,7 +288,10 @@ class Inside:
         return (attend_masked if has_form else plain), options
 
     def _turn_back(self, chosen: Selection, q: Any, k: Any, T: int, S: int) -> tuple[Any, Any]:
-        """Turn q and k back, against the module's rotary positions."""
+        """Turn q and k (..., d) back, against the module's rotary positions: (..., 2 d).
+
+        Each feature is the first of a pair: with two, roundings of one would reach the other.
+        """
         if self.rotary is None:
             return q, k
         pairs = {pair: i for i, pair in enumerate(self.pairs())}
@@ -296,9 +303,8 @@ class Inside:
                 angle = at * self.frequencies[pairs[one, two]]
                 both = (f(angle).astype(self.module.array_dtype) for f in (np.cos, np.sin))
                 c, s = (self.module.framework.give(table)[:, None] for table in both)
-                i = len(parts)
-                a, b = x[..., i : i + 1], x[..., i + 1 : i + 2]
-                parts += [a * c + b * s, b * c - a * s]
+                first = x[..., len(parts) // 2 :][..., :1]
+                parts += [first * c, -first * s]
             turned.append(self.module.torch.cat(parts, -1))
         return turned[0], turned[1]
 
@@ -449,9 +455,9 @@ def _read_band(P: Array) -> Traits:
 
 
 def _round_off(x: float) -> float:
-    """Return a number that was read with three digits, if it has no more; else as it is."""
-    near = float(f"{x:.3g}")
-    return near if math.isclose(x, near, rel_tol=1e-5) else x
+    """Return a number that was read with few digits, if it has no more; else as it is."""
+    near = {n: float(f"{x:.{n}g}") for n in (3, 4)}
+    return next((y for n, y in near.items() if math.isclose(x, y, rel_tol=10.0 ** -(n + 2))), x)
 
 
 def size_of(inside: Inside) -> float:

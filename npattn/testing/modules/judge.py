@@ -47,9 +47,10 @@ CHANGED = [
 ]
 """Changes to try, one and two at a time."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
-FILLS = (0.0, 1.0, 64.0, -np.inf)
+FILLS = ((0.0, False), (1.0, False), (64.0, False), (-np.inf, False), (0.0, True))
 """Numbers with which a parameter of one axis does nothing: a term, a factor, the argument of a
-sigmoid or tanh, a sink. One of more axes, a table or a layer, becomes 0."""
+sigmoid or tanh, a sink. One of two axes becomes 0, or with True the unit matrix, which mixes no
+heads."""
 
 
 class Judge:
@@ -67,6 +68,10 @@ class Judge:
         The reference, or that with changes, gives what the module gives.
     key_lengths : tuple
         Numbers of keys of their own that it takes.
+    ignores_keys : bool
+        It takes them, and other keys give the same.
+    cross_forms : list of Form
+        Forms of masks that it takes where S ≠ T.
     aside : dict of str to str
         Parameters and buffers that were given other values, since the reference does not know what
         they do → how a report says that.
@@ -104,6 +109,8 @@ class Judge:
         self.unknown, self.is_scaled, self.factor, self.length = "", False, 1.0, 0
         self.aside: dict[str, str] = {}
         self.key_lengths: tuple[Any, ...] = ()
+        self.ignores_keys = False
+        self.cross_forms: list[Form] = []
         self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
         self._learn(readings, deadline)
@@ -183,14 +190,17 @@ class Judge:
         arrays = self.module.parameters() | buffers
         words = self.unknown or "a factor of the output"
         sets = [x for x in (self.unread, [*self.unread, *buffers]) if x]
-        for names, fill in itertools.product(sets, FILLS):
+        for names, (fill, mixes) in itertools.product(sets, FILLS):
             new = {n: np.full_like(arrays[n], fill if arrays[n].ndim == 1 else 0) for n in names}
+            for x in new.values() if mixes else ():
+                x[...] = np.eye(*x.shape) if x.ndim == 2 else x
             self.values = self.flat.join(arrays | new)
             self.module.write(new)
             traits = self._probe(readings[0])
-            halves = fill == 0 and all(x.ndim > 1 for x in new.values())
+            halves = (fill, mixes) == FILLS[0] and all(x.ndim > 1 for x in new.values())
             factor = next((f for f in (1.0, 0.5) if abs(traits.factor - f) < SEEN), 0.0)
             if not traits.unknown and (factor == 1 or (factor and halves)):
+                words = "heads are mixed" if mixes else words
                 self.aside = dict.fromkeys(names, f"{words}; the rest without {', '.join(names)}")
                 self.factor, self.unknown, self.declared = factor, "", None
                 return True
@@ -216,7 +226,7 @@ class Judge:
     def _learn_axes(self) -> None:
         """Find out whether inputs are (T, B, C): a sample does not change others, a token does."""
         self.module.batch_first = True
-        case = replace(self.small, B=self.small.T)
+        case = replace(self.probe, B=self.probe.T)
         inputs, before = self.inputs(case), self.ask(case)
         reaches = []
         for axis in (0, 1):
@@ -253,7 +263,7 @@ class Judge:
         """Return the module as a function; its weights are to be restored by `restoring`."""
         call = self.call
         needs = len(call.inputs) != 2 or call.module.arguments()[call.inputs[1]]
-        if not needs and not self.key_lengths:
+        if not needs and (self.ignores_keys or not self.key_lengths):
             call = replace(call, inputs=call.inputs[:1])
         scale = reading_scale(reading) if plan.scale is None else plan.scale
         return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope,
@@ -311,7 +321,11 @@ class Judge:
             if not self.call.crosses or self.key_lengths:
                 return
             try:
-                self.ask(replace(self.small, S=lengths[-1]))
+                case = replace(self.small, S=lengths[-1])
+                inputs, got = self.inputs(case), self.ask(case)
+                assert inputs.key is not None
+                moved = inputs._replace(key=np.asarray(3 * inputs.key, self.module.array_dtype))
+                self.ignores_keys = _same(got, self.call(case, moved))
                 self.key_lengths = lengths
             except ImplementationError as err:
                 self.refused.append(f"{words}: {err}")
@@ -342,30 +356,46 @@ class Judge:
                     break
                 known = [f for f, got in answers if self._fits(changed, self.inputs(case, f), got)]
                 self.changes += [change] if known else []
-            if not known and answers:
-                known = [answers[0][0]]
+            if not known and answers:  # the form that hides as many keys as it is told
+                counts = [np.subtract(*map(np.sum, self._see(plan, case, f))) for f, _ in answers]
+                known = [answers[int(np.argmin(np.abs(counts)))][0]]
             self.call.forms += known + self._suspect_forms(known, answers)
             if not answers:
                 self.refused.append(f"{parameter}: {errors[0]}")
                 self.call.forms += self._forms_of_float32(parameter, shapes)
+        self._learn_cross_forms()
         self._learn_empty_rows()
+
+    def _learn_cross_forms(self) -> None:
+        """Find the forms of masks that it takes where S ≠ T; one of queries may raise there."""
+        lengths = self.key_lengths[-1:]
+        for form, S in itertools.product(self.call.forms, lengths):
+            try:
+                self.ask(replace(self.small, S=S, mask="random"), form)
+                self.cross_forms.append(form)
+            except ImplementationError as err:
+                self.refused.append(f"{form} where S ≠ T: {err}")
 
     def _fits_masked(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
         return self._fits(plan, self.inputs(case, form), got)
 
     def _shows(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
         """Return True if equal scores show the keys that a plan does, whatever else is wrong."""
+        return np.array_equal(*self._see(plan, case, form))
+
+    def _see(self, plan: Plan, case: ModuleCase, form: Form) -> tuple[Array, Array]:
+        """Return the keys that equal scores show, and those that a plan does, (B, T, S)."""
         inputs = self.inputs(case, form)
-        zeros, shown = np.zeros((case.B, 1)), plan.visible(inputs)
+        zeros, shown = np.zeros((case.B, 1)), np.asarray(plan.visible(inputs))
+        expected = np.broadcast_to(shown, (case.B, 1, case.T, case.T))[:, 0]
         try:
             with self.restoring(self.reading):
                 P = self.inside(self.reading, plan).weights(
                     (0,), zeros, zeros, case.T, visible=inputs.visible, form=form
                 )
         except ImplementationError:
-            return False
-        expected = np.broadcast_to(np.asarray(shown), (case.B, 1, case.T, case.T))[:, 0]
-        return np.array_equal(np.nan_to_num(P) > SEEN, expected)
+            return ~expected, expected
+        return np.nan_to_num(P) > SEEN, expected
 
     def _forms_of_float32(self, parameter: str, shapes: Sequence[str]) -> list[Form]:
         """Return a form that the module takes in float32, if all raise in a narrower dtype."""
@@ -608,8 +638,9 @@ class Judge:
             if x is not None
         }
         plan, values = self.plan, dict(exact.values)
-        if plan.rope is None and not plan.mha.qk_norm and not self.appends and "bk" in values:
-            values["bk"] = 0 * values["bk"]  # one term for all keys moves no weight
+        term = "norm_k_bias" if plan.mha.qk_norm else "bk"
+        if plan.rope is None and not self.appends and term in values:
+            values[term] = 0 * values[term]  # one term for all keys moves no weight
         errors = dict(exact.allowed)
         for x, name in itertools.product((values, errors), {"wv", "bv"} & values.keys()):
             x[name] = self.factor * x[name]

@@ -93,7 +93,8 @@ def compare_module(
     [True]
     """
     names: tuple[str, ...] = ("query", "key", "value")
-    name_of, swaps = str, False
+    swaps = False
+    name_of: Callable[[str], str] = str
     if isinstance(m, MultiHeadAttention):
         plan = Plan(m, conventions=conventions or Conventions(), scale=scale)
     else:

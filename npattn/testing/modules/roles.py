@@ -160,14 +160,16 @@ def find_projection(name: str) -> str:
     parts = plain.split(".")
     if parts[-1] in ("bias_k", "bias_v") or OTHER_PARTS.search(plain):  # keys, values; no terms
         return ""
+    otherwise = ""
     for part in reversed(parts):
         tokens = part.split("_")
         words = " ".join(t for t in tokens if not NOISE.match(t))
-        if part == "c_proj" or (not words and OUTPUTS.intersection(tokens)):
+        if part == "c_proj":
             return "o"
         if words:
-            return WORDS.get(words, "")
-    return ""
+            return WORDS.get(words, otherwise)
+        otherwise = "o" if OUTPUTS.intersection(tokens) else otherwise
+    return otherwise
 
 
 def find_roles(

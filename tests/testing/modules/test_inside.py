@@ -281,6 +281,107 @@ def test_a_module_of_one_length_is_judged_at_that_length():
         check_module(Window())
 
 
+@pytest.mark.thorough
+def test_roundings_of_a_turn_do_not_reach_other_features():
+    """A feature of 0 has a gradient of 0, and none of the roundings of its partner."""
+    m = Attention(turns=100.0, rope_theta=100.0)
+    report = check_module(m, examples=30, only=["inside"])
+    assert report.passed, report
+    assert max(o.worst for o in report.outcomes if o.rule == "inside-permute-keys") < 0.9
+
+
+class Mixed(Attention):
+    """The weights of its heads are mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter(torch.rand(3, 3))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        p = torch.einsum("bhts,hg->bgts", (q @ k.mT / 2).softmax(-1), self.mix)
+        return self.o_proj((p @ v).transpose(1, 2).flatten(2))
+
+
+def test_heads_that_are_mixed_are_judged_unmixed():
+    report = check_module(Mixed(), examples=3, only=["agreement", "inside"])
+    assert report.verdict == "no verdict"
+    assert "heads are mixed; the rest without mix" in report.reason
+
+
+class NormedHeads(Attention):
+    """Queries and keys are normalised, with terms."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_norm, self.k_norm = nn.LayerNorm(4), nn.LayerNorm(4)
+        for norm in (self.q_norm, self.k_norm):
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        o = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+
+def test_a_term_of_all_keys_has_a_gradient_of_zero():
+    report = check_module(NormedHeads(), examples=5, only="agreement")
+    assert report.passed, report
+    assert "layer norm of q and k" in report.settings["reads"]
+
+
+class Context(nn.Module):
+    """Keys come from a context of another width, which is needed; or from one that is ignored."""
+
+    num_heads = 2
+
+    def __init__(self, width=6, ignores=False):
+        super().__init__()
+        self.to_q, self.to_kv = nn.Linear(8, 8), nn.Linear(width, 16)
+        self.to_out, self.ignores = nn.Linear(8, 8), ignores
+
+    def forward(self, x, context=None, mask=None):
+        context = x if context is None or self.ignores else context
+        if mask is not None and mask.shape[-1] != x.shape[1]:
+            raise ValueError("a mask of queries")
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2)
+                   for y in (self.to_q(x), *self.to_kv(context).chunk(2, -1)))  # fmt: skip
+        s = q @ k.mT / 2
+        s = s if mask is None else s.masked_fill(~mask[:, None, None], -1e9)
+        return self.to_out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_context_of_another_width_is_passed_and_masks_may_be_of_queries_alone():
+    report = check_module(Context(), examples=5, only=["agreement", "cross", "padding"])
+    assert report.passed, report
+    assert any("where S ≠ T: raised ValueError: a mask of queries" in x for x in report.refused)
+
+
+def test_a_context_that_is_ignored_is_named_first():
+    report = check_module(Context(8, ignores=True), examples=5)
+    assert report.verdict == "failed"
+    assert report.causes[0].text == "context has no effect: keys and values are projected from x"
+    assert {o.rule for o in report.outcomes if o.failed} <= {"cross-attention", "padding"}
+
+
+def test_a_mask_of_the_wrong_keys_is_judged_in_the_form_that_hides():
+    """A bool would be added as a number; the form that hides as many keys is judged."""
+
+    class Rolled(Attention):
+        def forward(self, x, mask=None):
+            s = self.q_proj(x) @ self.k_proj(x).mT / 12**0.5
+            s = s if mask is None else s + mask.roll(1, -1)
+            return self.o_proj(s.softmax(-1) @ self.v_proj(x))
+
+    m = Rolled()
+    m.num_heads = 1
+    report = check_module(m, examples=3, only=["mask", "inside"])
+    assert "0 or −inf is added" in report.settings["reads"]
+    assert "key s has the mask of key (s − 1) % S" in report.causes[0].text
+
+
 def test_latent_keys_are_a_sentence():
     class Latent(Attention):
         def __init__(self):
