@@ -60,7 +60,7 @@ ARGUMENTS = {
 OF_MODULE = ("module", "roles", "num_heads")
 WITH_MODULE = (
     *(*OF_MODULE, "dtypes", "sizes", "examples", "seed", "only", "require", "must", "expect"),
-    *("accept", "verbose", *OUTPUTS),
+    *("accept", "budget", "verbose", *OUTPUTS),
 )
 """Settings that go with a module."""
 ALONE = (

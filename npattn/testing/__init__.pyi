@@ -25,7 +25,7 @@ from .gradients.check import check_gradients as check_gradients
 from .gradients.report import GradientReport as GradientReport
 from .judge import check as check
 from .modules.check import check_module as check_module
-from .modules.check import compare_module as compare_module
+from .modules.port import compare_module as compare_module
 from .report.cause import Cause as Cause
 from .report.outcome import Outcome as Outcome
 from .report.report import Report as Report

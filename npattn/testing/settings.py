@@ -285,7 +285,7 @@ class Settings:
             if value is not None:
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         if self.budget is not None:
-            _check_budget(self.budget)
+            check_budget(self.budget)
             if self.journal is not None or self.resume is not None:
                 raise OptionError("got a journal beside budget, which ends in time: pass one")
         if self.journal is not None and self.resume is not None:
@@ -467,7 +467,7 @@ def _check_dtypes(dtypes: Sequence[str]) -> None:
         raise OptionError("dtypes is empty, must have 1 or more")
 
 
-def _check_budget(budget: float) -> None:
+def check_budget(budget: float) -> None:
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if not number or not 0 < budget < math.inf:
         raise OptionError(f"budget is {budget!r}, must be a number of seconds > 0")

@@ -177,6 +177,11 @@ class TorchModule:
         """Return the parameters by their dotted names, each once."""
         return {name: self._read(p) for name, p in self.owner.named_parameters()}
 
+    def buffers(self) -> dict[str, Array]:
+        """Return the buffers that have its dtype, by their dotted names."""
+        own = {n: self._read(x) for n, x in self.owner.named_buffers()}
+        return {n: x for n, x in own.items() if x.dtype == self.array_dtype}
+
     def multiplies_from_right(self, name: str) -> bool | None:
         """Return True for a weight (in, out), False for (out, in), None for an unknown layer."""
         layer = self.owner.get_submodule(name.rpartition(".")[0])
@@ -205,8 +210,8 @@ class TorchModule:
         self.owner.train(mode)
 
     def write(self, arrays: Mapping[str, Array]) -> None:
-        """Give parameters other values."""
-        own = dict(self.owner.named_parameters())
+        """Give parameters and buffers other values."""
+        own = dict(self.owner.named_parameters()) | dict(self.owner.named_buffers())
         with self.torch.no_grad():
             for name in arrays.keys() & own.keys():
                 own[name].copy_(self.framework.give(arrays[name]))

@@ -5,5 +5,9 @@ import lazy_loader
 # Where a command only reads the names of the rules, nothing of the judge is loaded.
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    submod_attrs={"case": ["ModuleCase"], "check": ["check_module", "compare_module", "replay"]},
+    submod_attrs={
+        "case": ["ModuleCase"],
+        "check": ["check_module", "replay"],
+        "port": ["compare_module"],
+    },
 )

@@ -6,9 +6,10 @@ that failed and in those that passed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
 from npattn.testing.modules.case import ModuleCase
 from npattn.testing.modules.judge import EMPTY_ROWS, Judge, compare_forward
@@ -33,7 +34,7 @@ def explain(judge: Judge, failed: Failed) -> list[Cause]:
     """Return the causes of failures, each rule in one of them at most."""
     left = dict(failed)
     causes = []
-    for find in (_find_dropout, _find_changes, _find_gradients, _find_others):
+    for find in (_find_dropout, _find_changes, _find_ignored, _find_gradients, _find_others):
         cause = find(judge, left) if left else None
         if cause is not None:
             causes.append(cause)
@@ -79,7 +80,7 @@ def _find_changes(judge: Judge, failed: Failed) -> Cause | None:
         return None
     first = min(judge.changes, key=lambda change: STEPS.index(change.step))
     return Cause(
-        "; and ".join(say(judge, change) for change in judge.changes),
+        "; and ".join(say(change, judge.plan.mha, judge.reading.name) for change in judge.changes),
         rules,
         first.step,
         first.where,
@@ -96,12 +97,21 @@ def _reproduces(judge: Judge, plan: Plan, case: ModuleCase) -> bool:
     return all(c.passed for c in compare_forward(got, exact, judge.module.array_dtype))
 
 
-def say(judge: Judge, change: Change) -> str:
-    """Return the words of a change, with the sizes and names of the module."""
-    mha = judge.plan.mha
+def say(change: Change, mha: MultiHeadAttention, name: Callable[[str], str] = str) -> str:
+    """Return the words of a change, with the sizes of the module, and `name` of its weights."""
     sizes = {"H": mha.num_heads, "D": mha.head_size, "W": mha.num_heads * mha.head_size}
-    names = {role: judge.reading.name(role) for role in ("wq", "wk", "wv", "wo")}
+    names = {role: name(role) for role in ("wq", "wk", "wv", "wo")}
     return change.text.format(**sizes, **names)
+
+
+def _find_ignored(judge: Judge, failed: Failed) -> Cause | None:
+    """Return keys that have no effect as the cause of what fails with keys of their own."""
+    rules = tuple(o.id for o, case in failed.values() if case.S is not None)
+    if not judge.ignores_keys or not rules:
+        return None
+    query, key, *_ = judge.call.inputs
+    text = f"{key} has no effect: keys and values are projected from {query}"
+    return Cause(text, rules, "s", "everywhere", confirmed=1, name="ignored keys")
 
 
 def _find_others(judge: Judge, failed: Failed) -> Cause | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -9,23 +11,19 @@ from typing import Any
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.errors import DtypeError, InternalError, OptionError, ShapeError
-from npattn.multihead import MultiHeadAttention
+from npattn.errors import DtypeError, InternalError, OptionError
 from npattn.positions.attention import Rotary
-from npattn.problem.arrays import Array, to_numpy
 from npattn.problem.checks import check_integer
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import TorchModule
-from npattn.testing.bounds.multihead import multihead_tolerance
-from npattn.testing.comparison import Comparison, compare_arrays
+from npattn.testing.comparison import Comparison
 from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.causes import explain
-from npattn.testing.modules.function import judge_inside
-from npattn.testing.modules.judge import Judge
+from npattn.testing.modules.function import FEW, judge_inside
+from npattn.testing.modules.judge import Judge, begin
 from npattn.testing.modules.named import Named
-from npattn.testing.modules.plan import Inputs
 from npattn.testing.modules.rules import INSIDE, RULES, SLOW, Rule
 from npattn.testing.power import union
 from npattn.testing.reference.search import Search, write_replay
@@ -34,6 +32,7 @@ from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 from npattn.testing.runner.schedule import ERRORS
+from npattn.testing.settings import check_budget
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 PLACEHOLDER = "raise SystemExit('TODO: import your module here, as m')"
@@ -53,6 +52,7 @@ def check_module(
     dtypes: Sequence[str] | None = None,
     sizes: Mapping[str, Sequence[int]] | None = None,
     examples: int = 30,
+    budget: float = 20.0,
     seed: int = 0,
     only: str | Iterable[str] | None = None,
     require: Iterable[str] | str = REQUIRED,
@@ -96,6 +96,9 @@ def check_module(
         Sizes to sample, of B, T and S: ``{"T": (16,)}`` for a module that takes no other.
     examples : int, default 30
         Cases of each rule.
+    budget : float, default 20
+        Seconds of processor time. Where the first calls show that these are too few, fewer examples
+        are asked, 3 at least, which the report says.
     seed : int, default 0
     only : str or iterable of str, optional
         Rule or prefix of rules; each rule chosen must pass. "compile" runs only if named here.
@@ -135,27 +138,33 @@ def check_module(
     """
     check_integer("examples", examples)
     check_integer("seed", seed, 0)
+    check_budget(budget)
     if unknown := [x for x in dtypes or () if x not in DTYPES]:
         raise DtypeError(f"dtypes has {unknown[0]!r}, must be among {', '.join(DTYPES)}")
     rules = _choose_rules(only)
     must = tuple(_choose_rules(must))
     required = (*check_levels(require), *(rules if only is not None else ()))
     fields_of_sizes = _read_sizes(sizes or {})
-    named = Named(roles, num_heads, num_kv_heads, scale, softcap, window, rotary)
+    length = fields_of_sizes.get("T", (None,))[0]
+    named = Named(roles, num_heads, num_kv_heads, scale, softcap, window, rotary, length)
+    accepted = (accept,) if isinstance(accept, str) else tuple(accept)
     outcomes: list[Outcome] = []
     causes: dict[str, Cause] = {}
-    judges = []
-    for dtype in dtypes or (None,):
+    judges, start = [], time.process_time()
+    fewer: dict[str, None] = {}
+    for done, dtype in enumerate(dtypes or (None,)):
         module = TorchModule(m, dtype, call)
+        plan = Time(examples, budget * (done + 1) / len(dtypes or (None,)), start)
         with module.computing(seed), np.errstate(**ERRORS):
-            judge = begin(module, named)
+            judge = begin(module, named, plan.deadline)
             judges.append(judge)
+            asked = plan.afford(_measure_case(judge) * len(rules), 0.5 if INSIDE in rules else 1.0)
             failed: dict[str, tuple[Outcome, ModuleCase]] = {}
             for done, (name, rule) in enumerate(rules.items()):
                 if name == INSIDE:
                     continue
-                asked = _Asked(judge, name, rule, spec, _call_text(named, dtype))
-                outcome, case = asked.search(fields_of_sizes, min(examples, rule.examples), seed)
+                question = _Asked(judge, name, rule, spec, _call_text(named, dtype))
+                outcome, case = question.search(fields_of_sizes, min(asked, rule.examples), seed)
                 outcomes.append(outcome)
                 if case is not None:
                     failed[name] = outcome, case
@@ -163,7 +172,7 @@ def check_module(
                     progress(module.dtype, name, done + 1, len(rules))
             own = explain(judge, failed)
             if INSIDE in rules:
-                inside, why = judge_inside(judge, examples, seed)
+                inside, why = judge_inside(judge, plan.afford, seed)
                 known = {rule for cause in own for rule in cause.rules}
                 left = tuple(o.id for o, _ in failed.values() if o.id not in known)
                 outcomes += inside.outcomes if inside else [_not_judged(judge, why)]
@@ -172,16 +181,23 @@ def check_module(
                     first = causes_inside[0]
                     causes_inside[0] = replace(first, rules=(*first.rules, *left))
                 own += causes_inside
+            fewer |= dict.fromkeys(plan.describe(module.dtype))
             for cause in own:
                 rules_before = causes[cause.text].rules if cause.text in causes else ()
                 causes[cause.text] = replace(cause, rules=(*rules_before, *cause.rules))
     applied = {o.rule for o in outcomes if o.status != "not applicable"}
     by_id = {rule: cause.name for cause in causes.values() for rule in cause.rules}
     outcomes = [replace(o, diagnosis=by_id.get(o.id)) for o in outcomes]
+    unread = [
+        f"not judged: {text}; accept={name!r} leaves it out"
+        for judge in judges
+        for name, text in list(judge.aside.items())[:1]
+        if judge.aside.keys().isdisjoint(accepted)
+    ]
     return Report(
         spec or judges[0].module.name,
         tuple(outcomes),
-        _list_untested(judges, outcomes, rules),
+        (*_list_untested(judges, outcomes, rules), *fewer),
         {"seed": seed, "examples": examples, **_settings(judges[0])},
         require=required,
         causes=tuple(causes.values()),
@@ -191,7 +207,8 @@ def check_module(
             *(name for name in must if name not in applied),
             *{f"agreement ({judge.unknown})": 0 for judge in judges if judge.is_unknown},
         ),
-        accept=(accept,) if isinstance(accept, str) else tuple(accept),
+        accept=accepted,
+        few=tuple(dict.fromkeys(unread)),
     )
 
 
@@ -234,102 +251,54 @@ def replay(
         return tuple(RULES[rule].compare(begin(module, Named(**named)), case))
 
 
-def compare_module(
-    m: Any,
-    inputs: Any,
-    outputs: Any,
-    *,
-    mask: Any = None,
-    roles: Mapping[str, str] | None = None,
-    num_heads: int | None = None,
-    scale: float | None = None,
-    conventions: Conventions | None = None,
-    dtype: Any = None,
-    **named: Any,
-) -> tuple[Comparison, ...]:
-    """Compare outputs that exist already, of a port say, with the exact ones of a module.
+# --- the time -------------------------------------------------------------------------------------
 
-    Parameters
+
+@dataclass
+class Time:
+    """Plan of the examples of a dtype, by the cost of its first ones.
+
+    Attributes
     ----------
-    m : npattn.MultiHeadAttention, or a torch module as of `check_module`
-        The first is what `npattn.weights` reads from files and frameworks. A torch module gives
-        its weights alone: it is called to find its projections, and never for the outputs.
-    inputs : array, or mapping of "query", "key", "value"
-    outputs : array, or mapping of "out" and "weights"
-    mask : bool array, optional
-        True = may attend, as of `MultiHeadAttention.forward`.
-    roles, num_heads
-        As of `check_module`, for a torch module.
-    scale : float, optional
-        Default: 1/√D.
-    conventions : Conventions, optional
-    dtype : dtype, optional
-        The one that the outputs were computed in. Default: that of the query.
-
-    Returns
-    -------
-    tuple of Comparison
-        One for each output: ``ratio`` is error / tolerance.
-
-    Raises
-    ------
-    OptionError
-        If an output has another name, or the module has norms, a gate or rotary positions.
-    ShapeError
-        If an input does not fit the weights, or an output has another shape than the exact one.
-
-    Examples
-    --------
-    >>> import numpy as np, npattn
-    >>> from npattn.testing import compare_module
-    >>> mha = npattn.MultiHeadAttention.init(8, 2, seed=0, dtype=np.float32)
-    >>> x = np.ones((1, 3, 8), np.float32)
-    >>> [c.passed for c in compare_module(mha, x, mha.forward(x).out.astype(np.float32))]
-    [True]
+    examples : int
+        Number that is wanted.
+    budget : float
+        Seconds from the start of the check to the end of this dtype.
+    start : float
+    least : int
+        Smallest number that the plan has returned.
     """
-    plan = None
-    names: tuple[str, ...] = ("query", "key", "value")
-    if not isinstance(m, MultiHeadAttention):
-        module = TorchModule(m)
-        with module.computing(0), np.errstate(**ERRORS):
-            judge = begin(module, Named(roles, num_heads, scale=scale, **named))
-        if judge.left_out:
-            raise OptionError(
-                f"m has {', '.join(judge.left_out)}, which no reference has: compare outputs of "
-                "a copy in which it is torch.nn.Identity()"
-            )
-        m, plan, names = judge.plan.mha, judge.plan, judge.call.inputs
-    given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
-    given = {("query", "key", "value")[names.index(n)] if n in names else n: x
-             for n, x in given.items()}  # fmt: skip
-    if unknown := [n for n in given if n not in ("query", "key", "value")]:
-        raise OptionError(f"inputs has {unknown[0]!r}, must have {', '.join(names)}")
-    arrays = {name: to_numpy(x) for name, x in given.items()}
-    if plan is not None and judge.module.batch_first is False:
-        arrays = {name: x.swapaxes(0, 1) for name, x in arrays.items()}
-    got = dict(outputs) if isinstance(outputs, Mapping) else {"out": outputs}
-    if unknown := [n for n in got if n not in ("out", "weights")]:
-        raise OptionError(f"outputs has {unknown[0]!r}, must have out and weights")
-    if plan is None:
-        fwd = m.forward(**arrays, mask=mask, conventions=conventions, scale=scale)
-    else:
-        plan = replace(plan, conventions=conventions or plan.conventions)
-        shown = None if mask is None else np.asarray(mask)
-        fwd = plan.forward(Inputs(arrays["query"], arrays.get("key"), arrays.get("value"), shown))
-    allowed = multihead_tolerance(fwd, dtype or arrays["query"].dtype)
-    exact = {"out": fwd.out, "weights": fwd.weights}
-    if plan is not None and judge.module.batch_first is False:
-        exact["out"], allowed["out"] = (x["out"].swapaxes(0, 1) for x in (exact, allowed))
-    return tuple(
-        compare_arrays(name, _fit(name, to_numpy(x), exact[name]), exact[name], allowed[name])
-        for name, x in got.items()
-    )
+
+    examples: int
+    budget: float
+    start: float
+    least: int = 10**9
+
+    @property
+    def deadline(self) -> float:
+        return self.start + self.budget
+
+    def afford(self, cost: float, share: float = 1.0) -> int:
+        """Return how many examples to ask, of `cost` seconds each, in a share of the time left."""
+        left = share * (self.deadline - time.process_time())
+        count = min(self.examples, max(FEW, int(left / cost))) if cost else self.examples
+        self.least = min(self.least, count)
+        return count
+
+    def describe(self, dtype: str) -> list[str]:
+        """Return a line where fewer were asked."""
+        if self.least >= self.examples:
+            return []
+        return [f"{self.examples - self.least} of {self.examples} examples in {dtype}, for which "
+                f"there is no time (budget= gives more)"]  # fmt: skip
 
 
-def _fit(name: str, got: Array, exact: Array) -> Array:
-    if got.shape != exact.shape:
-        raise ShapeError(f"{name} has shape {got.shape}, must have {exact.shape}")
-    return got
+def _measure_case(judge: Judge) -> float:
+    """Return the seconds that a case takes, with all its gradients."""
+    before = time.process_time()
+    with contextlib.suppress(ImplementationError):  # its rule will say so
+        judge.compare(replace(judge.probe, recorded=True))
+    return time.process_time() - before
 
 
 # --- one rule -------------------------------------------------------------------------------------
@@ -413,18 +382,6 @@ def _call_text(named: Named, dtype: str | None) -> str:
     return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
 
 
-def begin(module: TorchModule, named: Named) -> Judge:
-    """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
-    try:
-        return Judge(module, named)
-    except ImplementationError as err:
-        raise OptionError(
-            f"{module.name} could not be called on x (2, 5, C): {err}; pass "
-            "call=lambda m, x, mask: ... for a module with other inputs, or sizes= for one that "
-            "takes other lengths alone"
-        ) from err
-
-
 def _not_judged(judge: Judge, why: str) -> Outcome:
     rule = RULES[INSIDE]
     return Outcome(INSIDE, rule.semantics, rule.about, judge.module.dtype, "not applicable",
@@ -468,7 +425,8 @@ def _settings(judge: Judge) -> dict[str, Any]:
         "causal where no mask is given, the mask alone where one is"
         if judge.plan.conventions.causal == "unless_masked" else "always causal"
     )  # fmt: skip
-    parts = [*judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
+    aside = dict.fromkeys(judge.aside.values())
+    parts = [*aside, *judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
     return {
         "conventions": {n: x for n, x in own.items() if x != getattr(default, n)},
         "reads": "; ".join(parts),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,6 +23,8 @@ LEFT_OUT = ("non-finite", "degenerate", "reproducible", "conduct")
 """Levels that are not asked: a NaN key enters the query of its token, and the arrays that a module
 gets are made by the function around it."""
 RULES_OF_FUNCTIONS = tuple(n for n, p in PROPERTIES.items() if p.level not in LEFT_OUT)
+FEW = 3
+"""Examples of each rule, of which the time is measured."""
 OF_EMPTY_ROWS = ("empty-row", "unseen-keys")
 """Left out where such a row is NaN, which its gradient spreads; the module's own rule asks it."""
 
@@ -70,7 +73,8 @@ def open_inside(judge: Judge) -> Iterator[InsideFunction | str]:
     causal = ("unless_masked" if alone else "always") if plan.causal else "never"
     f, options = inside.function(chosen, form, causal)
     sizes = {"H": [chosen.groups * inside.group], "K": [chosen.groups],
-             "D": [len(chosen.features)], "E": [chosen.values]}  # fmt: skip
+             "D": [inside.count(chosen)], "E": [chosen.values]}  # fmt: skip
+    sizes |= {"T": [judge.length], "S": [judge.length]} if judge.length else {}
     conventions = replace(plan.conventions, causal="top_left")
     with judge.restoring(reading):
         inside.select(chosen)
@@ -80,8 +84,14 @@ def open_inside(judge: Judge) -> Iterator[InsideFunction | str]:
         yield InsideFunction(implementation, sizes, dtype, conventions)
 
 
-def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport | None, str]:
-    """Return the report on the function inside; or None, and why there is none."""
+def judge_inside(
+    judge: Judge, afford: Callable[[float], int], seed: int
+) -> tuple[InsideReport | None, str]:
+    """Return the report on the function inside; or None, and why there is none.
+
+    `afford` returns how many examples are asked, for the seconds that one takes; 0 seconds are not
+    measured yet. What a few pass, more are asked.
+    """
     try:
         with open_inside(judge) as found:
             if isinstance(found, str):
@@ -89,10 +99,15 @@ def judge_inside(judge: Judge, examples: int, seed: int) -> tuple[InsideReport |
             f, sizes, dtype, conventions = found
             left_out = OF_EMPTY_ROWS if conventions.empty_row == "nan" else ()
             rules = [n for n in RULES_OF_FUNCTIONS if n not in left_out]
-            report = check(
-                f, only=rules, sizes=sizes, examples=examples,
-                dtypes=(dtype,), conventions=conventions, seed=seed, progress=False,
-            )  # fmt: skip
+            asked, more = 0, min(FEW, afford(0.0))
+            while more > asked:
+                started, asked = time.process_time(), more
+                report = check(
+                    f, only=rules, sizes=sizes, examples=asked,
+                    dtypes=(dtype,), conventions=conventions, seed=seed, progress=False,
+                )  # fmt: skip
+                more = afford((time.process_time() - started) / asked)
+                more = 0 if report.verdict == "failed" or more < 2 * FEW else more
     except ImplementationError as err:
         return None, f"a probe raised: {err}"
     names = {o.id: f"{INSIDE}-{o.rule}[{judge.module.dtype}]" for o in report.outcomes}

@@ -23,6 +23,8 @@ from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.modules.call import Call, Form
 from npattn.testing.modules.roles import Flat, Reading
 
+FEATURES = 16
+"""Features of a head that are judged, at most: more take time and show nothing else."""
 LENGTH = 18
 """Tokens of a probe."""
 NATS = 6.0
@@ -64,6 +66,10 @@ class Inside:
         What the module multiplies q·k by.
     rotary : Rotary, optional
         Turn of queries and keys inside, which the function undoes before.
+    length : int
+        The only number of tokens that it takes; 0: any.
+    factor : float
+        What the module multiplies its output by, 1 or 1/2.
     """
 
     module: TorchModule
@@ -73,6 +79,8 @@ class Inside:
     values: Array
     scale: float
     rotary: Rotary | None = None
+    length: int = 0
+    factor: float = 1.0
 
     @property
     def group(self) -> int:
@@ -104,7 +112,7 @@ class Inside:
                             if "v" in own else E)  # fmt: skip
             fits = all(sum(parts[n] for n in own) <= width[own[0]] for own in self.inputs_by_letter)
             if fits and min(room) >= least:
-                return Selection(tuple(features), min(room), groups)
+                return Selection(tuple(features), min(*room, max(values, FEATURES)), groups)
         return None
 
     @property
@@ -116,13 +124,17 @@ class Inside:
         """Return the selection to judge with, and True if its scale is met without a rounding."""
         D = self.head_sizes[0]
         if self.rotary is None:
-            found = [(d, self.fit(range(d))) for d in range(max(1, D // 2), 0, -1)]
+            found = [(d, self.fit(range(d))) for d in range(max(1, min(D // 2, FEATURES)), 0, -1)]
             exact = [s for d, s in found if s and math.frexp(self._factor(d))[0] == 0.5]
             best = max(exact, key=lambda s: s.groups, default=None)
             return (best, True) if best else (self.fit((0,), 1), False)
-        pairs = self.pairs()[: max(1, D // 8)]
-        two = [i for pair in pairs for i in pair]
-        return self.fit(two) or self.fit(two[:2], 1), False
+        pairs = self.pairs()[: max(1, min(D // 8, FEATURES))]
+        both = [i for pair in pairs for i in pair]
+        return self.fit(both) or self.fit(both[:2], 1), False
+
+    def count(self, chosen: Selection) -> int:
+        """Return the number of features of q that the function has: of a turned pair one."""
+        return len(chosen.features) // (1 if self.rotary is None else 2)
 
     def _factor(self, d: int) -> float:
         """Factor of q with which the module's scale is 1/√d."""
@@ -141,7 +153,8 @@ class Inside:
     def select(self, chosen: Selection) -> None:
         """Set the projections to selections."""
         values = self.values.copy()
-        values[self.reading.unit] = 0
+        for index in self.reading.indices.values():
+            values[index] = 0
         starts = self._starts(chosen)
         D, E = self.head_sizes
         heads = {"q": chosen.groups * self.group, "k": chosen.groups, "v": chosen.groups}
@@ -193,7 +206,7 @@ class Inside:
                 more = self.reading.num_heads - visible.shape[1]
                 visible = np.pad(visible, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=True)
         inputs = self._inputs(chosen, {"q": q, "k": k, "v": v})
-        out = self.call.invoke(inputs, visible, form)
+        out = self.call.invoke(inputs, visible, form) / self.factor
         if out.ndim != 3 or out.shape[:2] != (q.shape[0], q.shape[2]):
             raise ResultError(f"returned shape {tuple(out.shape)}, must be (B, T, C)")
         n, e = chosen.groups * self.group, chosen.values
@@ -238,7 +251,7 @@ class Inside:
             The last becomes an option: the function adds the triangle to a mask.
         """
         torch, crosses = self.module.torch, self.call.crosses
-        factor = self._factor(len(chosen.features))
+        factor = self._factor(self.count(chosen))
 
         def attend(q: Any, k: Any, v: Any, mask: Any, triangle: bool | None) -> Any:
             if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or q.shape[0] != k.shape[0]:
@@ -275,7 +288,10 @@ class Inside:
         return (attend_masked if has_form else plain), options
 
     def _turn_back(self, chosen: Selection, q: Any, k: Any, T: int, S: int) -> tuple[Any, Any]:
-        """Turn q and k back, against the module's rotary positions."""
+        """Turn q and k (..., d) back, against the module's rotary positions: (..., 2 d).
+
+        Each feature is the first of a pair: with two, roundings of one would reach the other.
+        """
         if self.rotary is None:
             return q, k
         pairs = {pair: i for i, pair in enumerate(self.pairs())}
@@ -287,9 +303,8 @@ class Inside:
                 angle = at * self.frequencies[pairs[one, two]]
                 both = (f(angle).astype(self.module.array_dtype) for f in (np.cos, np.sin))
                 c, s = (self.module.framework.give(table)[:, None] for table in both)
-                i = len(parts)
-                a, b = x[..., i : i + 1], x[..., i + 1 : i + 2]
-                parts += [a * c + b * s, b * c - a * s]
+                first = x[..., len(parts) // 2 :][..., :1]
+                parts += [first * c, -first * s]
             turned.append(self.module.torch.cat(parts, -1))
         return turned[0], turned[1]
 
@@ -359,6 +374,8 @@ class Traits(NamedTuple):
         What q·k is multiplied by, 0 if it was not read.
     unknown : str
         What no reference expresses; "" if nothing is seen.
+    factor : float
+        What a token that sees itself alone is multiplied by.
     """
 
     causal: bool = False
@@ -366,6 +383,7 @@ class Traits(NamedTuple):
     rotary: Rotary | None = None
     scale: float = 0.0
     unknown: str = ""
+    factor: float = 1.0
 
 
 def read_traits(inside: Inside) -> Traits:
@@ -379,27 +397,29 @@ def read_traits(inside: Inside) -> Traits:
     if inside.fit((0,), 1) is None:
         return Traits()
     zeros, ones = np.zeros((1, 1)), np.ones((1, 1))
-    # A token alone has a weight of 1, whatever its query is.
+    # A token alone has a weight of 1, whatever its query is; so have alike ones together.
     alone, twice, other = (
-        inside.weights((0,), q, zeros, 1, size=x)[0, 0, 0]
+        inside.weights((0,), q, zeros, inside.length or 1, size=x)[0, -1].sum()
         for q, x in ((zeros, 1.0), (zeros, 2.0), (ones, 1.0))
     )
     if np.isfinite([alone, twice, other]).all() and not np.allclose(
         [twice / 2, other], alone, rtol=SEEN
     ):
         return Traits(unknown="a gate or a norm, or another thing that is not linear in the input")
-    traits = _read_band(inside.weights((0,), zeros, zeros, LENGTH)[0], alone)
+    P = inside.weights((0,), zeros, zeros, inside.length or LENGTH)[0]
+    traits = _read_band(P / alone if alone else P)._replace(factor=alone)
     D = inside.head_sizes[0]
-    if traits.unknown or D < 2 or D % 2:
+    if traits.unknown or D < 2 or D % 2 or abs(alone - 1) > SEEN:
         return traits
     one = size_of(inside) / math.sqrt(NATS) * np.ones((1, 1))  # scores of 1 at most
-    row = inside.weights((0,), one, one, 3)[0, -1]
+    row = inside.weights((0,), one, one, inside.length or 3)[0, -1]
     seen = row[row > SEEN]
     if not len(seen) or np.ptp(seen) <= SEEN:
-        steps = one[:, :, None] * np.array([0.0, 1.0])[None, :, None]  # (1, T, 1): key 0 is 0
-        P = inside.weights((0,), one, steps, 2)[0, 1]
+        T = inside.length or 2
+        steps = one[:, :, None] * (np.arange(T) > 0)[None, :, None]  # (1, T, 1): key 0 is 0
+        P = inside.weights((0,), one, steps, T)[0, -1]
         return traits._replace(scale=_round_off(_log_ratio(P) / float(one[0, 0]) ** 2))
-    for R in (D, D // 2, D // 4):
+    for R in () if inside.length else (D, D // 2, D // 4):
         for layout, partner in (("half", R // 2), ("interleaved", 1)):
             if R % 2 or (layout == "interleaved" and R == 2):
                 continue
@@ -417,13 +437,14 @@ def read_traits(inside: Inside) -> Traits:
     return traits._replace(unknown="positions move queries and keys, not as plain rotary ones do")
 
 
-def _read_band(P: Array, alone: float) -> Traits:
-    """Return what a probe with equal scores shows: P (T, T), and the weight of a token alone."""
+def _read_band(P: Array) -> Traits:
+    """Return what a probe with equal scores shows: P (T, T), in units of a token alone."""
     P = np.nan_to_num(P)
-    visible = SEEN < P
-    if P[-1].sum() > alone + SEEN:  # its share falls as tokens are added
+    least = SEEN * LENGTH / len(P)
+    visible = least < P
+    if P[-1].sum() > 1 + SEEN:  # its share falls as tokens are added
         return Traits(unknown="a sink, or keys of its own, take a part of the weights")
-    if any(np.ptp(row[seen]) > SEEN for row, seen in zip(P, visible, strict=True) if seen.any()):
+    if any(np.ptp(row[seen]) > least for row, seen in zip(P, visible, strict=True) if seen.any()):
         return Traits(unknown="scores have a bias of positions (ALiBi, T5)")
     offset = np.arange(len(P)) - np.arange(len(P))[:, None]  # s − t
     left, right = -int(offset[visible].min(initial=0)), int(offset[visible].max(initial=0))
@@ -434,9 +455,9 @@ def _read_band(P: Array, alone: float) -> Traits:
 
 
 def _round_off(x: float) -> float:
-    """Return a number that was read with three digits, if it has no more; else as it is."""
-    near = float(f"{x:.3g}")
-    return near if math.isclose(x, near, rel_tol=1e-5) else x
+    """Return a number that was read with few digits, if it has no more; else as it is."""
+    near = {n: float(f"{x:.{n}g}") for n in (3, 4)}
+    return next((y for n, y in near.items() if math.isclose(x, y, rel_tol=10.0 ** -(n + 2))), x)
 
 
 def size_of(inside: Inside) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,6 +15,7 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
+from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
@@ -44,6 +47,10 @@ CHANGED = [
 ]
 """Changes to try, one and two at a time."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
+FILLS = ((0.0, False), (1.0, False), (64.0, False), (-np.inf, False), (0.0, True))
+"""Numbers with which a parameter of one axis does nothing: a term, a factor, the argument of a
+sigmoid or tanh, a sink. One of two axes becomes 0, or with True the unit matrix, which mixes no
+heads."""
 
 
 class Judge:
@@ -61,13 +68,22 @@ class Judge:
         The reference, or that with changes, gives what the module gives.
     key_lengths : tuple
         Numbers of keys of their own that it takes.
+    ignores_keys : bool
+        It takes them, and other keys give the same.
+    cross_forms : list of Form
+        Forms of masks that it takes where S ≠ T.
+    aside : dict of str to str
+        Parameters and buffers that were given other values, since the reference does not know what
+        they do → how a report says that.
     repeats : bool
         Two calls give the same bits.
     dropout_stays : bool
         They do not, but without dropout they do.
     """
 
-    def __init__(self, module: TorchModule, named: Named | None = None) -> None:
+    def __init__(
+        self, module: TorchModule, named: Named | None = None, deadline: float = math.inf
+    ) -> None:
         self.module, self.call = module, Call.read(module)
         self.named = named or Named()
         own = self.named.roles, self.named.num_heads, self.named.num_kv_heads
@@ -90,15 +106,18 @@ class Judge:
         self.answers: dict[ModuleCase, tuple[Comparison, ...]] = {}
         self.refused: list[str] = []
         self.changes: list[Change] = []
-        self.unknown = ""
+        self.unknown, self.is_scaled, self.factor, self.length = "", False, 1.0, 0
+        self.aside: dict[str, str] = {}
         self.key_lengths: tuple[Any, ...] = ()
+        self.ignores_keys = False
+        self.cross_forms: list[Form] = []
         self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
-        self._learn(readings)
+        self._learn(readings, deadline)
 
     # --- learn what it means ----------------------------------------------------------------------
 
-    def _learn(self, readings: Sequence[Reading]) -> None:
+    def _learn(self, readings: Sequence[Reading], deadline: float) -> None:
         """Find the reading, steps that are replaced, forms of masks, and empty rows."""
         self.named = self.named.fill(self.module, readings[0])
         self.notes += self.named.notes
@@ -110,6 +129,12 @@ class Judge:
         ]  # fmt: skip
         self.reading, self.plan = plans[0]
         self.call.num_heads = self.reading.num_heads
+        try:
+            first = self.ask(self.probe)
+        except ImplementationError:
+            if self.named.length is None:
+                raise
+            self.length = self.named.length
         if self.module.batch_first is None:
             self._learn_axes()
         first = self.ask(self.probe)
@@ -126,10 +151,14 @@ class Judge:
                 self.dropout_stays = _same(first, self.ask(self.probe))
             inputs = self.inputs(self.probe)
             self.returns_weights = first.weights is not None
-            found = next(self._explain(plans, inputs, first, [()]), None)
-            own = readings if found is None else [found[0]]
-            found = next(self._read_positions(own, inputs, first), found)
-            found = found or next(self._explain(plans, inputs, first, CHANGED), None)
+            found = self._find(plans, readings, inputs, first)
+            odd = found is None and (self.unknown or self.is_scaled)
+            if odd and self._set_aside(readings):
+                plans = [(r, replace(p, mha=self._build(r))) for r, p in plans]
+                first = self.ask(self.probe)
+                found = self._find(plans, readings, inputs, first)
+            in_time = itertools.takewhile(lambda _: time.process_time() < deadline, CHANGED)
+            found = found or next(self._explain(plans, inputs, first, in_time), None)
             self.is_known = found is not None
             if found is not None:
                 self.reading, self.plan, self.changes = found
@@ -139,10 +168,65 @@ class Judge:
             self._learn_lengths()
             self._learn_masks()
 
+    def _find(
+        self,
+        plans: Sequence[tuple[Reading, Plan]],
+        readings: Sequence[Reading],
+        inputs: Inputs,
+        got: Returned,
+    ) -> tuple[Reading, Plan, list[Change]] | None:
+        """Return the plan that gives a result as it is, or with what probes show."""
+        found = next(self._explain(plans, inputs, got, [()]), None)
+        own = readings if found is None else [found[0]]
+        return next(self._read_positions(own, inputs, got), found)
+
+    def _set_aside(self, readings: Sequence[Reading]) -> bool:
+        """Give what is in no projection values with which probes show nothing that is unknown.
+
+        First parameters alone, then buffers too. A gate without a bias halves, as W_v does then.
+        Returns False if no values do that.
+        """
+        buffers, before = self.module.buffers(), self.values
+        arrays = self.module.parameters() | buffers
+        words = self.unknown or "a factor of the output"
+        sets = [x for x in (self.unread, [*self.unread, *buffers]) if x]
+        for names, (fill, mixes) in itertools.product(sets, FILLS):
+            new = {n: np.full_like(arrays[n], fill if arrays[n].ndim == 1 else 0) for n in names}
+            for x in new.values() if mixes else ():
+                x[...] = np.eye(*x.shape) if x.ndim == 2 else x
+            self.values = self.flat.join(arrays | new)
+            self.module.write(new)
+            traits = self._probe(readings[0])
+            halves = (fill, mixes) == FILLS[0] and all(x.ndim > 1 for x in new.values())
+            factor = next((f for f in (1.0, 0.5) if abs(traits.factor - f) < SEEN), 0.0)
+            if not traits.unknown and (factor == 1 or (factor and halves)):
+                words = "heads are mixed" if mixes else words
+                self.aside = dict.fromkeys(names, f"{words}; the rest without {', '.join(names)}")
+                self.factor, self.unknown, self.declared = factor, "", None
+                return True
+            self.module.write(arrays)
+        self.values = before
+        return False
+
+    def _probe(self, reading: Reading) -> Traits:
+        """Return what probes show by a reading; a factor of NaN if it does not take them."""
+        plan = Plan(reading.build(self.values), scale=self.named.scale, softcap=self.named.softcap)
+        try:
+            with self.restoring(reading):
+                return read_traits(self.inside(reading, plan))
+        except ImplementationError:
+            return Traits(factor=math.nan)
+
+    def _build(self, reading: Reading) -> MultiHeadAttention:
+        """Return the reference of a reading, with its factor."""
+        mha = reading.build(self.values)
+        bv = None if mha.bv is None else self.factor * mha.bv
+        return mha if self.factor == 1 else replace(mha, wv=self.factor * mha.wv, bv=bv)
+
     def _learn_axes(self) -> None:
         """Find out whether inputs are (T, B, C): a sample does not change others, a token does."""
         self.module.batch_first = True
-        case = replace(TRY, B=TRY.T)
+        case = replace(self.probe, B=self.probe.T)
         inputs, before = self.inputs(case), self.ask(case)
         reaches = []
         for axis in (0, 1):
@@ -179,18 +263,18 @@ class Judge:
         """Return the module as a function; its weights are to be restored by `restoring`."""
         call = self.call
         needs = len(call.inputs) != 2 or call.module.arguments()[call.inputs[1]]
-        if not needs and not self.key_lengths:
+        if not needs and (self.ignores_keys or not self.key_lengths):
             call = replace(call, inputs=call.inputs[:1])
         scale = reading_scale(reading) if plan.scale is None else plan.scale
-        return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope)
+        return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope,
+                      self.length, self.factor)  # fmt: skip
 
     @contextmanager
     def restoring(self, reading: Reading) -> Iterator[None]:
         """Leave out norms of q and k for a while, and restore the weights at its end."""
         own = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
-        indices = set(np.concatenate(own).tolist() if own else ())
-        norms = {n.rpartition(".")[0] for n in self.flat.shapes
-                 if indices.intersection(self.flat.index(n).ravel().tolist())}  # fmt: skip
+        norms = {n.rpartition(".")[0] for n in self.flat.shapes for x in own
+                 if np.isin(self.flat.index(n), x).any()}  # fmt: skip
         try:
             with self.module.leaving_out(sorted(norms)):
                 yield
@@ -206,18 +290,12 @@ class Judge:
         """
         seen: dict[Any, Traits] = {}
         for reading in readings:
-            plan = Plan(reading.build(self.values), scale=self.named.scale,
-                        softcap=self.named.softcap)  # fmt: skip
             key = reading.num_heads, reading.num_kv_heads, reading.order
-            if key not in seen:
-                try:
-                    with self.restoring(reading):
-                        seen[key] = read_traits(self.inside(reading, plan))
-                except ImplementationError:
-                    seen[key] = Traits()  # it does not take a probe: another reading may
-            traits = seen[key]
+            traits = seen[key] = seen.get(key) or self._probe(reading)
             self.unknown = self.unknown or traits.unknown
-            plan = replace(plan, causal=traits.causal)
+            self.is_scaled = self.is_scaled or abs(traits.factor - 1) > SEEN
+            plan = Plan(self._build(reading), causal=traits.causal, scale=self.named.scale,
+                        softcap=self.named.softcap)  # fmt: skip
             rope, note = self.named.rope_of(traits.rotary)
             window, words = self.named.window_of(traits.window)
             declared = replace(plan, rope=rope, window=window)
@@ -243,7 +321,11 @@ class Judge:
             if not self.call.crosses or self.key_lengths:
                 return
             try:
-                self.ask(replace(TRY, S=lengths[-1]))
+                case = replace(self.small, S=lengths[-1])
+                inputs, got = self.inputs(case), self.ask(case)
+                assert inputs.key is not None
+                moved = inputs._replace(key=np.asarray(3 * inputs.key, self.module.array_dtype))
+                self.ignores_keys = _same(got, self.call(case, moved))
                 self.key_lengths = lengths
             except ImplementationError as err:
                 self.refused.append(f"{words}: {err}")
@@ -274,30 +356,46 @@ class Judge:
                     break
                 known = [f for f, got in answers if self._fits(changed, self.inputs(case, f), got)]
                 self.changes += [change] if known else []
-            if not known and answers:
-                known = [answers[0][0]]
+            if not known and answers:  # the form that hides as many keys as it is told
+                counts = [np.subtract(*map(np.sum, self._see(plan, case, f))) for f, _ in answers]
+                known = [answers[int(np.argmin(np.abs(counts)))][0]]
             self.call.forms += known + self._suspect_forms(known, answers)
             if not answers:
                 self.refused.append(f"{parameter}: {errors[0]}")
                 self.call.forms += self._forms_of_float32(parameter, shapes)
+        self._learn_cross_forms()
         self._learn_empty_rows()
+
+    def _learn_cross_forms(self) -> None:
+        """Find the forms of masks that it takes where S ≠ T; one of queries may raise there."""
+        lengths = self.key_lengths[-1:]
+        for form, S in itertools.product(self.call.forms, lengths):
+            try:
+                self.ask(replace(self.small, S=S, mask="random"), form)
+                self.cross_forms.append(form)
+            except ImplementationError as err:
+                self.refused.append(f"{form} where S ≠ T: {err}")
 
     def _fits_masked(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
         return self._fits(plan, self.inputs(case, form), got)
 
     def _shows(self, plan: Plan, case: ModuleCase, form: Form, got: Returned) -> bool:
         """Return True if equal scores show the keys that a plan does, whatever else is wrong."""
+        return np.array_equal(*self._see(plan, case, form))
+
+    def _see(self, plan: Plan, case: ModuleCase, form: Form) -> tuple[Array, Array]:
+        """Return the keys that equal scores show, and those that a plan does, (B, T, S)."""
         inputs = self.inputs(case, form)
-        zeros, shown = np.zeros((case.B, 1)), plan.visible(inputs)
+        zeros, shown = np.zeros((case.B, 1)), np.asarray(plan.visible(inputs))
+        expected = np.broadcast_to(shown, (case.B, 1, case.T, case.T))[:, 0]
         try:
             with self.restoring(self.reading):
                 P = self.inside(self.reading, plan).weights(
                     (0,), zeros, zeros, case.T, visible=inputs.visible, form=form
                 )
         except ImplementationError:
-            return False
-        expected = np.broadcast_to(np.asarray(shown), (case.B, 1, case.T, case.T))[:, 0]
-        return np.array_equal(np.nan_to_num(P) > SEEN, expected)
+            return ~expected, expected
+        return np.nan_to_num(P) > SEEN, expected
 
     def _forms_of_float32(self, parameter: str, shapes: Sequence[str]) -> list[Form]:
         """Return a form that the module takes in float32, if all raise in a narrower dtype."""
@@ -383,7 +481,12 @@ class Judge:
     @property
     def probe(self) -> ModuleCase:
         """A small case that it must take: self-attention, if its widths allow that."""
-        return replace(TRY, S=self.lengths[0])
+        return replace(self.small, S=self.lengths[0])
+
+    @property
+    def small(self) -> ModuleCase:
+        """A case of self-attention."""
+        return replace(TRY, T=self.length or TRY.T)
 
     @property
     def lengths(self) -> tuple[Any, ...]:
@@ -498,7 +601,7 @@ class Judge:
     def training_reason(self) -> str:
         """Why training mode cannot be judged; "" if it can."""
         got, seen = self._train(self.probe)
-        B, H, T = TRY.B, self.reading.num_heads, TRY.T
+        B, H, T = TRY.B, self.reading.num_heads, self.small.T
         shapes = [(B, H, T, T), (B * H, T, T)]
         if len(seen) > 1 or any(kept.shape not in shapes for kept, _ in seen):
             return "it drops other things than the weights"
@@ -535,10 +638,14 @@ class Judge:
             if x is not None
         }
         plan, values = self.plan, dict(exact.values)
-        if plan.rope is None and not plan.mha.qk_norm and not self.appends and "bk" in values:
-            values["bk"] = 0 * values["bk"]  # one term for all keys moves no weight
+        term = "norm_k_bias" if plan.mha.qk_norm else "bk"
+        if plan.rope is None and not self.appends and term in values:
+            values[term] = 0 * values[term]  # one term for all keys moves no weight
+        errors = dict(exact.allowed)
+        for x, name in itertools.product((values, errors), {"wv", "bv"} & values.keys()):
+            x[name] = self.factor * x[name]
         want = self.flat.split(self.reading.scatter(values, self.flat.size))
-        allowed = self.flat.split(self.reading.scatter(exact.allowed, self.flat.size))
+        allowed = self.flat.split(self.reading.scatter(errors, self.flat.size))
         parameters = {n: g for n, g in got.parameters.items() if n not in self.unread}
         return pairs | {f"d{n}": (g, want[n], allowed[n]) for n, g in parameters.items()}
 
@@ -551,6 +658,18 @@ class Judge:
             yield
         finally:
             self.answers, self.seen = kept
+
+
+def begin(module: TorchModule, named: Named, deadline: float = math.inf) -> Judge:
+    """Return the judge of a module. Raises OptionError if the module cannot be called at all."""
+    try:
+        return Judge(module, named, deadline)
+    except ImplementationError as err:
+        raise OptionError(
+            f"{module.name} could not be called on x (2, 5, C): {err}; pass "
+            "call=lambda m, x, mask: ... for a module with other inputs, or sizes= for one that "
+            "takes other lengths alone"
+        ) from err
 
 
 def compare_forward(got: Returned, exact: Exact, dtype: Any) -> tuple[Comparison, ...]:

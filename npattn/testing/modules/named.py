@@ -27,6 +27,8 @@ class Named:
     ----------
     roles, num_heads, num_kv_heads, scale, softcap, window, rotary
         As of `check_module`.
+    length : int, optional
+        Number of tokens of probes, if it does not take every number.
     notes : tuple of str
         What attributes of the module say, in words.
     """
@@ -38,6 +40,7 @@ class Named:
     softcap: float | None = None
     window: Window | int | None = None
     rotary: Rotary | float | None = None
+    length: int | None = None
     notes: tuple[str, ...] = ()
 
     def fill(self, module: TorchModule, reading: Reading) -> Named:

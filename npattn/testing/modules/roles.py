@@ -95,11 +95,6 @@ class Reading:
             np.add.at(flat, index, arrays[name])
         return flat
 
-    @property
-    def unit(self) -> Array:
-        """Indices that belong to a role."""
-        return np.unique(np.concatenate([index.ravel() for index in self.indices.values()]))
-
     def name(self, role: str) -> str:
         """Return the name of the parameter that has a role, "wq"; of a packed one, its part."""
         for packed in (role[1:], "qkv", "kv"):
@@ -165,14 +160,16 @@ def find_projection(name: str) -> str:
     parts = plain.split(".")
     if parts[-1] in ("bias_k", "bias_v") or OTHER_PARTS.search(plain):  # keys, values; no terms
         return ""
+    otherwise = ""
     for part in reversed(parts):
         tokens = part.split("_")
         words = " ".join(t for t in tokens if not NOISE.match(t))
-        if part == "c_proj" or (not words and OUTPUTS.intersection(tokens)):
+        if part == "c_proj":
             return "o"
         if words:
-            return WORDS.get(words, "")
-    return ""
+            return WORDS.get(words, otherwise)
+        otherwise = "o" if OUTPUTS.intersection(tokens) else otherwise
+    return otherwise
 
 
 def find_roles(
@@ -239,8 +236,10 @@ def find_roles(
             "num_kv_heads=, or judge the function of q, k and v inside with npattn.testing.check"
         )
     readings = [x for one in readings for x in _with_norms(module, flat, one)]
-    unread = set(range(flat.size)) - set(readings[0].unit.tolist())
-    return flat, readings, [n for n in flat.shapes if set(flat.index(n).ravel().tolist()) <= unread]
+    read = np.zeros(flat.size, bool)
+    for index in readings[0].indices.values():
+        read[index] = True
+    return flat, readings, [n for n in flat.shapes if not read[flat.index(n)].any()]
 
 
 def _with_norms(module: TorchModule, flat: Flat, reading: Reading) -> Iterator[Reading]:

@@ -96,7 +96,8 @@ def _with_mask(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
             return "it takes no such mask"
         lengths = judge.lengths
         if kind != "causal":
-            lengths += judge.key_lengths[-2:]
+            every = all(judge.call.forms[i] in judge.cross_forms for i in forms)
+            lengths += judge.key_lengths[-2:] if every else ()
         return {"mask": (kind,), "form": forms, "S": lengths, "ask": judge.call.asks}
 
     return fields

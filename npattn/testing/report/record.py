@@ -98,7 +98,8 @@ class Record:
     limits : (str, str)
         For which problems the verdict is, and what is refused, as "causal with T > S".
     few : tuple of str
-        Dtypes of which few problems are taken: "in float32 it takes 4% of the problems".
+        Why there is no verdict: dtypes of which few problems are taken ("in float32 it takes 4% of
+        the problems"), parts of a module that are not judged.
     accept : tuple of str
         Results that may be not judged: "dx", or "dx[float16]" in one dtype.
     other_causes : tuple of Cause

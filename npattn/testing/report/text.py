@@ -86,6 +86,8 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
     """
     limit = RED_LINES if record.groups() else GREEN_LINES
     first = [Line(words.UNCONFINED, RED)] if record.confined == "no" else []
+    if record.few and record.verdict == "no verdict":
+        first += [Line(f"no verdict: {'; '.join(record.few)}", YELLOW)]
     rooms = RED_ROOM if record.groups() else GREEN_ROOM
     short = (_short(record, width, room) for room in rooms)
     for form in [_verbose(record, width)] if verbose else short:

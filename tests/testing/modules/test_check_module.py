@@ -1,6 +1,7 @@
 """check_module: right modules pass, the cause of each mistake comes first, the report says all."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import npattn
-from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.errors import DtypeError, OptionError
 from npattn.testing import check_module, compare_module
 from npattn.testing.modules import ModuleCase, replay
+from npattn.testing.modules.check import Time
 from tests.testing.modules import broken, lessons
 
 WORDS = {
@@ -294,6 +295,33 @@ def test_a_result_without_power_is_no_verdict_unless_it_is_accepted():
     assert check_module(m, examples=11, only="agreement-inputs", accept="dquery").passed
 
 
+def test_too_little_time_asks_fewer_examples_and_says_so():
+    rules = ["agreement-output", "inside"]
+    report = check_module(lessons.HeadPerNumber(), examples=5, budget=1e-9, only=rules)
+    assert report.passed
+    assert max(o.examples for o in report.outcomes if o.rule == "agreement-output") == 3
+    assert "2 of 5 examples in float32, for which there is no time (budget= gives more)" in (
+        report.untested
+    )
+    wrong = lessons.Notebook(mistake="merge")  # two changes at a time are tried while there is time
+    report = check_module(wrong, examples=5, budget=1e-9, only="agreement-output")
+    assert (report.verdict, report.causes) == ("failed", ())
+    with pytest.raises(OptionError, match="budget is 0"):
+        check_module(lessons.HeadPerNumber(), budget=0)
+
+
+def test_a_plan_has_the_time_that_is_left(monkeypatch):
+    now = iter([4.0, 4.0, 9.5, 9.5])
+    monkeypatch.setattr(time, "process_time", lambda: next(now))
+    plan = Time(examples=30, budget=10.0, start=0.0)
+    assert [plan.afford(0.25), plan.afford(0.25, 0.5), plan.afford(0.25)] == [24, 12, 3]
+    assert plan.afford(0.0) == 30
+    assert plan.describe("float32") == [
+        "27 of 30 examples in float32, for which there is no time (budget= gives more)"
+    ]
+    assert Time(examples=30, budget=10.0, start=0.0).describe("float32") == []
+
+
 def test_rules_that_do_not_apply_are_listed_and_may_have_to():
     report = check_module(lessons.HeadPerNumber(), examples=1, must=("mask", "agreement-output"))
     assert "cross-attention (it takes no keys of their own)" in report.untested
@@ -510,34 +538,6 @@ def test_arguments_that_it_cannot_fill_in_are_an_error():
 
     with pytest.raises(OptionError, match="requires position_embeddings"):
         check_module(Turns())
-
-
-# --- outputs that exist already -------------------------------------------------------------------
-
-
-def test_outputs_of_a_port_are_compared():
-    m = lessons.Notebook().eval()
-    x, y = torch.randn(2, 5, 15), torch.randn(2, 7, 15)
-    out, weights = m(x, y, y)
-    inputs = {"query": x.numpy(), "key": y.numpy(), "value": y.numpy()}
-    outputs = {"out": out.detach().numpy(), "weights": weights.detach().numpy()}
-    found = compare_module(m, inputs, outputs)
-    assert [c.name for c in found] == ["out", "weights"]
-    assert all(0 < c.ratio <= 1 for c in found)
-    outputs["out"] = outputs["out"] + np.float32(1e-3)
-    assert [c.passed for c in compare_module(m, inputs, outputs)] == [False, True]
-
-
-def test_outputs_are_compared_with_weights_from_elsewhere():
-    mha = npattn.MultiHeadAttention.init(11, 3, head_size=2, seed=5, dtype=np.float32)
-    x = np.random.default_rng(0).standard_normal((2, 7, 11)).astype(np.float32)
-    out = mha.forward(x, dtype="float32").out.astype(np.float32)
-    [comparison] = compare_module(mha, x, out)
-    assert 0 < comparison.ratio <= 1
-    with pytest.raises(OptionError, match="outputs has 'o'"):
-        compare_module(mha, x, {"o": out})
-    with pytest.raises(ShapeError, match="out has shape"):
-        compare_module(mha, x, out[:1])
 
 
 def test_random_numbers_of_the_caller_are_left_alone():

@@ -55,6 +55,57 @@ def turn(x, base):
     return torch.cat((one * a.cos() - two * a.sin(), two * a.cos() + one * a.sin()), -1)
 
 
+class Odd(Attention):
+    """Attention with a part that no reference knows, and a factor that may be wrong."""
+
+    def __init__(self, part, bias=True, **options):
+        super().__init__(**options)
+        self.part = part
+        if part == "gate":
+            self.gate = nn.Linear(12, 12, bias=bias)
+        if part == "table":
+            self.table = nn.Embedding(200, 3)
+        for name, shape in {"gamma": (12,), "alpha": (1,), "sinks": (3,)}.items():
+            if part == name:
+                self.register_parameter(name, nn.Parameter(0.2 + torch.rand(shape)))
+        if part == "slopes":
+            self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125]))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        s, at = q @ k.mT * vars(self).get("factor", 0.5), torch.arange(x.shape[1])
+        if self.part == "table":
+            s = s + self.table(at[:, None] - at + 100).permute(2, 0, 1)
+        if self.part == "slopes":
+            s = s - self.slopes[:, None, None] * (at[:, None] - at).abs()
+        if self.part == "sinks":
+            s = torch.cat((s, self.sinks[:, None, None].expand(len(x), 3, len(at), 1)), -1)
+        o = (s.softmax(-1)[..., : len(at)] @ v).transpose(1, 2).flatten(2)
+        y = self.o_proj(o * self.gate(x).sigmoid() if self.part == "gate" else o)
+        return y * {"gamma": lambda: self.gamma, "alpha": lambda: self.alpha.tanh()}.get(
+            self.part, lambda: 1.0)()  # fmt: skip
+
+
+class HalfGradient(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, (self.weight + self.weight.detach()) / 2, self.bias)
+
+
+class Window(Attention):
+    """It takes 16 tokens, and no other number."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.table = nn.Parameter(torch.randn(3, 16, 16))
+
+    def attend(self, x, mask):
+        q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        s = q @ k.mT * vars(self).get("factor", 0.5) + self.table
+        return self.o_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
 class Shared(nn.Module):
     """Six query heads, three of keys in one layer."""
 
@@ -174,6 +225,161 @@ def test_what_no_reference_knows_is_named_and_no_verdict():
     report = check_module(Gated(), examples=3)
     assert report.verdict == "no verdict"
     assert "a gate or a norm" in report.reason
+
+
+ODD = {
+    "gate": ("a gate or a norm", "gate.weight, gate.bias"),
+    "table": ("scores have a bias of positions", "table.weight"),
+    "slopes": ("scores have a bias of positions", "slopes"),
+    "sinks": ("a sink", "sinks"),
+    "gamma": ("a factor of the output", "gamma"),
+    "alpha": ("a factor of the output", "alpha"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ODD)
+def test_the_rest_is_judged_without_a_part_that_no_reference_knows(part):
+    words, names = ODD[part]
+    report = check_module(Odd(part), examples=3)
+    assert report.verdict == "no verdict"
+    first = str(report).splitlines()[0]
+    assert words in first
+    assert f"the rest without {names}; accept='{names.partition(',')[0]}'" in first
+    passed = {o.rule for o in report.outcomes if o.status == "passed"}
+    assert {"agreement-output", "agreement-parameters", "inside-agreement-dq"} <= passed
+    assert len(passed) > 30
+    assert check_module(Odd(part), examples=3, only="agreement", accept=names.split(", ")).passed
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ["table", "sinks"])
+def test_the_rest_is_red_where_it_is_wrong(part):
+    report = check_module(Odd(part, factor=0.6), examples=3, only="agreement", accept=ODD[part][1])
+    assert report.verdict == "failed"
+    assert "passes with scale=0.6" in report.causes[0].text
+
+
+def test_a_gate_without_a_bias_is_a_half():
+    m = Odd("gate", bias=False)
+    report = check_module(m, examples=3, only=["agreement", "inside"], accept="gate.weight")
+    assert report.passed, report
+    m.v_proj = HalfGradient(12, 12)
+    report = check_module(m, examples=3, only="agreement")
+    assert "the gradient of v_proj.weight is 0.5 ×" in report.causes[0].text
+
+
+@pytest.mark.thorough
+def test_a_module_of_one_length_is_judged_at_that_length():
+    sizes = {"T": (16,)}
+    report = check_module(Window(), examples=3, sizes=sizes)
+    assert "the rest without table" in report.reason
+    assert len([o for o in report.outcomes if o.status == "passed"]) > 25
+    report = check_module(Window(factor=0.6), examples=3, sizes=sizes, only="agreement-output")
+    assert "passes with scale=0.6" in report.causes[0].text
+    with pytest.raises(OptionError, match="sizes= for one that takes other lengths"):
+        check_module(Window())
+
+
+@pytest.mark.thorough
+def test_roundings_of_a_turn_do_not_reach_other_features():
+    """A feature of 0 has a gradient of 0, and none of the roundings of its partner."""
+    m = Attention(turns=100.0, rope_theta=100.0)
+    report = check_module(m, examples=30, only=["inside"])
+    assert report.passed, report
+    assert max(o.worst for o in report.outcomes if o.rule == "inside-permute-keys") < 0.9
+
+
+class Mixed(Attention):
+    """The weights of its heads are mixed."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter(torch.rand(3, 3))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        p = torch.einsum("bhts,hg->bgts", (q @ k.mT / 2).softmax(-1), self.mix)
+        return self.o_proj((p @ v).transpose(1, 2).flatten(2))
+
+
+def test_heads_that_are_mixed_are_judged_unmixed():
+    report = check_module(Mixed(), examples=3, only=["agreement", "inside"])
+    assert report.verdict == "no verdict"
+    assert "heads are mixed; the rest without mix" in report.reason
+
+
+class NormedHeads(Attention):
+    """Queries and keys are normalised, with terms."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_norm, self.k_norm = nn.LayerNorm(4), nn.LayerNorm(4)
+        for norm in (self.q_norm, self.k_norm):
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        o = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+
+def test_a_term_of_all_keys_has_a_gradient_of_zero():
+    report = check_module(NormedHeads(), examples=5, only="agreement")
+    assert report.passed, report
+    assert "layer norm of q and k" in report.settings["reads"]
+
+
+class Context(nn.Module):
+    """Keys come from a context of another width, which is needed; or from one that is ignored."""
+
+    num_heads = 2
+
+    def __init__(self, width=6, ignores=False):
+        super().__init__()
+        self.to_q, self.to_kv = nn.Linear(8, 8), nn.Linear(width, 16)
+        self.to_out, self.ignores = nn.Linear(8, 8), ignores
+
+    def forward(self, x, context=None, mask=None):
+        context = x if context is None or self.ignores else context
+        if mask is not None and mask.shape[-1] != x.shape[1]:
+            raise ValueError("a mask of queries")
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2)
+                   for y in (self.to_q(x), *self.to_kv(context).chunk(2, -1)))  # fmt: skip
+        s = q @ k.mT / 2
+        s = s if mask is None else s.masked_fill(~mask[:, None, None], -1e9)
+        return self.to_out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_context_of_another_width_is_passed_and_masks_may_be_of_queries_alone():
+    report = check_module(Context(), examples=5, only=["agreement", "cross", "padding"])
+    assert report.passed, report
+    assert any("where S ≠ T: raised ValueError: a mask of queries" in x for x in report.refused)
+
+
+def test_a_context_that_is_ignored_is_named_first():
+    report = check_module(Context(8, ignores=True), examples=5)
+    assert report.verdict == "failed"
+    assert report.causes[0].text == "context has no effect: keys and values are projected from x"
+    assert {o.rule for o in report.outcomes if o.failed} <= {"cross-attention", "padding"}
+
+
+def test_a_mask_of_the_wrong_keys_is_judged_in_the_form_that_hides():
+    """A bool would be added as a number; the form that hides as many keys is judged."""
+
+    class Rolled(Attention):
+        def forward(self, x, mask=None):
+            s = self.q_proj(x) @ self.k_proj(x).mT / 12**0.5
+            s = s if mask is None else s + mask.roll(1, -1)
+            return self.o_proj(s.softmax(-1) @ self.v_proj(x))
+
+    m = Rolled()
+    m.num_heads = 1
+    report = check_module(m, examples=3, only=["mask", "inside"])
+    assert "0 or −inf is added" in report.settings["reads"]
+    assert "key s has the mask of key (s − 1) % S" in report.causes[0].text
 
 
 def test_latent_keys_are_a_sentence():

@@ -26,6 +26,7 @@ from tests.testing.modules import lessons
         *((n, "qkv") for n in ("in_proj_weight", "in_proj_bias", "qkv.weight", "c_attn.weight")),
         *((n, "qkv") for n in ("query_key_value.weight", "Wqkv.weight", "qkv_layer.bias")),
         ("to_kv.weight", "kv"),
+        ("query.linear.weight", "q"),
         *((n, "") for n in ("norm.weight", "q_norm.weight", "bias_k", "alpha.weight", "rel_pos")),
     ],
 )
