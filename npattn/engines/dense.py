@@ -199,9 +199,7 @@ def _softmax(
     return p, None if e_sink is None else e_sink / total, lse
 
 
-def subtract_mean(
-    x: Array, x_sink: Array | int, p: Array, p_sink: Array | None
-) -> tuple[Array, Array]:
+def subtract_mean(x: Array, x_sink: Any, p: Array, p_sink: Array | None) -> tuple[Array, Any]:
     """Subtract the mean of each row, Σ p x + p_sink x_sink, from x and x_sink.
 
     Where one weight is almost 1, the mean is almost its x, and of their difference little is left
@@ -211,7 +209,7 @@ def subtract_mean(
         mean = (p * x).sum(-1, keepdims=True)  # (..., H, T, 1)
         mean = mean if p_sink is None else mean + p_sink * x_sink
         x, x_sink = x - mean, x_sink - mean
-    return x, np.asarray(x_sink)
+    return x, x_sink
 
 
 def where_live(x: Array, live: Array) -> Array:
@@ -223,7 +221,7 @@ def sum_live(w: Array, x: Array, live: Array) -> Array:
     """Compute w @ x, in which x counts only where it is live: 0 · NaN is NaN [10]."""
     finite = np.isfinite(x)
     if finite.all():
-        return np.asarray(w @ x)
+        return w @ x
     touched = live.astype(np.float64) @ ~finite > 0  # a NaN or inf that this row does see
     return np.where(touched, np.nan, w @ np.where(finite, x, 0))
 
@@ -243,7 +241,8 @@ def call_score_mod(problem: Problem, s: Array, tile: Tile | None = None) -> Arra
     """Call score_mod on all scores, or on those of one tile (t1 − t0, s1 − s0) [3]."""
     assert problem.score_mod is not None
     x, at = _arguments(problem, s, tile)
-    return _read_modified(np.asarray(problem.score_mod(x, *at)), x, s)
+    modified = problem.score_mod(x, *at)
+    return _read_modified(modified if type(modified) is type(x) else np.asarray(modified), x, s)
 
 
 def check_elementwise(problem: Problem) -> None:
@@ -337,7 +336,7 @@ def complex_step(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
             f"score_mod has no derivative at complex scores ({err}); it must be analytic in s: "
             "write it with functions of NumPy that take complex numbers, and np.where"
         ) from err
-    return np.asarray(np.asarray(modified).imag / tiny)
+    return modified.imag / tiny
 
 
 def _dual_step(problem: Problem, s: Array, tile: Tile | None) -> Array:
@@ -355,4 +354,4 @@ def _differs(problem: Problem, s: Array, rate: Array, h: Array, tile: Tile | Non
     # √u is at least the rounding of either, and far below a lost term.
     root = np.finfo(s.dtype).eps ** 0.5
     allowed = abs(rise - fall) + root * (1 + 4 * abs(here) + abs(rise) + abs(fall))
-    return np.asarray(abs(rate - (rise + fall) / 2) > allowed)
+    return abs(rate - (rise + fall) / 2) > allowed

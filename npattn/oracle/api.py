@@ -442,6 +442,8 @@ def read_cotangents(
     problem = fwd.problem
 
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+        if type(value) is type(fwd.out) is not np.ndarray:  # on a device, by NumPy's protocols
+            return value.astype(problem.dtype)
         return read_array(name, value, shape, problem.dtype)
 
     whole = (*fwd.lse.shape, problem.S)

@@ -117,7 +117,7 @@ class KeyGradients(WorstCase):
         none = self._block(np.arange(0), always=True)
         assert none is not None
         self._set_options(none.canonical, rounding, dtype, none.original, blocks.block_conventions)
-        self._set_lengths(blocks.problem.T, blocks.keys)
+        self.set_lengths(blocks.problem.T, blocks.keys)
         self._set_residuals(dense.forward(none.canonical)[2])
         E, D, n = self.problem.E, self.problem.D, self.problem.S
         self.totals: list[list[Any]] = [

@@ -58,7 +58,7 @@ class KeyBlock(WorstCase):
         self._set_options(
             block.canonical, whole.rounding, whole.dtype, block.original, whole.conventions
         )
-        self._set_lengths(whole.T, whole.S)
+        self.set_lengths(whole.T, whole.S)
         self.__dict__.update(known)
         problem = block.canonical
         live = np.ones((1, 1), bool) if problem.visible is None else problem.visible
@@ -167,7 +167,7 @@ class Rows(WorstCase):
         assert none is not None
         self.none = none
         self._set_options(none.canonical, rounding, dtype, none.original, blocks.block_conventions)
-        self._set_lengths(blocks.problem.T, blocks.keys)
+        self.set_lengths(blocks.problem.T, blocks.keys)
         self.width = width(len(t), max(self.problem.D, self.problem.E))
         self.known: dict[str, Any] = {}
         self._merge()

@@ -780,9 +780,8 @@ def worst_through_maximum(model: Rounding, **arguments: Any) -> float:
     return worst
 
 
-@pytest.mark.parametrize("row_norms", [False, True])
-def test_gradients_may_go_through_the_maximum_of_a_row(row_norms: bool) -> None:
-    assert worst_through_maximum(Rounding.undeclared("float32"), row_norms=row_norms) < 1
+def test_gradients_may_go_through_the_maximum_of_a_row() -> None:
+    assert worst_through_maximum(Rounding.undeclared("float32")) < 1
     with patch.object(WorstCase, "keeps_maximum", False):  # without the term they are red
         assert worst_through_maximum(Rounding.undeclared("float32")) > 1
 
