@@ -401,6 +401,15 @@ def test_oracle_on_tensors_equals_that_on_arrays(number, dtype):
     shift = 2 * (dtype == "float32")
     trial = trial_of(ours, dtype, CONVENTIONS[(number + shift) % len(CONVENTIONS)])
     trial.gradients = frozenset({"dq", "dk", "dv", "dbias", "dsinks", "dgate"})
+    assert_equal_on_tensors(trial, recipe)
+
+
+def test_tolerance_of_integers_is_the_same_on_tensors():
+    recipe = Recipe(lead=(2,), H=6, K=3, T=137, S=141, D=16, E=13, dtype="float16", seed=5)
+    assert_equal_on_tensors(trial_of(ours, "float16", rounding=Rounding.int8()), recipe)
+
+
+def assert_equal_on_tensors(trial, recipe):
     sample = Sweep(trial).sample(recipe)
     problem, cotangents = Sweep(trial)._to_host(sample)
     exact = trial.exact(problem, cotangents)

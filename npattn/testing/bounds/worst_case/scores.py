@@ -10,6 +10,7 @@ import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.engines import dense
+from npattn.engines.score_mod import call_score_mod, complex_step
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.integers import IntegerErrors, integer_errors
@@ -31,7 +32,7 @@ def swing(problem: Problem, s: Array, f: Array, error: Array) -> Array:
     if np.max(error, initial=0, where=np.isfinite(error)) > WIDE:
         at += [s + t * error for t in np.linspace(-1, 1, 18)[1:-1]]
         at += [np.clip(x * 2.0**n, s - error, s + error) for n in range(-3, 8) for x in (-1, 1)]
-    return reduce(np.maximum, [abs(dense.call_score_mod(problem, x) - f) for x in at])
+    return reduce(np.maximum, [abs(call_score_mod(problem, x) - f) for x in at])
 
 
 def finite(x: Array) -> Array:
@@ -244,10 +245,10 @@ class ScoreErrors:
     def _score_mod(self, stage: Stage) -> Stage:
         unit, u, problem = self.unit, self.unit.u, self.problem
         s, error, slope, slope_error = stage
-        self.modified = f = dense.call_score_mod(problem, s)
-        self.rate = rate = dense.complex_step(problem, s)
+        self.modified = f = call_score_mod(problem, s)
+        self.rate = rate = complex_step(problem, s)
         step = swing(problem, s, f, error)
-        bent = [abs(dense.complex_step(problem, s + d) - rate) for d in (error, -error)]
+        bent = [abs(complex_step(problem, s + d) - rate) for d in (error, -error)]
         # The roundings inside score_mod are its own: eight operations on numbers of its size.
         inside = 8 * u + 4 * unit.s.u
         rate_error = np.maximum(*bent) + inside * (1 + abs(rate)) + unit.s.eta
@@ -420,7 +421,7 @@ class ScoreErrors:
         """|score_mod(x)| + |bias|, which meet before a late cap."""
         original, S = self.original, self.original.S
         x = x[..., :S]
-        size = abs(x) if original.score_mod is None else abs(dense.call_score_mod(original, x))
+        size = abs(x) if original.score_mod is None else abs(call_score_mod(original, x))
         if original.bias_array is not None:
             factor = self.scale if self.conventions.bias == "before_scale" else 1.0
             b = abs(original.bias_array.astype(float)) * factor
