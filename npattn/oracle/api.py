@@ -19,6 +19,7 @@ from npattn.conventions import (
     translate_changes,
 )
 from npattn.engines import dense, extended, tiled
+from npattn.engines.score_mod import check_elementwise
 from npattn.errors import DtypeError, OptionError
 from npattn.oracle.directions import read_array, read_directions
 from npattn.problem import Forward, Gradients, Problem
@@ -240,7 +241,7 @@ def evaluate(
     -------
     Forward
     """
-    dense.check_elementwise(problem)
+    check_elementwise(problem)
     ungated = problem.without_gate
     canonical = ungated if conventions is None else conventions.canonical(ungated)
     engine = engine or (tiled.choice(canonical) if problem.engine == "auto" else problem.engine)
@@ -442,6 +443,8 @@ def read_cotangents(
     problem = fwd.problem
 
     def read(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+        if type(value) is type(fwd.out) is not np.ndarray:  # on a device, by NumPy's protocols
+            return value.astype(problem.dtype)
         return read_array(name, value, shape, problem.dtype)
 
     scores_shape = (*fwd.lse.shape, problem.S)

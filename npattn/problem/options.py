@@ -47,7 +47,7 @@ class Option:
         One line for the documentation and for help.
     refusable : tuple of str
         The fast paths that may refuse the option: "sdpa" (PyTorch's scaled_dot_product_attention),
-        "flex" (its FlexAttention), "row_norms" (the judge's cheap bounds).
+        "flex" (its FlexAttention).
     examples : tuple
         Values of a pair or a number to judge with, the simplest first.
     legal : str
@@ -66,7 +66,7 @@ class Option:
     accepts: Callable[[float], bool] = math.isfinite
 
 
-_ALL = ("sdpa", "flex", "row_norms")
+_ALL = ("sdpa", "flex")
 
 OPTIONS: dict[str, Option] = {
     option.name: option
@@ -97,7 +97,7 @@ OPTIONS: dict[str, Option] = {
             "number",
             None,
             "c > 0: scores become c·tanh(s/c)",
-            refusable=("sdpa", "row_norms"),
+            refusable=("sdpa",),
             examples=(2.0, 0.5, 1.0, 30.0),
             legal="a finite number > 0 or None (no cap)",
             accepts=lambda c: 0 < c < math.inf,
@@ -107,7 +107,7 @@ OPTIONS: dict[str, Option] = {
             "callable",
             None,
             "f(s, b, h, t, s_index) of the scores",
-            refusable=("sdpa", "row_norms"),
+            refusable=("sdpa",),
         ),
         Option("sinks", "array", None, "one more logit per head, without a value", refusable=_ALL),
         Option("dropout_mask", "array", None, "boolean, True = keep the weight", refusable=_ALL),
@@ -121,7 +121,7 @@ OPTIONS: dict[str, Option] = {
             legal="a number in [0, 1)",
             accepts=lambda rate: 0 <= rate < 1,
         ),
-        Option("gate", "array", None, "multiplies o elementwise", refusable=("row_norms",)),
+        Option("gate", "array", None, "multiplies o elementwise"),
     )
 }
 """Every option, in the order of attention's signature."""

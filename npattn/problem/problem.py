@@ -235,7 +235,7 @@ class Problem:
         if self.bias is None or self.bias_array is None:
             return None
         ds = sum_to(ds, self.bias_array.shape)
-        return ds if isinstance(self.bias, np.ndarray) else self.bias.gradient(ds)
+        return self.bias.gradient(ds) if isinstance(self.bias, BiasLike) else ds
 
     def to_compute_dtype(self, x: Array) -> Array:
         """Convert x to the dtype of the computation."""

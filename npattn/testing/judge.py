@@ -167,7 +167,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     rounding = implementation.rounding if s.rounding is None else s.rounding
     storage = implementation.weights_storage
     models = [Rounding.choose(rounding, dtype, storage) for dtype in s.dtypes]
-    sweeps = _choose_sweeps(implementation, s.sweep, s.only, models)
+    sweeps = _choose_sweeps(implementation, s.sweep, s.only)
     if s.conventions is not None:
         if s.conventions.causal == "unless_masked":
             raise OptionError(
@@ -305,7 +305,6 @@ def _choose_sweeps(
     implementation: Implementation,
     sweep: int,
     only: Iterable[str] | None,
-    models: Sequence[Rounding],
 ) -> tuple[str, ...]:
     """Return the rules to ask that sample on the device."""
     named = tuple(rule for rule in SWEEPS if rule in (only or ()))
@@ -318,8 +317,6 @@ def _choose_sweeps(
         "for what lives in a worker: it judges tensors of this process (--in-process, or without "
         "isolate=True)": implementation.is_isolated,
         f"for functions of {framework} arrays: it samples torch tensors": framework != "torch",
-        f"with rounding={models[0].name!r}: its integers and partial sums are not covered on the "
-        "device": any(model.needs_whole_rows for model in models),
     }
     for reason, holds in reasons.items():
         if sweep and holds:

@@ -32,8 +32,6 @@ from npattn.testing.cases.strategies import Pools
 from npattn.testing.comparison import Comparison, check_tolerance, compare_result
 from npattn.testing.power import Power
 
-LARGE = 2**20
-"""Number of scores from which the cheap form of the bound is tried first."""
 DOUBTFUL = 0.5
 """Error / tolerance of a float64 result from which the oracle is evaluated without rounding."""
 MOST_TERMS = 2**22
@@ -268,10 +266,11 @@ class Trial:
         """Return the fully masked rows, (..., H, T); a score of −inf is not visible."""
         plain = self._without_fill.canonical(problem)
         plain = plain if plain.sinks is None else plain.replace(sinks=None)
-        numbers = (np.asarray(x, float) for x in (plain.q, plain.k, plain.scale))
+        numbers = (plain.q.astype(float), plain.k.astype(float), np.array(plain.scale, float))
         if plain.score_mod is None and are_tame(*numbers):
             return _empty_rows(plain)
-        return np.asarray(evaluate(plain, engine="dense").lse == -np.inf)
+        empty: Array = evaluate(plain, engine="dense").lse == -np.inf
+        return empty
 
     def skips(self, recipe: Recipe, rule: str) -> bool:
         """Return True if the recipe has fully masked rows, which are known to be wrong.
@@ -353,28 +352,23 @@ class Trial:
         problem: Problem,
         cotangents: Cotangents,
         view: str = "contiguous",
-        *,
-        cheap: bool = False,
     ) -> dict[str, Comparison]:
-        """Compare every result with the oracle, by the cheap form of the bound first if asked."""
-        cheap |= _is_large(problem)
+        """Compare every result with the oracle."""
         exact = cache(lambda: self.exact(problem, cotangents))
-        bound = cache(lambda: self.tolerance(problem, cotangents, exact(), cheap=cheap))
+        bound = cache(lambda: self.tolerance(problem, cotangents, exact()))
         results = self.results(problem, cotangents, view, (exact, bound))
         self._note_judged()
-        return self._compare(results, problem, cotangents, (exact(), bound()), cheap)
+        return self._compare(results, problem, cotangents, (exact(), bound()))
 
     def _note_judged(self) -> None:
         if self.implementation.untrusted is not None:
             self.implementation.untrusted.note_judged()
 
     def compare(
-        self, results: Results, problem: Problem, cotangents: Cotangents, cheap: bool = False
+        self, results: Results, problem: Problem, cotangents: Cotangents
     ) -> dict[str, Comparison]:
         """Compare results of any call for a problem with the oracle."""
-        cheap |= _is_large(problem)
-        oracle = self.oracle(problem, cotangents, cheap=cheap)
-        return self._compare(results, problem, cotangents, oracle, cheap)
+        return self._compare(results, problem, cotangents, self.oracle(problem, cotangents))
 
     def _compare(
         self,
@@ -382,13 +376,9 @@ class Trial:
         problem: Problem,
         cotangents: Cotangents,
         oracle: tuple[Mapping[str, Array], Mapping[str, Array]],
-        cheap: bool,
     ) -> dict[str, Comparison]:
-        """Compare results; what fails by the cheap form of the bound is judged by the other."""
+        """Compare results; where rounding may decide, with the oracle in extended precision."""
         comparisons = worst_by_name(results, *oracle)
-        if cheap and not all(c.passed for c in comparisons.values()):
-            oracle = self.oracle(problem, cotangents)
-            comparisons = worst_by_name(results, *oracle)
         self.judged = results, oracle
         if self._doubts(comparisons, problem):
             exact = self.exact(problem, cotangents, engine="extended")
@@ -446,11 +436,11 @@ class Trial:
         return results
 
     def oracle(
-        self, problem: Problem, cotangents: Cotangents, *, cheap: bool = False
+        self, problem: Problem, cotangents: Cotangents
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return exact values and tolerances, by name."""
         exact = self.exact(problem, cotangents)
-        return exact, self.tolerance(problem, cotangents, exact, cheap=cheap)
+        return exact, self.tolerance(problem, cotangents, exact)
 
     def exact(
         self, problem: Problem, cotangents: Cotangents, engine: str = "dense"
@@ -478,12 +468,13 @@ class Trial:
         cotangents: Cotangents,
         exact: Mapping[str, Array],
         *,
-        cheap: bool = False,
         asked: Problem | None = None,
+        queries: int | None = None,
     ) -> dict[str, Array]:
         """Return the allowed error of each result, by name.
 
-        `asked` is the problem of the call whose factor of o the results have, if it is another.
+        `asked` is the problem of the call whose factor of o the results have, if it is another;
+        `queries` the number of queries of a longer problem, if this one has some of them.
         """
         dout, dlse, dweights = _float64(cotangents)
         own = problem.q.dtype, self.rounding
@@ -497,7 +488,7 @@ class Trial:
             dlse=dlse,
             dweights=dweights,
             conventions=self.conventions,
-            row_norms=cheap and "max_score" not in exact,  # which they do not bound
+            queries=queries,
             delivered=apart,
             only=exact.keys(),
         )
@@ -571,11 +562,8 @@ def _empty_rows(problem: Problem) -> Array:
     if problem.bias_array is not None:
         live = live & (problem.bias_array != -np.inf)
     scores = (*problem.lead, *heads, problem.T, problem.S)
-    return np.asarray(~np.broadcast_to(live, scores).any(-1))
-
-
-def _is_large(problem: Problem) -> bool:
-    return math.prod((*problem.lead, problem.H, problem.T, problem.S)) > LARGE
+    empty: Array = ~np.any(np.broadcast_to(live, scores), -1)
+    return empty
 
 
 def worst_by_name(

@@ -86,7 +86,7 @@ def slope(problem: Any, s: Tensor, at: Indices) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         u = torch.finfo(s.dtype).eps
         differs = torch.ones_like(s, dtype=torch.bool)
-        # The steps and their tolerance: npattn.engines.dense.slope.
+        # The steps and their tolerance: npattn.engines.score_mod.slope.
         for power in (1 / 3, 5 / 12, 1 / 2):
             differs = differs & _differs(problem, x, rate, u**power * x.abs().clamp(min=1), at)
         return rate, differs.any()

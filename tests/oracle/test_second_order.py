@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import npattn.oracle.api
 from npattn import Conventions, biases
 from npattn.biases.distances import Alibi
-from npattn.engines import backward_twice, dense
+from npattn.engines import backward_twice, dense, score_mod
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.oracle import second_order
 from npattn.problem import Problem
@@ -471,8 +471,8 @@ def test_a_score_mod_whose_slope_is_held_fixed_is_seen(monkeypatch):
     case = make(("score_mod",), "tiny")
     with mpmath.workdps(60):
         want = by_definition(case)
-    real = dense.complex_step
-    monkeypatch.setattr(dense, "_dual_step", lambda p, s, tile: real(p, s.real, tile) + 0j)
+    real = score_mod.complex_step
+    monkeypatch.setattr(score_mod, "_dual_step", lambda p, s, tile: real(p, s.real, tile) + 0j)
     with pytest.raises(AssertionError, match="is not"):
         assert_within("q", case.hvp().q, want["q"], bounds(case)["q"])
 

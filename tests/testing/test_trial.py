@@ -123,23 +123,6 @@ def test_cases_are_memoized_by_all_their_inputs():
         assert list(others) != planned
 
 
-@pytest.mark.parametrize("name", ["against_oracle", "compare"])
-def test_what_fails_by_the_cheap_bound_is_judged_by_the_other(monkeypatch, name):
-    tolerance = Trial.tolerance
-
-    def compute_tolerance(*args, cheap=False):
-        bounds = tolerance(*args, cheap=cheap)
-        return {n: 0 * x for n, x in bounds.items()} if cheap else bounds
-
-    monkeypatch.setattr(Trial, "tolerance", compute_tolerance)
-    trial = trial_of()
-    problem = trial.problem(RECIPE)
-    cotangents = trial.cotangents(RECIPE, problem)
-    results = () if name == "against_oracle" else (trial.results(problem, cotangents),)
-    comparisons = getattr(trial, name)(*results, problem, cotangents, cheap=True)
-    assert all(c.passed for c in comparisons.values())
-
-
 @pytest.mark.parametrize("scale", [None, 0.5, 0.0, -0.75])
 @pytest.mark.parametrize("bias", ["-inf rows", "-inf padding", "alibi", None])
 def test_a_bias_of_minus_infinity_is_not_asked_where_a_scale_makes_plus_infinity_of_it(scale, bias):

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import npattn
 from npattn.testing import Implementation, Rounding
-from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.cases.space import Space
 from npattn.testing.device import judging
 from npattn.testing.device import sweep as sweep_module
@@ -30,11 +29,8 @@ from npattn.testing.trial import Trial
 STAGES = (
     (sweep_module, "sample_on_device", "sampling"),
     (judging, "_run_implementation", "implementation"),
-    (judging, "evaluate", "oracle, forward"),
-    (judging, "backward", "oracle, backward"),
-    (RowNorms, "__init__", "bound, what both need"),
-    (RowNorms, "forward", "bound, forward"),
-    (RowNorms, "backward", "bound, backward"),
+    (Trial, "exact", "oracle"),
+    (Trial, "tolerance", "bound"),
     (judging, "worst_ratios", "comparison"),
 )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npattn import biases, masks
-from npattn.engines import dense
+from npattn.engines import dense, score_mod
 from npattn.engines.tiled.tiling import Part, Plane, Tiling
 from npattn.masks.bands import Band
 from npattn.problem import Problem
@@ -91,9 +91,9 @@ class Call(Tiling):
             s *= problem.softcap
         if problem.score_mod is not None:
             if slope:
-                rate_here = dense.slope(problem, s, tile)
+                rate_here = score_mod.slope(problem, s, tile)
                 rate = rate_here if rate is None else rate * rate_here
-            s[...] = dense.call_score_mod(problem, s, tile)
+            s[...] = score_mod.call_score_mod(problem, s, tile)
         if self.bias is not None:
             np.add(s, self.bias.tile(tile), out=s, casting="same_kind")
         if part.partial:

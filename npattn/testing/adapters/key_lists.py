@@ -53,8 +53,8 @@ class KeyLists(Form):
         self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
     ) -> tuple[Problem, Mapping[str, Array]]:
         """Return the arrays of a call with the lists, and the mask only beside them."""
-        own = {n: x for n, x in arrays.items() if n != "mask" or self.beside_mask}
-        return problem, own | self.arrays(problem, mask_true)
+        passed = {n: x for n, x in arrays.items() if n != "mask" or self.beside_mask}
+        return problem, passed | self.arrays(problem, mask_true)
 
     def arrays(self, problem: Problem, mask_true: str = "attend") -> dict[str, Array]:
         """Return the lists of a problem by their meaning; none if its mask is given without.
@@ -74,23 +74,33 @@ class KeyLists(Form):
                 raise inexpressible(f"a mask of shape {visible.shape}: heads share its lists")
             visible = visible[..., 0, :, :] if visible.ndim > 2 else visible
             heads = ()
-        whole = (*problem.lead, *heads, problem.T, problem.S)
-        return {self.meaning: self._list(np.broadcast_to(visible, whole))}
-
-    def _list(self, visible: Array) -> Array:
-        *lead, S = visible.shape
+        visible = np.broadcast_to(visible, (*problem.lead, *heads, problem.T, problem.S))
         rng = np.random.default_rng([visible.size, int(visible.sum()), 41])
-        listed = visible
-        if self.beside_mask:  # the mask hides these
-            listed = visible | (rng.random(visible.shape) < 1 / 4)
-        longest = int(listed.sum(-1).max(initial=0))
-        n = max(longest + int(rng.integers(SPARE + 1)), 1)
-        keys = np.where(listed, np.arange(S), -1)
-        # Keys first, in a random order, and then −1; the entries of each list are shuffled again.
-        order = np.argsort(np.where(listed, rng.random(listed.shape), 2.0), axis=-1)[..., :n]
-        first = np.take_along_axis(keys, order, -1)
-        padded = np.concatenate([first, np.full((*lead, n - first.shape[-1]), -1)], -1)
-        return np.asarray(rng.permuted(padded, axis=-1).astype(np.int32))
+        if self.beside_mask:  # lists have some hidden keys too, which the mask hides
+            visible = visible | (rng.random(visible.shape) < 1 / 4)
+        return {self.meaning: list_keys(visible, rng)}
+
+
+def list_keys(listed: Array, rng: np.random.Generator) -> Array:
+    """List the keys of each query in a random order, with −1 in unused entries among them.
+
+    Parameters
+    ----------
+    listed : bool array (..., T, S)
+    rng : np.random.Generator
+
+    Returns
+    -------
+    int32 array (..., T, n)
+        The longest list has up to `SPARE` unused entries.
+    """
+    S, longest = listed.shape[-1], int(listed.sum(-1).max(initial=0))
+    n = max(longest + int(rng.integers(SPARE + 1)), 1)
+    # Sorted by a random number, or 2 where a key is not listed, each row begins with its keys.
+    order = np.argsort(np.where(listed, rng.random(listed.shape), 2.0), axis=-1)[..., :n]
+    keys = np.take_along_axis(np.where(listed, np.arange(S), -1), order, -1)  # (..., T, ≤ n)
+    unused = np.full((*keys.shape[:-1], n - keys.shape[-1]), -1)
+    return rng.permuted(np.concatenate([keys, unused], -1), axis=-1).astype(np.int32)
 
 
 def read_key_lists(signature: Signature, name: str) -> KeyLists | None:

@@ -74,7 +74,7 @@ class Passing:
     def _read_forms(
         self, quantized: str | None, rows: Mapping[str, int] | None, layout: str | None
     ) -> None:
-        """Read the forms of inputs from the signature.
+        """Read each form of inputs from the signature, refuse pairs, and note what follows.
 
         Raises
         ------
@@ -82,43 +82,50 @@ class Passing:
             If it has two forms of which the judge passes one.
         """
         self.quantized = read_quantized(self.f, self.signature, self.name, quantized, rows)
-        if self.quantized is not None:
-            self.reads += (self.quantized.words,)
-            self.forward_only = self.backward is None
         self.storage = read_storage(self.signature, self.name)
-        if self.storage is not None and self.quantized is not None and self.quantized.rows:
-            raise OptionError(
-                f"{self.name} takes {self.storage.words} with factors of blocks of rows, which "
-                "are not known there: factors of heads, tokens or whole arrays are"
-            )
         self.packing = read_packing(self.signature.packed)
-        if self.packing is not None and self.quantized is not None:
-            raise OptionError(f"quantized= needs q, k and v apart, and {self.name} has one array")
+        self.latent = read_latent(self.signature, self.name)
+        self.key_lists = read_key_lists(self.signature, self.name)
         if self.packing is not None and self.storage is not None:
             paged = self.storage.keys == "pages" and self.packing.order == "parts"
             self.packing = replace(self.packing, pages=paged, stored=True)
-        self.latent = read_latent(self.signature, self.name)
-        self.key_lists = read_key_lists(self.signature, self.name)
-        for heads_last in (self.packing, self.storage):
-            if heads_last is not None and layout == "BHTD":
-                raise OptionError(
-                    f"layout is {layout!r}, must be BTHD: {self.name} takes {heads_last.words}"
-                )
-            self.layout = self.layout if heads_last is None else "BTHD"
-        forms = (self.packing, self.storage, self.latent, self.key_lists)
+        self._refuse_pairs(layout)
+
+        forms = (self.quantized, self.packing, self.storage, self.latent, self.key_lists)
         self.reads += tuple(form.words for form in forms if form is not None)
+        if self.quantized is not None:
+            self.forward_only = self.backward is None
+        if self.packing is not None or self.storage is not None:
+            self.layout = "BTHD"
         if self.storage is not None:
-            self.forward_only |= self.storage.appends  # nobody says what a written cache's is
+            self.forward_only |= self.storage.appends  # no gradient of a written cache is defined
             if self.told_features is None:
                 unstored = [name for name in UNSTORED if name in self.features]
                 self.features -= {*unstored}
                 self.untested += tuple(f"{n}: not of sequences as they are" for n in unstored)
-        beside = [x for x in (self.storage, self.quantized) if x is not None]
-        if (self.latent or self.key_lists) and beside:
+
+    def _refuse_pairs(self, layout: str | None) -> None:
+        """Raise OptionError for two forms of which the judge passes one, or for their layout."""
+        name, packing, storage, quantized = self.name, self.packing, self.storage, self.quantized
+        if storage is not None and quantized is not None and quantized.rows:
             raise OptionError(
-                f"{self.name} takes {self.reads[-1]}, and {beside[0].words}: of these two the "
-                "judge passes one; wrap it, with a default for the other"
+                f"{name} takes {storage.words} with factors of blocks of rows, which are not known "
+                "there: factors of heads, tokens or whole arrays are"
             )
+        if packing is not None and quantized is not None:
+            raise OptionError(f"quantized= needs q, k and v apart, and {name} has one array")
+        for heads_last in (packing, storage):
+            if heads_last is not None and layout == "BHTD":
+                raise OptionError(
+                    f"layout is {layout!r}, must be BTHD: {name} takes {heads_last.words}"
+                )
+        for by_keys in (self.key_lists, self.latent):
+            for other in (storage, quantized):
+                if by_keys is not None and other is not None:
+                    raise OptionError(
+                        f"{name} takes {by_keys.words}, and {other.words}: of these two the judge "
+                        "passes one; wrap it, with a default for the other"
+                    )
 
     @property
     def returns_lse(self) -> bool:

@@ -18,7 +18,6 @@ from npattn.conventions import Conventions
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
-from npattn.testing.bounds.row_norms import RowNorms, covers
 from npattn.testing.bounds.translate import gate_bounds, gate_cotangent, translate_bounds
 from npattn.testing.bounds.variance import DEVIATIONS, Variance
 from npattn.testing.bounds.worst_case import WorstCase
@@ -71,22 +70,23 @@ def tolerance(
     dlse: Array | None = None,
     dweights: Array | None = None,
     conventions: Conventions | None = None,
-    row_norms: bool = False,
+    queries: int | None = None,
     delivered: Array | None = None,
     only: Collection[str] = OPTIONAL,
 ) -> dict[str, Array]:
     """Return the allowed error of each result: the worst case, or eight deviations if less.
 
-    The deviations count where roundings are as good as random. With `row_norms`, where it holds, a
-    looser worst case at the price of a few matrix products: what it fails deserves the second
-    opinion of the full form. `delivered` (..., H, T, E) is the error of the out that a backward
-    gets, where that has another dtype than q, k and v. weights and max_score are left out unless
-    they are in `only`. Parameters and returns are otherwise those of `bounds`.
+    The deviations count where roundings are as good as random. `queries` is the number of queries
+    of a longer problem of which this one has some, whose other cotangents are 0. `delivered`
+    (..., H, T, E) is the error of the out that a backward gets, where that has another dtype than
+    q, k and v. weights and max_score are left out unless they are in `only`. Parameters and returns
+    are otherwise those of `bounds`.
     """
     task = BoundTask(problem, dtype, rounding, dout, dlse, dweights, conventions, delivered, only)
-    loose = task.row_norms() if row_norms else None
-    if loose is not None:
-        return task.add_oracle_error(loose)
+    if queries is not None:
+        # Each of these queries may lie in a block of its own; of 0 no block rounds anything.
+        block = task.rounding.gradient_block or 1
+        task.form.set_lengths(min(queries, problem.T * block), task.canonical.S)
     worst = task.worst_case()
     likely = task.deviations()
     return task.add_oracle_error(
@@ -189,24 +189,6 @@ class BoundTask:
         bounds = translate_bounds(problem, conventions, self.form, bounds, self._inner_dout)
         dout = None if self.dout is None else self.dout.astype(float)
         return gate_bounds(problem, conventions, self.form, bounds, dout)
-
-    def row_norms(self) -> dict[str, Array] | None:
-        """Return the bounds by row norms; None where they do not hold."""
-        if self.conventions != OWN or self.dweights is not None:
-            return None
-        if self.delivered is not None:
-            return None
-        if not covers(self.canonical) or self.rounding.needs_whole_rows:
-            return None
-        form = RowNorms(self.canonical, self.rounding, self.dtype)
-        if not form.fits:
-            return None
-        bounds = form.forward()
-        if self.dout is not None:
-            do, dl, _ = self._cotangents()
-            bounds |= form.backward(do, dl)
-        head = 0 if self.problem.headless else ...
-        return {n: t[head] if n in ("o", "lse", "weights") else t for n, t in bounds.items()}
 
     def worst_case(self) -> dict[str, Array]:
         """Return the bounds of the full form."""

@@ -16,7 +16,14 @@ import numpy as np
 from npattn.engines import dense
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.blocks import Block, ProblemInBlocks
-from npattn.testing.bounds.by_row import KeyBlock, KeyBlockVariance, Rows, width
+from npattn.testing.bounds.by_row import (
+    KeyBlock,
+    KeyBlockVariance,
+    RowLevel,
+    Rows,
+    RowVariances,
+    width,
+)
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.bounds.variance import DEVIATIONS, DISTINCT, FEW, Variance, count_rises
@@ -117,7 +124,7 @@ class KeyGradients(WorstCase):
         none = self._block(np.arange(0), always=True)
         assert none is not None
         self._set_options(none.canonical, rounding, dtype, none.original, blocks.block_conventions)
-        self._set_lengths(blocks.problem.T, blocks.keys)
+        self.set_lengths(blocks.problem.T, blocks.keys)
         self._set_residuals(dense.forward(none.canonical)[2])
         E, D, n = self.problem.E, self.problem.D, self.problem.S
         self.totals: list[list[Any]] = [
@@ -165,7 +172,7 @@ class KeyGradients(WorstCase):
         most, least = self.slack.most["tilt"], self.slack.least_tilt
         return np.where(worst.slope > (least + most) / 2, least, most)
 
-    def _row_attributes(self, t: Array) -> dict[str, Any]:
+    def _row_attributes(self, t: Array) -> RowLevel:
         """Return the row-level attributes of these queries, as `KeyBlock` takes them."""
         results, most = self.results, self.slack.most
         lse, out, do = (np.asarray(x[t], float)[None] for x in results[:3])
@@ -197,7 +204,7 @@ class KeyGradients(WorstCase):
             None
         ]
 
-    def _variance_attributes(self, t: Array) -> dict[str, Any]:
+    def _variance_attributes(self, t: Array) -> RowVariances:
         results, most = self.results, self.slack.most
         do = np.asarray(results.do[t], float)[None]
         ulp_lse, ulp_out = self._ulps(t)

@@ -8,7 +8,7 @@ the bounds of o, lse and D; dq and its bound. Between the passes the row-level f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -46,20 +46,71 @@ def merge_sums(total: Sums | None, more: Sums, by: tuple[Any, ...] | None = None
     return merged
 
 
+class RowLevel(TypedDict, total=False):
+    """Attributes of `WorstCase` that all keys of a row decide: (1, rows, 1) unless said.
+
+    Each pass over the keys finds some, and the blocks of the next pass take them.
+    """
+
+    # From merging the blocks.
+    m: Array  # largest score
+    total: Array  # Σ e^(s − m)
+    o: Array  # (1, rows, E)
+    lse: Array  # (1, rows)
+    sink: Array | None
+    p_sink: Array | None
+    # From the sums of the weights; `_normalise` sets them.
+    up: Array
+    down: Array
+    vast: Array
+    log_down: Array
+    last: Array
+    R_sink: Array
+    high: Array
+    row_sum: float
+    merge: Array
+    rebuild: Array
+    # Of the cotangents, and of D, which they decide with o.
+    do: Array  # (1, rows, E)
+    dl: Array
+    D: Array
+    D_out: Array
+    e_D: Array
+
+
+class RowVariances(TypedDict, total=False):
+    """Attributes of `Variance` that all keys of a row decide, as `RowLevel` has the others."""
+
+    has_sink: bool
+    online: Array
+    query_shift: Array
+    tilt: Any
+    shift: Any
+    capped: Any
+    var_l: Array
+    var_D: Array
+
+
 class KeyBlock(WorstCase):
     """The worst case of a block of keys, in rows whose sums over all keys are known.
 
-    `known` has row-level attributes of `WorstCase`: lse, m, and the results of earlier passes.
+    Parameters
+    ----------
+    block : Block
+    rows : WorstCase
+        The rows of the block, with its rounding model and the lengths of the whole problem.
+    row_level : RowLevel
     """
 
-    total: Array  # Σ e^(s − m), (1, rows, 1)
+    total: Array
 
-    def __init__(self, block: Block, whole: WorstCase, known: dict[str, Any]) -> None:
+    def __init__(self, block: Block, rows: WorstCase, row_level: RowLevel) -> None:
         self._set_options(
-            block.canonical, whole.rounding, whole.dtype, block.original, whole.conventions
+            block.canonical, rows.rounding, rows.dtype, block.original, rows.conventions
         )
-        self._set_lengths(whole.T, whole.S)
-        self.__dict__.update(known)
+        self.set_lengths(rows.T, rows.S)
+        for name, value in row_level.items():
+            setattr(self, name, value)
         problem = block.canonical
         live = np.ones((1, 1), bool) if problem.visible is None else problem.visible
         none = np.broadcast_to(0.0, (1, problem.T, problem.S))
@@ -82,9 +133,10 @@ class KeyBlock(WorstCase):
 class KeyBlockVariance(Variance):
     """The variances of a `KeyBlock`."""
 
-    def __init__(self, worst: KeyBlock, known: dict[str, Any]) -> None:
+    def __init__(self, worst: KeyBlock, row_variances: RowVariances) -> None:
         super().__init__(worst)
-        self.__dict__.update(known)
+        for name, value in row_variances.items():
+            setattr(self, name, value)
         var_a, _ = self._argument_variance()
         self.var_p = self._weight_variance(var_a)
 
@@ -167,9 +219,9 @@ class Rows(WorstCase):
         assert none is not None
         self.none = none
         self._set_options(none.canonical, rounding, dtype, none.original, blocks.block_conventions)
-        self._set_lengths(blocks.problem.T, blocks.keys)
+        self.set_lengths(blocks.problem.T, blocks.keys)
         self.width = width(len(t), max(self.problem.D, self.problem.E))
-        self.known: dict[str, Any] = {}
+        self.row_level: RowLevel = {}
         self._merge()
         self._sum_weights()
         self.worst_bounds: dict[str, Array] = {}
@@ -182,10 +234,11 @@ class Rows(WorstCase):
         if gradient:
             self._backward()
 
-    def share(self, **known: Any) -> None:
-        """Keep attributes for the blocks of these rows too."""
-        self.__dict__.update(known)
-        self.known.update(known)
+    def share(self, **attributes: Unpack[RowLevel]) -> None:
+        """Set attributes here, and in the blocks of these rows."""
+        self.row_level |= attributes
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def _all_blocks(self) -> Iterator[Block | None]:
         """Iterate over all blocks of keys; None for a block without visible keys."""
@@ -246,28 +299,29 @@ class Rows(WorstCase):
         total: WeightSums | None = None
         tiles = []
         for block in self.visible_blocks():
-            worst = KeyBlock(block, self, self.known)
+            worst = KeyBlock(block, self, self.row_level)
             tiles.append(tile_maxima(np.where(worst.r.live, worst.s, -np.inf)))
             total = merge_sums(total, worst._weight_sums(worst.A), MERGE_WEIGHTS)
         assert total is not None
         self.t_lse = self._normalise(total, self._sink_argument_error())
-        names = ("p_sink", "R_sink", "up", "down", "vast", "log_down", "last", "rebuild", "merge")
         self.variance.online = self.variance._rescale_variance(np.concatenate(tiles, -1))
         self.variance.var_sink = self.variance._sink_argument_variance()
-        self.share(row_sum=self.row_sum, high=self.high, **{n: getattr(self, n) for n in names})
+        self.share(p_sink=self.p_sink, R_sink=self.R_sink, up=self.up, down=self.down)
+        self.share(vast=self.vast, log_down=self.log_down, last=self.last, high=self.high)
+        self.share(row_sum=self.row_sum, merge=self.merge, rebuild=self.rebuild)
 
     def _forward(self, has_cotangent: bool) -> None:
         """Set the bounds of o, lse and, with a cotangent, of D."""
-        known = {"online": self.variance.online}
+        row_variances: RowVariances = {"online": self.variance.online}
         out = var_sums = delta = spread = None
         more: Any = 0.0
         if has_cotangent:
             self.share(do=self.do, dl=self.dl, D=self.D, D_out=self.D_out)
         for block in self.visible_blocks():
-            worst = KeyBlock(block, self, self.known)
+            worst = KeyBlock(block, self, self.row_level)
             worst._limit_weights()
             out = merge_sums(out, worst._out_sums(), MERGE_OUT)
-            variance = KeyBlockVariance(worst, known)
+            variance = KeyBlockVariance(worst, row_variances)
             var_sums = merge_sums(var_sums, variance._out_sums())
             live, p = worst.r.live, worst.r.p
             self.variance.scores.add(worst.s, self.m, live, p)
@@ -292,18 +346,24 @@ class Rows(WorstCase):
 
     def _backward(self) -> None:
         """Set dq and its bound."""
-        names = ("online", "var_l", "query_shift", "tilt", "shift", "capped")
-        known = {name: getattr(self.variance, name) for name in names}
+        row_variances: RowVariances = {
+            "online": self.variance.online,
+            "var_l": self.variance.var_l,
+            "query_shift": self.variance.query_shift,
+            "tilt": self.variance.tilt,
+            "shift": self.variance.shift,
+            "capped": self.variance.capped,
+        }
         sums = var_sums = top = var_top = None
         dl = np.where(self.seen, self.dl, 0)
         for block in self.visible_blocks():
-            worst = KeyBlock(block, self, self.known)
+            worst = KeyBlock(block, self, self.row_level)
             worst._limit_weights()
             e_ds = worst._ds_error(worst._dp_error(self.do, 0.0), dl)
             worst._through_slope(e_ds)
             top = merge_sums(top, worst._top_sums(e_ds))
             sums = merge_sums(sums, worst._dq_sums())
-            variance = KeyBlockVariance(worst, known)
+            variance = KeyBlockVariance(worst, row_variances)
             var_ds = variance._ds_variance(variance._dp_variance())
             variance._through_slope(var_ds)
             var_top = merge_sums(var_top, variance._top_sums(var_ds))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from npattn.engines import dense
+from npattn.engines.score_mod import slope
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.allowed import bounds
@@ -154,7 +155,7 @@ def _propagate(p: Problem, e: Array) -> dict[str, Array]:
     dp = np.where(live, dp if keep is None else dp * keep, 0)
     mean = (w * dp).sum(-1, keepdims=True)
     ds = w * (dp + mean)
-    dx = ds if capped is None else ds * abs(dense.slope(p, capped))
+    dx = ds if capped is None else ds * abs(slope(p, capped))
     dx = abs(p.scale or 0) * (dx if tanh is None else dx * (1 - tanh**2))
     errors = {
         "dq": sum_to(dx @ abs(k), p.q.shape),

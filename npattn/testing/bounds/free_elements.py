@@ -44,14 +44,14 @@ def free_elements(problem: Problem, conventions: Conventions | None = None) -> d
     free["dq"] = _reduce(shares.dq_row[..., None], (*problem.q.shape[:-1], 1))
     for name, x in by_key.items():
         own = getattr(problem, name[1:])
-        heads = _by_shared_head(conventions, problem, np.asarray(x.any(-2))[..., None])
+        heads = _by_shared_head(conventions, problem, np.any(x, -2)[..., None])
         free[name] = _reduce(heads, (*own.shape[:-1], 1))
     if problem.bias_array is not None:
         free["dbias"] = _reduce(ds, problem.bias_array.shape)
     if problem.sinks is not None:
-        free["dsinks"] = _reduce(
-            np.asarray(shares.dq_row.any(-1))[..., None, None], (problem.H, 1, 1)
-        )[:, 0, 0]
+        free["dsinks"] = _reduce(np.any(shares.dq_row, -1)[..., None, None], (problem.H, 1, 1))[
+            :, 0, 0
+        ]
     return {name: x for name, x in free.items() if x.any()}
 
 
@@ -75,7 +75,7 @@ class _Shares(NamedTuple):
         seen = np.broadcast_to(True if visible is None else visible, whole)
         dead = np.zeros((), bool) if bias is None else np.isneginf(bias.astype(np.float64))
         kept = np.broadcast_to(True if kept is None else kept, whole)
-        any_q, any_k = np.asarray(q.any(-1, keepdims=True)), np.asarray(k.any(-1))[..., None, :]
+        any_q, any_k = np.any(q, -1, keepdims=True), np.any(k, -1)[..., None, :]
         return cls(any_q, any_k, v, seen & ~dead, seen & dead, kept)
 
     @property
@@ -86,29 +86,29 @@ class _Shares(NamedTuple):
     @property
     def bad_value(self) -> Array:
         """Keys with a NaN in their value, (..., H, 1, S)."""
-        return np.asarray(self.bad_v.any(-1))[..., None, :]
+        return np.any(self.bad_v, -1)[..., None, :]
 
     @property
     def nan_row(self) -> Array:
         """Rows whose weights are NaN, (..., H, T, 1)."""
-        return np.asarray((self.live & self.nan_score).any(-1, keepdims=True))
+        return np.any(self.live & self.nan_score, -1, keepdims=True)
 
     @property
     def odd_row(self) -> Array:
         """Rows with a NaN behind a bias of −inf, (..., H, T, 1): −inf + NaN is NaN, or left out."""
         odd = self.behind & (self.nan_score | self.bad_value)
-        return np.asarray(odd.any(-1, keepdims=True))
+        return np.any(odd, -1, keepdims=True)
 
     @property
     def dropped_row(self) -> Array:
         """Rows that drop a value with a NaN, (..., H, T, 1): its product with dout may be 0."""
         dropped = self.live & ~self.kept & self.bad_value
-        return np.asarray(dropped.any(-1, keepdims=True))
+        return np.any(dropped, -1, keepdims=True)
 
     @property
     def dq_row(self) -> Array:
         """Rows of dq of which nothing is asked, (..., H, T)."""
-        return np.asarray((self.odd_row | self.dropped_row)[..., 0])
+        return (self.odd_row | self.dropped_row)[..., 0]
 
     def elements(self) -> tuple[Array, Array, Array, Array, Array]:
         """Return the free elements of o, lse and weights, and shares of dS and of dv."""
@@ -127,7 +127,7 @@ class _Shares(NamedTuple):
 
 def _reaches(positions: Array, bad: Array) -> Array:
     """Return True where one of these keys has a NaN in a column: (..., H, T, E)."""
-    return np.asarray(positions.astype(np.float64) @ bad > 0)
+    return positions.astype(np.float64) @ bad > 0
 
 
 def _by_shared_head(conventions: Conventions, problem: Problem, x: Array) -> Array:
@@ -141,4 +141,4 @@ def _by_shared_head(conventions: Conventions, problem: Problem, x: Array) -> Arr
 
 def _reduce(x: Array, shape: tuple[int, ...]) -> Array:
     """Combine along the axes that an input lacks, or along which it broadcasts."""
-    return np.asarray(sum_to(x.astype(np.float64), shape) > 0)
+    return sum_to(x.astype(np.float64), shape) > 0

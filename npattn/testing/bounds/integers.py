@@ -27,8 +27,7 @@ class IntegerErrors(NamedTuple):
         keys = abs(self.keys) + self.far
         q_sum, k_sum = q.sum(-1, keepdims=True), keys.sum(-1, keepdims=True)
         error = self.q * k_sum.swapaxes(-1, -2) + (q_sum + D * self.q) * self.k.swapaxes(-1, -2)
-        error = error + (D + 6) * u * (q @ keys.swapaxes(-1, -2))
-        return np.asarray(error)
+        return error + (D + 6) * u * (q @ keys.swapaxes(-1, -2))
 
     def variance(self, q: Array) -> Array:
         """Return the variance of the same: an integer errs evenly within its half step."""
@@ -36,7 +35,7 @@ class IntegerErrors(NamedTuple):
         var_q, var_k = self.q**2 / 3, self.k.swapaxes(-1, -2) ** 2 / 3
         k2 = (self.keys**2).sum(-1, keepdims=True).swapaxes(-1, -2)
         q2 = (q**2).sum(-1, keepdims=True)
-        return np.asarray(var_q * k2 + (q2 + D * var_q) * var_k)
+        return var_q * k2 + (q2 + D * var_q) * var_k
 
 
 def integer_errors(integers: Integers, q: Array, keys: Array, unit: Units) -> IntegerErrors:
@@ -62,7 +61,7 @@ def _block_maxima(x: Array, rows: int | None) -> Array:
     top = x.max(-1, initial=0)
     n = top.shape[-1]
     if n == 0:
-        return np.asarray(top[..., None])
+        return top[..., None]
     starts = np.arange(0, n, rows or n)
     blocks = np.maximum.reduceat(top, starts, axis=-1)
-    return np.asarray(np.repeat(blocks, np.diff(starts, append=n), axis=-1)[..., None])
+    return np.repeat(blocks, np.diff(starts, append=n), axis=-1)[..., None]

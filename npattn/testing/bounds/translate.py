@@ -143,7 +143,7 @@ def _extra_dbias_error(
 
 def gate_cotangent(problem: Problem, dout: Array) -> Array:
     """Return the cotangent of o before the gate."""
-    return dout if problem.gate is None else np.asarray(gate_factor(problem) * dout)
+    return dout if problem.gate is None else (gate_factor(problem) * dout)
 
 
 @np.errstate(all="ignore")  # o may be NaN, and 0 · inf is 0 here
@@ -180,7 +180,7 @@ def gate_bounds(
     n = each.size / max(problem.gate.size, 1)
     each = each + form.gamma(n + 4) * (size + each)
     if form.gates_weights:
-        rows = form.gate_row_error(np.asarray(dout[head]))
+        rows = form.gate_row_error(dout[head])
         each = each + rows / max(problem.E, 1)
     undefined = conventions.undefined_rows(problem, lse)
     if undefined is not None:  # NaN by convention; kernels multiply it

@@ -18,10 +18,10 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 
 LONGEST = 4096
-CHEAP_OPTIONS = tuple(n for n, option in OPTIONS.items() if "row_norms" not in option.refusable)
-"""Options that the cheap form of the bound knows."""
 MASKS = ("matrix", "full", "padding", "left padding", "documents", "empty rows")
 BIASES = ("matrix", "full", "keys", "one for all heads", "one a head", "alibi", "-inf padding")
+MODS = ("distance", "squash")
+GATES = ("full", "one a row", "heads")
 DISTRIBUTIONS = (
     *("normal",) * 6,
     *("large logits", "value offset", "flat", "integers", "outliers", "duplicate keys"),
@@ -66,11 +66,19 @@ class Plan:
             options["bias"] = str(rng.choice(BIASES if self._empties else BIASES[:-1]))
         if "scale" in on:
             options["scale"] = float(rng.choice(SCALES))
+        if "softcap" in on:
+            options["softcap"] = float(rng.choice(OPTIONS["softcap"].examples))
+        if "score_mod" in on:
+            options["score_mod"] = str(rng.choice(MODS))
+        if "dropout_mask" in on:
+            options["dropout"] = float(rng.choice((0.3, 0.5)))
+        if "gate" in on:
+            options["gate"] = str(rng.choice(GATES))
         if "window" in on:
             sides = [int(np.exp(rng.uniform(0, math.log(recipe.S + 1)))) for _ in range(2)]
             left, right = sides if rng.integers(4) else (sides[0], None)
             options["window"] = (left, right)
-        return self.fit(replace(recipe, causal="causal" in on, **options))
+        return self.fit(replace(recipe, causal="causal" in on, sinks="sinks" in on, **options))
 
     def long(self, seed: int, length: int) -> list[Recipe]:
         """Return recipes with T = S = length, with no option or one that needs no T × S array."""
@@ -92,14 +100,10 @@ class Plan:
         return [self.fit(replace(x, seed=seed + n), None) for n, x in enumerate(recipes)]
 
     @property
-    def options(self) -> set[str]:
+    def options(self) -> frozenset[str]:
         """Options that are sampled."""
-        left_out: set[str] = set()
-        if self.conventions.attends_hidden:
-            left_out = {"mask", "causal", "window"}
-        if self.conventions.bias != "after_scale":
-            left_out |= {"bias"}
-        return set(CHEAP_OPTIONS) & self.space.features - left_out
+        drops = {"dropout_mask", "dropout_rate"} <= self.space.features
+        return self.space.features - {"dropout_rate"} - (set() if drops else {"dropout_mask"})
 
     @property
     def _empties(self) -> bool:
@@ -114,7 +118,7 @@ class Plan:
         return "T != S" not in self.space.structure
 
     def _options(self, rng: np.random.Generator, number: int) -> set[str]:
-        options = [name for name in CHEAP_OPTIONS if name in self.options]
+        options = [name for name in OPTIONS if name in self.options]
         if number % 2:
             which = int(rng.integers(len(options) + 1))
             return set(options[which : which + 1])
@@ -212,8 +216,8 @@ def simplify(recipe: Recipe, plan: Plan) -> list[Recipe]:
         changes += [{"H": 1, "K": 1}, {"H": recipe.H // recipe.K, "K": 1}, {"H": recipe.K}]
     if not set("DE") & set(sizes) and max(recipe.D, recipe.E) > 8:
         changes.append({"D": 8, "E": 8})
-    for name in ("mask", "bias", "window", "scale"):
+    for name in ("mask", "bias", "window", "scale", "softcap", "score_mod", "dropout", "gate"):
         changes.append({name: None})
-    changes += [{"causal": False}, {"distribution": "normal"}]
+    changes += [{"causal": False}, {"sinks": False}, {"distribution": "normal"}]
     recipes = [replace(recipe, **change) for change in changes]
     return [x for x in recipes if x != recipe and plan.adapt(x) == x]

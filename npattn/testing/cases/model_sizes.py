@@ -92,14 +92,13 @@ SMALL: Mapping[str, tuple[int, ...]] = {
 SHARE = 2
 """Examples of other rules that cost about as much as one of these problems."""
 MANY = 2**12
-"""Number of scores of a head from which options are left out that need the costly form of the
-bound."""
+"""Number of scores of a head from which options are left out whose bounds take long."""
 MOST = 2**22
 """Number of scores beyond which a shape is left out: heads or samples of the user are many."""
 MOST_BY_HEADS = 2**21
 """Numbers in q, k, v beyond which the heads of a model are left out: their sizes are the user's."""
 NONE = frozenset[str]()
-COSTLY = frozenset(n for n, option in OPTIONS.items() if "row_norms" in option.refusable)
+COSTLY = frozenset(OPTIONS) - {"mask", "causal", "window", "bias", "scale"}
 HIDING = frozenset({"causal", "window"})
 """Options that may hide all but a few of many keys, and with them a mistake in the others."""
 OTHERS = COSTLY | HIDING | {"mask", "bias", "scale"}

@@ -7,23 +7,29 @@ those of the small problem too.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from npattn.conventions import Conventions
+from npattn.problem import Cotangents
 from npattn.problem.arrays import band, diagonal
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.on_device import results_on_device
-from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
-from npattn.testing.bounds.row_norms import RowNorms
 from npattn.testing.comparison import Comparison
-from npattn.testing.device.sampling import DeviceProblem
-from npattn.testing.device.tensors import DeviceTensors, compare_tensors, worst_ratios
+from npattn.testing.device.sampling import DeviceSample
+from npattn.testing.device.tensors import (
+    DeviceArray,
+    DeviceProblem,
+    compare_tensors,
+    tensor_of,
+    worst_ratios,
+)
 from npattn.testing.trial import Trial
-from npattn.torch.api import backward, evaluate
+from npattn.torch.problem import ARRAYS
+from npattn.torch.tensors import has_float64
 
 Tensor = torch.Tensor
 OTHERS = "dq of other rows"
@@ -39,14 +45,11 @@ class DeviceEvaluation:
         A name comes once for each way to call it.
     exact, tolerance : dict
         By the same names.
-    bounded : bool
-        The cheap form of the bound is valid; otherwise only NaN and inf are wrong.
     """
 
     results: list[tuple[str, Tensor]]
     exact: dict[str, Tensor]
     tolerance: dict[str, Tensor]
-    bounded: bool
 
     @cached_property
     def ratios(self) -> dict[str, float]:
@@ -66,14 +69,14 @@ class DeviceEvaluation:
 
 
 def judge_on_device(
-    trial: Trial, sample: DeviceProblem, rows: Tensor | None = None
+    trial: Trial, sample: DeviceSample, rows: Tensor | None = None
 ) -> DeviceEvaluation:
     """Run the implementation and the oracle, and bound the error between them.
 
     Parameters
     ----------
     trial : Trial
-    sample : DeviceProblem
+    sample : DeviceSample
     rows : int tensor, optional
         Queries to judge; the mask then must be the same for every query.
 
@@ -82,47 +85,34 @@ def judge_on_device(
     ImplementationError
         If the implementation raises, or returns something that is no tensor of the device.
     """
-    canonical: Any = trial.conventions.canonical(sample.problem)
-    dout, dlse = sample.dout, sample.dlse
+    problem, dout, dlse = sample
     if rows is not None:
-        canonical = _select_rows(canonical, rows)
+        problem = _select_rows(problem, rows, trial.conventions)
         dout, dlse = dout[..., rows, :], dlse[..., rows]
-    fwd: Any = evaluate(canonical, engine="dense")
-    dlse = torch.where(torch.isneginf(fwd.lse), 0, dlse)  # 0 in fully masked rows
-    results = _run_implementation(trial, sample, dout, dlse, rows)
-    exact: dict[str, Any] = {"o": fwd.out, "lse": fwd.lse}
-    cotangents: Any = None
-    if trial.gradients:
-        # As the oracle takes them: widened, of a natural lse.
-        unit = math.log(2) if trial.conventions.lse_base == "2" else 1.0
-        natural = canonical.to_compute_dtype(dlse) / unit if trial.takes_dlse else None
-        cotangents = canonical.to_compute_dtype(dout), natural
-        grads = backward(fwd, *cotangents)
-        exact |= {n: getattr(grads, n[1:]) for n in trial.gradients}
-    exact = {name: x for name, x in exact.items() if x is not None}
-    models = [(trial.rounding, trial.space.dtype)]
-    if canonical.dtype == torch.float32:  # then the oracle too errs by as much
-        models.append((Rounding.undeclared("float32"), "float32"))
-    forms = [RowNorms(canonical, *model, DeviceTensors(fwd.out, fwd.lse)) for model in models]
-    for form in forms:
-        form.apart = rows is not None
-    if bounded := all(form.fits for form in forms):
-        tolerance = _add_oracle_error(forms, exact, [_bounds(form, cotangents) for form in forms])
-    else:
-        largest = torch.finfo(canonical.dtype).max
-        tolerance = {name: torch.full_like(x, largest) for name, x in exact.items()}
-    _translate_lse(trial, exact, tolerance)
+    # The oracle needs float64: without it, it computes on the host.
+    device = dout.device if has_float64(dout.device.type) else torch.device("cpu")
+    moved = {n: x.to(device) for n in ARRAYS if isinstance(x := getattr(problem, n), Tensor)}
+    tensors: Any = problem.replace(**moved)
+    arrays = DeviceProblem(tensors)
+    dlse = torch.where(tensor_of(trial.empty(arrays), dlse.device), 0, dlse)
+    results = [(n, x.to(device)) for n, x in _run_implementation(trial, sample, dout, dlse, rows)]
+    given: Any = [DeviceArray(x.to(device)) for x in (dout, dlse)]
+    cotangents = Cotangents(given[0], given[1] if trial.takes_dlse else None)
+    values = trial.exact(arrays, cotangents)
+    allowed = trial.tolerance(arrays, cotangents, values, queries=sample.problem.T)
+    exact = {n: tensor_of(x, device) for n, x in values.items()}
+    tolerance = {n: tensor_of(allowed[n], device) for n in values}
     if rows is not None and trial.gradients:
         exact[OTHERS] = tolerance[OTHERS] = exact["lse"].new_zeros(())
-    return DeviceEvaluation([(n, x) for n, x in results if n in exact], exact, tolerance, bounded)
+    return DeviceEvaluation([(n, x) for n, x in results if n in exact], exact, tolerance)
 
 
 def _run_implementation(
-    trial: Trial, sample: DeviceProblem, dout: Tensor, dlse: Tensor, rows: Tensor | None
+    trial: Trial, sample: DeviceSample, dout: Tensor, dlse: Tensor, rows: Tensor | None
 ) -> list[tuple[str, Tensor]]:
     """Return the results of the implementation, of the rows to judge."""
     problem = sample.problem
-    inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "mask", "bias")}
+    inputs = {n: getattr(problem, n) for n in ARRAYS}
     inputs = {n: x for n, x in inputs.items() if x is not None}
     if rows is not None:
         zeros = torch.zeros_like(_widen(sample.dout))
@@ -161,58 +151,19 @@ def _check_tensor(name: str, x: Any, device: torch.device) -> Tensor:
     return x.detach()
 
 
-def _select_rows(problem: Any, rows: Tensor) -> Any:
+def _select_rows(problem: Any, rows: Tensor, conventions: Conventions) -> Any:
     """Return the problem of these queries alone."""
-    left, right = problem.window or (None, None)
-    if problem.causal:
+    plain: Any = conventions.translate_options(problem)
+    left, right = plain.window or (None, None)
+    if plain.causal:
         right = 0 if right is None else min(right, 0)
-    visible: Any = problem.mask_array
+    visible: Any = plain.mask_array
     if left is not None or right is not None:
         centers = rows[:, None] + diagonal(problem.T, problem.S, problem.alignment)
         keys: Any = torch.arange(problem.S, device=rows.device)
         inside = band(centers, keys, left, right)  # type: ignore[arg-type]  # tensors
         visible = inside if visible is None else visible & inside
+    mask = ~visible if visible is not None and conventions.mask_true == "hide" else visible
     return problem.replace(
-        q=problem.q[..., rows, :], mask=visible, causal=False, window=None, alignment=None
+        q=problem.q[..., rows, :], mask=mask, causal=False, window=None, alignment=None
     )
-
-
-# --- tolerances -----------------------------------------------------------------------------------
-
-
-def _bounds(form: RowNorms, cotangents: tuple[Tensor, Tensor | None] | None) -> dict[str, Any]:
-    """Return the bounds of every result, with cotangents those of gradients too."""
-    headless = form.problem.headless
-    bounds = form.forward(weights=False)
-    if cotangents is not None:
-        pair: Any = cotangents
-        if headless:
-            pair = (None if x is None else x[None] for x in cotangents)
-        bounds |= form.backward(*pair)
-    return {n: t[0] if headless and n in ("o", "lse") else t for n, t in bounds.items()}
-
-
-def _add_oracle_error(
-    forms: list[RowNorms], exact: dict[str, Tensor], bounds: list[dict[str, Any]]
-) -> dict[str, Tensor]:
-    """Add the oracle's own error to the bound.
-
-    In proportion to its unit roundoff; of an oracle in float32, the bound of any implementation
-    that computes in float32, and the rounding of its result.
-    """
-    tolerance, *own = bounds
-    if not own:
-        factor = 1 + unit_roundoff("float64") / forms[0].unit.u
-        return {name: factor * tolerance[name] for name in exact}
-    u = unit_roundoff("float32")
-    return {name: tolerance[name] + own[0][name] + u * exact[name].abs() for name in exact}
-
-
-def _translate_lse(trial: Trial, exact: dict[str, Tensor], tolerance: dict[str, Tensor]) -> None:
-    """Translate lse to base 2 in place, if the conventions say so, as `bounds.allowed` does."""
-    if trial.conventions.lse_base != "2":
-        return
-    u = Units.of(trial.rounding, trial.space.dtype).u
-    size = torch.where(torch.isneginf(exact["lse"]), 0, exact["lse"].abs())
-    tolerance["lse"] = (tolerance["lse"] + 4 * u * size) / math.log(2)
-    exact["lse"] = exact["lse"] / math.log(2)

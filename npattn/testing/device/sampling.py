@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from npattn.problem.arrays import finfo
-from npattn.testing.cases.options import last_axes
+from npattn.testing.cases.options import SCORE_MODS, last_axes
 from npattn.testing.cases.recipe import Recipe
 from npattn.torch.problem import Problem
 
 Tensor = torch.Tensor
 
 
-class DeviceProblem(NamedTuple):
+class DeviceSample(NamedTuple):
     """Problem on a device, and cotangents of its out and lse."""
 
     problem: Problem
@@ -34,23 +34,20 @@ def sample_on_device(
     *,
     alignment: str = "bottom_right",
     mask_true: str = "attend",
-    dtype: torch.dtype | None = None,
-) -> DeviceProblem:
+) -> DeviceSample:
     """Sample the tensors of a recipe on a device.
 
     Parameters
     ----------
     recipe : Recipe
-        Its names are among `DISTRIBUTIONS`, `MASKS` and `BIASES` of this module.
+        Its names are among `DISTRIBUTIONS`, `MASKS`, `BIASES` and `GATES` of this module.
     device : str or torch.device
     alignment, mask_true
         As for `Recipe.problem`.
-    dtype : torch.dtype, optional
-        Compute dtype of the oracle. Default float64, or float32 on a device without float64.
 
     Returns
     -------
-    DeviceProblem
+    DeviceSample
     """
     device = torch.device(device)
     rng = torch.Generator(device).manual_seed(recipe.seed)
@@ -70,11 +67,18 @@ def sample_on_device(
     if mask is not None and mask_true == "hide":
         mask = ~mask
     bias: Any = None if recipe.bias is None else BIASES[recipe.bias](recipe, rng).to(low)
+    sinks = 2 * torch.randn(recipe.H, generator=rng, device=device) if recipe.sinks else None
+    rate = recipe.dropout or 0.0
     problem = Problem(
         q, k, v, mask=mask, causal=recipe.causal, window=recipe.window,
-        bias=bias, scale=recipe.scale, dtype=dtype, alignment=alignment,
+        bias=bias, scale=recipe.scale, softcap=recipe.softcap,
+        score_mod=None if recipe.score_mod is None else SCORE_MODS[recipe.score_mod],
+        sinks=None if sinks is None else sinks.to(low),
+        dropout_mask=_uniform(recipe.whole, rng) >= rate if rate else None, dropout_rate=rate,
+        gate=None if recipe.gate is None else GATES[recipe.gate](recipe, rng).to(low),
+        alignment=alignment,
     )  # fmt: skip
-    return DeviceProblem(problem, do.to(low), dlse.clone())
+    return DeviceSample(problem, do.to(low), dlse.clone())
 
 
 # --- distributions of q, k, v ---------------------------------------------------------------------
@@ -140,7 +144,7 @@ DISTRIBUTIONS: dict[str, Callable[..., QKV]] = {
     "near-uniform": _steep(2.0**-7),
     "mixed scales": _with_values(_mixed_scales),
 }
-"""Distributions of q, k, v by name, with a valid cheap bound at any length."""
+"""Distributions of q, k, v by name, whose tolerance says something at any length."""
 
 # --- masks and biases -----------------------------------------------------------------------------
 
@@ -217,3 +221,19 @@ BIASES: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
     "-inf padding": lambda recipe, rng: torch.where(_padding(recipe, rng), 0.0, -math.inf),
 }
 """Biases by name."""
+
+
+def _gate(*singletons: int) -> Callable[[Recipe, torch.Generator], Tensor]:
+    def make(recipe: Recipe, rng: torch.Generator) -> Tensor:
+        whole = (*recipe.whole[:-1], recipe.E)
+        return torch.sigmoid(_uniform(last_axes(whole, 5, *singletons), rng) * 8 - 4)
+
+    return make
+
+
+GATES: dict[str, Callable[[Recipe, torch.Generator], Tensor]] = {
+    "full": _gate(),
+    "one a row": _gate(-1),
+    "heads": _gate(-1, -2),
+}
+"""Gates by name."""

@@ -1,104 +1,257 @@
-"""Bounds and errors in torch operations, on the device of the tensors.
+"""Tensors that NumPy's functions compute with, on their device; and errors in torch operations.
 
-The bounds are derived in npattn.testing.bounds.row_norms, with `DeviceTensors` as its array
-operations; errors are those of npattn.testing.comparison.
+The oracle and its bounds are written in NumPy. A `DeviceArray` takes part in them by NumPy's own
+protocols (NEP 13 and 18): each function runs as torch's function of the same meaning. An operation
+that has none raises TypeError, and so does one that would copy the numbers to the host.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from npattn.engines.dense import Residuals
-from npattn.problem import Problem
-from npattn.testing.bounds.array_ops import ArrayOps
+from npattn import problem as numpy_problem
+from npattn.problem.arrays import Array
 from npattn.testing.comparison import Comparison
-from npattn.torch.score_mod import operands
+from npattn.torch.problem import ARRAYS, Problem
+from npattn.torch.tensors import numpy_dtype, to_tensor
 
 Tensor = torch.Tensor
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+NAMES = {"equal": "eq", "invert": "bitwise_not", "power": "pow"}
+"""Functions of NumPy → of torch, where the names differ, or mean something else."""
+WIDE = {"f": torch.float64, "c": torch.complex128}
 
 
-class DeviceTensors(ArrayOps):
-    """Array operations of torch, on the device of a problem and in its compute dtype.
+class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """A tensor as NumPy's functions take it; `tensor` is on any device."""
 
-    `out` and `lse` are the oracle's.
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    # --- NumPy's protocols ------------------------------------------------------------------------
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"an array on {self.tensor.device} is not copied to the host")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        (out,) = kwargs.pop("out", (None,))
+        if method != "__call__":
+            result = METHODS[ufunc, method](self, *inputs[1:], **kwargs)
+        elif kwargs:
+            return NotImplemented
+        else:
+            operands = [self._operand(x) for x in inputs]
+            if ufunc is np.matmul:
+                common = torch.promote_types(operands[0].dtype, operands[1].dtype)
+                operands = [x.to(common) for x in operands]
+            name = ufunc.__name__
+            result = DeviceArray(getattr(torch, NAMES.get(name, name))(*operands))
+        if out is None:
+            return result
+        out.tensor = result.tensor
+        return out
+
+    def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return FUNCTIONS[f](self, *args, **kwargs) if f in FUNCTIONS else NotImplemented
+
+    def _operand(self, x: Any) -> Tensor:
+        """Return an operand as a tensor; numbers are of 64 bits, and no tensor is of 8."""
+        if isinstance(x, DeviceArray):
+            wide = x.tensor.element_size() > 1 or not x.tensor.is_floating_point()
+            return x.tensor if wide else x.tensor.float()
+        array = np.asarray(x)
+        if array.ndim:
+            return to_tensor(array, self.tensor.device)
+        # Numbers stay on the host: torch passes them to the device with its operations.
+        return torch.tensor(array.item(), dtype=WIDE.get(array.dtype.kind))
+
+    # --- attributes and methods of arrays ---------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def ndim(self) -> int:
+        return self.tensor.ndim
+
+    @property
+    def size(self) -> int:
+        return self.tensor.numel()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return numpy_dtype("array", self.tensor.dtype)
+
+    @property
+    def real(self) -> DeviceArray:
+        return DeviceArray(self.tensor.real)
+
+    @property
+    def imag(self) -> DeviceArray:
+        return DeviceArray(self.tensor.imag)
+
+    def __getitem__(self, at: Any) -> DeviceArray:
+        places = at if isinstance(at, tuple) else (at,)
+        places = tuple(
+            self._operand(x) if isinstance(x, (DeviceArray, np.ndarray)) else x for x in places
+        )
+        return DeviceArray(self.tensor[places])
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor)
+
+    def __float__(self) -> float:
+        return float(self.tensor)
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def astype(self, dtype: Any, copy: bool = True) -> DeviceArray:
+        name = np.dtype(dtype).name
+        return DeviceArray(self.tensor.to(getattr(torch, name)))
+
+    def view(self, dtype: Any) -> DeviceArray:
+        return DeviceArray(self.tensor.view(torch.int64 if dtype is np.uint64 else torch.float64))
+
+    def swapaxes(self, a: int, b: int) -> DeviceArray:
+        return DeviceArray(self.tensor.transpose(a, b))
+
+    def reshape(self, *shape: Any) -> DeviceArray:
+        return DeviceArray(self.tensor.reshape(*shape))
+
+    def copy(self) -> DeviceArray:
+        return DeviceArray(self.tensor.clone())
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> DeviceArray:
+        if axis == ():
+            return self
+        return DeviceArray(self.tensor.sum(axis, keepdim=keepdims))
+
+    def mean(self, axis: int, keepdims: bool = False) -> DeviceArray:
+        return DeviceArray(self.tensor.mean(axis, keepdim=keepdims))
+
+    def any(self, axis: int | None = None, keepdims: bool = False) -> DeviceArray:
+        if axis is None:
+            return DeviceArray(self.tensor.any())
+        return DeviceArray(self.tensor.any(axis, keepdim=keepdims))
+
+    def all(self, axis: int | None = None, keepdims: bool = False) -> DeviceArray:
+        return DeviceArray(~DeviceArray(~self.tensor).any(axis, keepdims).tensor)
+
+    def max(
+        self, axis: Any = None, keepdims: bool = False, initial: Any = None, where: Any = None
+    ) -> DeviceArray:
+        x = self.tensor
+        if where is not None and where is not True:
+            x = torch.where(self._operand(where), x, initial)
+        axes = (
+            tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        )
+        if any(x.shape[i] == 0 for i in axes):
+            top = torch.full_like(x.sum(axes, keepdim=keepdims), initial)
+        else:
+            top = x.amax(axes, keepdim=keepdims) if axes else x
+        return DeviceArray(top if initial is None else top.clamp(min=initial))
+
+    def min(self, axis: Any = None, keepdims: bool = False, initial: Any = None) -> DeviceArray:
+        least = None if initial is None else -initial
+        return DeviceArray(-DeviceArray(-self.tensor).max(axis, keepdims, least).tensor)
+
+
+def _reduceat(x: DeviceArray, starts: Array, axis: int) -> DeviceArray:
+    """Return the largest number of each part of the last axis."""
+    parts = torch.tensor_split(x.tensor, [int(i) for i in starts[1:]], axis)
+    return DeviceArray(torch.stack([part.amax(axis) for part in parts], axis))
+
+
+METHODS: dict[Any, Callable[..., DeviceArray]] = {
+    (np.add, "reduce"): DeviceArray.sum,
+    (np.maximum, "accumulate"): lambda x, axis: DeviceArray(torch.cummax(x.tensor, axis).values),
+    (np.maximum, "reduceat"): _reduceat,
+}
+"""Methods of NumPy's universal functions that bounds use."""
+
+
+def _function(f: Callable[..., Tensor], *rest: int) -> Callable[..., DeviceArray]:
+    """Return a function of NumPy made of one on tensors.
+
+    The first argument is for the device; arguments in the places `rest` are no arrays.
     """
 
-    expm1: Any = staticmethod(torch.expm1)
-    isfinite: Any = staticmethod(torch.isfinite)
-    log1p: Any = staticmethod(torch.log1p)
-    sqrt: Any = staticmethod(torch.sqrt)
-    where: Any = staticmethod(torch.where)
+    def call(one: DeviceArray, *args: Any, **kwargs: Any) -> DeviceArray:
+        operands = [x if i in rest else one._operand(x) for i, x in enumerate(args)]
+        return DeviceArray(f(*operands, **kwargs))
 
-    def __init__(self, out: Tensor, lse: Tensor) -> None:
-        self.out, self.lse = out, lse
-        self.eps = float(torch.finfo(out.dtype).eps)
+    return call
 
-    def evaluate(self, problem: Any) -> tuple[Any, Any, Any]:
-        head = (None,) if problem.headless else (...,)
-        out, lse = self.out[head], self.lse[head]
-        q, k, v = operands(problem)
-        s = problem.scale * (q @ k.mT)
-        if problem.bias_array is not None:
-            s = s + self.wide(problem.bias_array)
-        if problem.visible is not None:
-            s = s.masked_fill(~problem.visible, -math.inf)
-        p = torch.exp(s - lse[..., None])
-        if self.shows_all(problem, None):
-            live = torch.ones((), dtype=torch.bool, device=s.device).expand(s.shape)
-        else:
-            live = s != -math.inf
-            p = torch.where(live, p, 0)  # of a fully masked row, −inf − −inf is NaN
-        tensors: Any = (q, k, v, None, None, live, p, None, None, None)
-        return out, lse, Residuals(*tensors)
 
-    def wide(self, x: Tensor) -> Tensor:
-        return x.to(self.out.dtype)
+def _join(f: Callable[..., Tensor]) -> Callable[..., DeviceArray]:
+    def call(one: DeviceArray, arrays: Iterable[Any], axis: int = 0) -> DeviceArray:
+        return DeviceArray(f([one._operand(x) for x in arrays], axis))
 
-    def shows_all(self, problem: Problem, live: Any) -> bool:
-        # Decided without waiting for the device.
-        return problem.visible is None and problem.bias is None
+    return call
 
-    def all_finite(self, *arrays: Tensor) -> bool:
-        return bool(torch.stack([torch.isfinite(x).all() for x in arrays]).all())
 
-    def count(self, live: Tensor, axis: int) -> Tensor:
-        return live.sum(axis, keepdim=True, dtype=self.out.dtype)
+def _like(value: float) -> Callable[..., DeviceArray]:
+    return _function(lambda x: torch.full_like(x, value))
 
-    def top(self, x: Tensor, axis: int, least: float = 0) -> Tensor:
-        top = x.amax(axis, keepdim=True)
-        return top if least == -math.inf else top.clamp(min=least)
 
-    def farthest(self, x: Tensor) -> Tensor:
-        low, top = torch.aminmax(x, dim=-1, keepdim=True)
-        return torch.maximum(top, -low).clamp(min=0)
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.where: _function(torch.where),
+    np.broadcast_to: _function(torch.broadcast_to, 1),
+    np.concatenate: _join(torch.cat),
+    np.stack: _join(torch.stack),
+    np.repeat: _function(lambda x, n, axis: x.repeat_interleave(n.to(x.device), axis)),
+    np.sort: _function(lambda x, axis: torch.sort(x, axis).values, 1),
+    np.diff: _function(lambda x, axis: torch.diff(x, dim=axis)),
+    np.flip: _function(lambda x, axis: torch.flip(x, (axis,)), 1),
+    np.clip: _function(torch.clamp),
+    np.isneginf: _function(torch.isneginf),
+    np.zeros_like: _like(0),
+    np.full_like: _function(torch.full_like, 1),
+    np.any: lambda one, x, axis=None, **kwargs: x.any(axis, **kwargs),
+    np.max: lambda one, x, axis=None, **kwargs: x.max(axis, **kwargs),
+}
+"""Functions of NumPy that the oracle and its bounds call."""
 
-    def along(self, *arrays: Tensor) -> Tensor:
-        first, *others = arrays
-        for x in others:
-            first = first * x
-        return first.sum(-1, keepdim=True)
 
-    def mean(self, x: Tensor) -> Tensor:
-        return x.mean(-2, keepdim=True)
+def tensor_of(x: Any, device: Any) -> Tensor:
+    """Return an array of NumPy, or of `DeviceArray`, as a tensor on a device."""
+    return x.tensor.to(device) if isinstance(x, DeviceArray) else to_tensor(x, torch.device(device))
 
-    def square(self, x: Tensor) -> Tensor:
-        return x.square_()
 
-    def minimum(self, x: Tensor, y: Any) -> Tensor:
-        return torch.minimum(x, y) if isinstance(y, Tensor) else x.clamp(max=y)
+class DeviceProblem(numpy_problem.Problem):
+    """A problem of tensors, as the oracle of NumPy takes it; computed in float64.
 
-    def maximum(self, x: Tensor, y: Any) -> Tensor:
-        return torch.maximum(x, y) if isinstance(y, Tensor) else x.clamp(min=y)
+    Parameters
+    ----------
+    tensors : npattn.torch.problem.Problem
+        It checks the arrays and options, of `replace` too.
+    """
 
-    def sum_live(self, w: Tensor, x: Tensor, live: Tensor) -> Tensor:
-        finite = torch.isfinite(x)
-        touched = live.to(w.dtype) @ (~finite).to(w.dtype) > 0
-        return torch.where(touched, math.nan, w @ torch.where(finite, x, 0))
+    tensors: Problem
+
+    def __init__(self, tensors: Problem) -> None:
+        fields = self.__dict__
+        fields.update(tensors.__dict__)
+        names = (*ARRAYS, "visible", "mask_array", "bias_array")
+        tensors_by_id = {
+            id(x): DeviceArray(x) for n in names if (x := getattr(tensors, n)) is not None
+        }
+        fields.update({n: tensors_by_id.get(id(getattr(tensors, n))) for n in names})
+        fields |= {"tensors": tensors, "dtype": np.dtype(float), "storage": None}
+
+    def replace(self, **changes: Any) -> DeviceProblem:
+        """Return the problem with other arrays or options, checked again."""
+        plain = {n: x.tensor if isinstance(x, DeviceArray) else x for n, x in changes.items()}
+        tensors: Any = self.tensors.replace(**plain)
+        return DeviceProblem(tensors)
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -163,4 +163,4 @@ def model_sizes(trial: Trial, recipe: Recipe) -> float:
     """
     problem = trial.problem(recipe)
     cotangents = trial.cotangents(recipe, problem)
-    return trial.agree(trial.against_oracle(problem, cotangents, cheap=True), problem, cotangents)
+    return trial.agree(trial.against_oracle(problem, cotangents), problem, cotangents)

@@ -38,12 +38,12 @@ def first_calls(trial: Trial, recipe: Recipe) -> float | None:
         if dtype != trial.space.dtype:  # that in which the framework was found out
             space = replace(trial.space, dtype=dtype)
             first_trial = replace(trial, space=space, rounding=Rounding.undeclared(dtype), memo={})
-        comparisons = first_trial.compare(results, problem, cotangents, cheap=True)
+        comparisons = first_trial.compare(results, problem, cotangents)
         failed = [c for c in comparisons.values() if not c.passed]
         if not failed:
             ratio = max([ratio, *(c.ratio for c in comparisons.values())])
             continue
-        again = first_trial.against_oracle(problem, cotangents, cheap=True)
+        again = first_trial.against_oracle(problem, cotangents)
         if all(again[c.name].passed for c in failed):
             wrong += 1
             first = first or (number, problem, cotangents, failed)

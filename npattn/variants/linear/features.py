@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from npattn.engines import dense
+from npattn.engines.score_mod import call_score_mod, slope
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
@@ -90,10 +90,10 @@ def read_feature_map(value: Any) -> FeatureMap:
         )
 
     def value_of(x: Array) -> Array:
-        return _name(lambda: dense.call_score_mod(_scores_like(x, value), x))
+        return _name(lambda: call_score_mod(_scores_like(x, value), x))
 
     def pullback(x: Array, dy: Array) -> Array:
-        return _name(lambda: dense.slope(_scores_like(x, value), x) * dy)
+        return _name(lambda: slope(_scores_like(x, value), x) * dy)
 
     return FeatureMap(value_of, pullback)
 

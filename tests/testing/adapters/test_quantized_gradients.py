@@ -117,5 +117,3 @@ def test_an_out_of_8_bits_widens_gradients_alone():
     assert np.array_equal(plain["dv"], wide["dv"])  # which needs no D
     assert (wide["dq"] > plain["dq"]).all()
     assert (wide["dk"] > plain["dk"]).all()
-    cheap = tolerance(problem, np.float32, dout=dout, delivered=delivered, row_norms=True)
-    assert all(np.array_equal(cheap[name], x) for name, x in wide.items())  # it has no such form

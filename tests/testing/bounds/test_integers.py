@@ -226,10 +226,3 @@ def test_partial_sums_in_float16_widen_the_bound_of_o_alone() -> None:
     exact, wide = (bounds(problem, "float32", own) for own in (plain, low))
     assert (wide["o"] > 20 * exact["o"]).all()
     np.testing.assert_array_equal(wide["lse"], exact["lse"])
-
-
-def test_sweep_and_spot_checks_refuse_the_model() -> None:
-    torch = pytest.importorskip("torch")
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    with pytest.raises(OptionError, match="sweep is 3, must be 0 with rounding='int8'"):
-        check(sdpa, sweep=3, rounding="int8", isolate=False)

@@ -16,16 +16,16 @@ import npattn  # noqa: E402
 import npattn.torch.api  # noqa: E402
 from npattn import Conventions, Problem  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
+from npattn.problem import Cotangents  # noqa: E402
 from npattn.profiles import PROFILES  # noqa: E402
 from npattn.testing import Implementation, Rounding, check, compare  # noqa: E402
 from npattn.testing.adapters.frameworks import make_framework  # noqa: E402
-from npattn.testing.bounds.row_norms import RowNorms  # noqa: E402
 from npattn.testing.cases.log_uniform import Plan, simplify  # noqa: E402
 from npattn.testing.cases.recipe import Recipe  # noqa: E402
 from npattn.testing.cases.space import STRUCTURE, Space  # noqa: E402
 from npattn.testing.comparison import compare_arrays  # noqa: E402
+from npattn.testing.device import judging  # noqa: E402
 from npattn.testing.device import sweep as sweep_module  # noqa: E402
-from npattn.testing.device.judging import judge_on_device  # noqa: E402
 from npattn.testing.device.sampling import (  # noqa: E402
     BIASES,
     DISTRIBUTIONS,
@@ -33,7 +33,12 @@ from npattn.testing.device.sampling import (  # noqa: E402
     sample_on_device,
 )
 from npattn.testing.device.sweep import Sweep, show_problem  # noqa: E402
-from npattn.testing.device.tensors import DeviceTensors, compare_tensors, ratios  # noqa: E402
+from npattn.testing.device.tensors import (  # noqa: E402
+    DeviceArray,
+    DeviceProblem,
+    compare_tensors,
+    ratios,
+)
 from npattn.testing.runner.rounds import Judge  # noqa: E402
 from npattn.testing.targets.torch import sdpa  # noqa: E402
 from npattn.testing.trial import Trial  # noqa: E402
@@ -371,37 +376,57 @@ OPTIONS = (
     {"bias": "-inf padding"},
     {"bias": "keys", "causal": True, "distribution": "value offset"},
     {"lead": None, "H": 1, "K": 1, "mask": "matrix"},
+    {"softcap": 2.0, "bias": "one a head"},
+    {"score_mod": "squash", "distribution": "large logits"},
+    {"score_mod": "distance", "softcap": 0.5, "mask": "full"},
+    {"sinks": True, "mask": "empty rows"},
+    {"dropout": 0.3, "causal": True},
+    {"gate": "one a row", "window": (3, None)},
+    {"gate": "full", "lead": None, "H": 1, "K": 1},
+)
+CONVENTIONS = (
+    Conventions(),
+    Conventions(hidden_fill=-1e4),
+    Conventions(hidden_add=-10.0, softcap="after_mask"),
+    Conventions(empty_row="mean", lse_base="2", kv_head="tile"),
+    Conventions(mask_true="hide", causal="top_left", softcap="after_bias", empty_row="nan"),
 )
 
 
-def to_host(sample):
-    own, take = sample.problem, make_framework("torch").take
-    arrays = {
-        n: take(x) for n in ("q", "k", "v", "mask", "bias") if (x := getattr(own, n)) is not None
-    }
-    return Problem(
-        **arrays, causal=own.causal, window=own.window, scale=own.scale, alignment=own.alignment
-    )
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_bound_on_tensors_equals_numpy_bound(options, dtype):
-    recipe = Recipe(**{"lead": (2,), "H": 6, "K": 3, "T": 37, "S": 41, "D": 16, "E": 13} | options)
-    recipe = replace(recipe, dtype=dtype, seed=5)
-    sample = sample_on_device(recipe)
-    problem, rounding = to_host(sample), Rounding.undeclared(dtype)
-    fwd = npattn.torch.api.evaluate(sample.problem, engine="dense")
-    on_tensors = RowNorms(sample.problem, rounding, dtype, DeviceTensors(fwd.out, fwd.lse))
-    on_arrays = RowNorms(problem, rounding, dtype)
-    assert on_tensors.fits == on_arrays.fits
-    do, dlse = sample.dout.double(), torch.where(torch.isneginf(fwd.lse), 0, sample.dlse.double())
-    do, dlse = (x[None] if problem.headless else x for x in (do, dlse))
-    bounds = on_tensors.forward() | on_tensors.backward(do, dlse)
-    expected = on_arrays.forward() | on_arrays.backward(do.numpy(), dlse.numpy())
-    assert bounds.keys() == expected.keys()
-    for name, t in expected.items():
-        assert np.allclose(bounds[name].numpy(), t, rtol=1e-6, atol=0), name
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=lambda n: str(OPTIONS[n]))
+def test_oracle_on_tensors_equals_that_on_arrays(number, dtype):
+    sizes = {"lead": (2,), "H": 6, "K": 3, "T": 37, "S": 41, "D": 16, "E": 13}
+    recipe = Recipe(**sizes | OPTIONS[number], dtype=dtype, seed=5)
+    shift = 2 * (dtype == "float32")
+    trial = trial_of(ours, dtype, CONVENTIONS[(number + shift) % len(CONVENTIONS)])
+    trial.gradients = frozenset({"dq", "dk", "dv", "dbias", "dsinks", "dgate"})
+    assert_equal_on_tensors(trial, recipe)
+
+
+def test_tolerance_of_integers_is_the_same_on_tensors():
+    recipe = Recipe(lead=(2,), H=6, K=3, T=137, S=141, D=16, E=13, dtype="float16", seed=5)
+    assert_equal_on_tensors(trial_of(ours, "float16", rounding=Rounding.int8()), recipe)
+
+
+def assert_equal_on_tensors(trial, recipe):
+    sample = Sweep(trial).sample(recipe)
+    problem, cotangents = Sweep(trial)._to_host(sample)
+    exact = trial.exact(problem, cotangents)
+    allowed = trial.tolerance(problem, cotangents, exact)
+    arrays = DeviceProblem(sample.problem)
+    dlse = torch.from_numpy(cotangents.dlse)
+    on_tensors = Cotangents(DeviceArray(sample.dout), DeviceArray(dlse))
+    values = trial.exact(arrays, on_tensors)
+    bounds = trial.tolerance(arrays, on_tensors, values)
+    assert values.keys() == exact.keys()
+    for name, x in exact.items():
+        value, bound = values[name].tensor.numpy(), bounds[name].tensor.numpy()
+        # Another library sums in another order: by less than anything that is allowed.
+        with np.errstate(invalid="ignore"):
+            near = abs(value - x) <= 1e-6 * allowed[name] + 1e-13
+        assert (near | (value == x) | np.isnan(x) & np.isnan(value)).all(), name
+        assert np.allclose(bound, allowed[name], rtol=1e-6, atol=0), name
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
@@ -437,40 +462,19 @@ def test_errors_on_tensors_equal_numpy_errors(dtype):
             assert float(ratios(got, exact, tolerance)[at]) == pytest.approx(one.ratio, rel=1e-12)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.broad
-def test_float32_oracle_widens_tolerance(dtype, monkeypatch):
-    exact = check_sweep(sdpa, dtypes=(dtype,), rounding="eager")
-    monkeypatch.setattr(sweep_module, "has_float64", lambda device_type: False)
-    report = check_sweep(sdpa, only=SWEEPS, dtypes=(dtype,), rounding="eager")
+def test_device_without_float64_is_judged_on_the_host(monkeypatch):
+    monkeypatch.setattr(judging, "has_float64", lambda device_type: False)
+    report = check_sweep(sdpa, only=SWEEPS, rounding="eager")
     assert report.passed, str(report)
-    # Wider, but of the same size: an error of float32 is little beside that of bfloat16.
-    ratio = report.outcomes[0].worst / exact.outcomes[0].worst
-    assert 0.2 < ratio < 1.1
-    assert not check_sweep(with_scale_error(1.05), dtypes=(dtype,)).passed
+    assert not check_sweep(with_scale_error(1.05)).passed
 
 
-def test_unbounded_small_problem_is_judged_in_full():
-    trial = trial_of(sdpa, "bfloat16", rounding=Rounding.eager())
-    recipe = Recipe(lead=(2,), H=2, K=2, T=5, S=7, D=16, E=16, dtype="bfloat16", scale=9.0)
-    steep = replace(recipe, distribution="flat", bias="keys", scale=None)
-    sweep = Sweep(trial)
-    far = sample_on_device(steep)
-    far.problem.bias.mul_(100)
-    assert not judge_on_device(trial, far).bounded
-    ratio, failure = sweep._judge_in_full(far)
-    assert failure is None
-    assert 0 < ratio < 1
-
-
-def test_unbounded_problems_fail_on_nan_alone(monkeypatch):
-    monkeypatch.setattr(sweep_module, "FULL_FORM_SCORES", 0)
-    monkeypatch.setattr(RowNorms, "fits", property(lambda self: False, lambda self, x: None), False)
-    report = check_sweep(with_scale_error(1.05), 6)
-    assert report.passed
-    assert "6 of 6 problems were only checked for NaN and inf" in report.outcomes[0].message
-    assert not check_sweep(nan_in_row_60, 12).passed
+def test_numbers_on_a_device_are_never_copied_to_the_host():
+    x = DeviceArray(torch.ones(3))
+    with pytest.raises(TypeError, match="an array on cpu is not copied to the host"):
+        np.asarray(x)
+    with pytest.raises(TypeError):
+        np.linalg.norm(x)  # no function of torch stands for it
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -541,11 +545,6 @@ def test_empty_rows_false_leaves_every_query_a_key():
         problem = sample_on_device(plan.recipe(2, number)).problem
         lse = npattn.torch.api.evaluate(problem, engine="dense").lse
         assert not torch.isneginf(lse).any()
-    filled = Plan(space, Conventions(hidden_fill=-1e9), 2**14)
-    assert filled.options == {"bias", "scale"}
-    assert Plan(space, Conventions(bias="before_scale"), 2**14).options == {
-        "mask", "causal", "window", "scale",
-    }  # fmt: skip
 
 
 # --- devices and arguments ------------------------------------------------------------------------
@@ -570,7 +569,7 @@ def test_few_numbers_come_to_the_host(monkeypatch):
     outcomes = [sweep.run(12), sweep.long()]
     assert [outcome.status for outcome in outcomes] == ["passed", "passed"]
     assert max(size for _, size in transfers) <= 16
-    assert len(transfers) < 16 * 16
+    assert len(transfers) < 16 * 64
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

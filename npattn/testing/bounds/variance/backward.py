@@ -82,7 +82,7 @@ class Variance(ForwardVariance):
                 sum_to(lost_q, problem.q.shape),
             )
         }
-        every = np.asarray(rows.all() and self.keys_are_generic())
+        every: Any = rows.all() and self.keys_are_generic()
         if not every:
             return limits
         of = {"dk": problem.k, "dv": problem.v}
@@ -106,11 +106,11 @@ class Variance(ForwardVariance):
         if worst.bends:
             # Where the slope is less than its error, as in a saturated cap, that passes errors on.
             self.bent = np.where(self.live, self.p * worst.slope_error, 0)
-            steep = abs(np.asarray(worst.slope)) + worst.slope_error
+            steep = abs(worst.slope) + worst.slope_error
             var_dx = var_ds * steep**2 + (worst.ds * worst.slope_error) ** 2
             self.var_dx = var_dx + 2 * (self.u2 * worst.dx**2 + storage_variance(worst.dx, unit.ds))
         # Flushing loses for certain: a weight, a dS, and their products.
-        size = 2 + abs(worst.dp) + abs(worst.D) + abs(np.asarray(worst.dl))
+        size = 2 + abs(worst.dp) + abs(worst.D) + abs(worst.dl)
         self.lost = worst.where_live((unit.tiny + unit.operands.eta) * size)
         self.flush = (1 + worst.scale) * self.lost
 
@@ -136,7 +136,7 @@ class Variance(ForwardVariance):
         if worst.p_sink is not None:
             var = var + (worst._dsink_errors() / DEVIATIONS) ** 2
         var = var + self.shift * sums.leaned**2
-        return np.asarray(var + self.u2 * np.square(worst.dl) + self.unit.ds.eta**2 / 3)
+        return var + self.u2 * np.square(worst.dl) + self.unit.ds.eta**2 / 3
 
     def _dq_sums(self) -> DqVarianceSums:
         worst, k, k2 = self.worst, self.worst.numbers.k, self.squares.k
@@ -155,7 +155,7 @@ class Variance(ForwardVariance):
 
     @cached_property
     def dx2(self) -> Array:
-        return np.asarray(self.worst.dx**2)
+        return self.worst.dx**2
 
     def _leaned_dq(self) -> Array:
         if not self.leans:
@@ -253,12 +253,12 @@ class Variance(ForwardVariance):
 
     @cached_property
     def dp2(self) -> Array:
-        return np.asarray(self.worst.dp**2)
+        return self.worst.dp**2
 
     @cached_property
     def dp_out2(self) -> Array:
         worst = self.worst
-        return self.dp2 if worst.dp_out is worst.dp else np.asarray(worst.dp_out**2)
+        return self.dp2 if worst.dp_out is worst.dp else (worst.dp_out**2)
 
     def _delta_sums(self, var_dp: Array) -> DeltaVarianceSums:
         worst, p2 = self.worst, self.p2
@@ -274,7 +274,7 @@ class Variance(ForwardVariance):
 
     def _product_variance(self, dp2: Array, var_dp: Any) -> Array:
         """Variance of each term of Σ P·dP."""
-        return np.asarray((self.var_p + self.in_ds * self.p2) * dp2 + self.p2 * var_dp)
+        return (self.var_p + self.in_ds * self.p2) * dp2 + self.p2 * var_dp
 
     def _dweights_variance(self) -> Array | None:
         """Variance of the part of D through the returned weights; None without their cotangent."""
@@ -286,7 +286,7 @@ class Variance(ForwardVariance):
 
     def _delta_from_weights(self, var: Array, squares: Array, whole: Array) -> Array:
         whole2 = whole**2
-        return np.asarray(var + self.var_l * whole2 + self.sum_variance(self.n, whole2, squares))
+        return var + self.var_l * whole2 + self.sum_variance(self.n, whole2, squares)
 
     def _delta_variance(self, sums: DeltaVarianceSums, more: Array | None = None) -> Array:
         """Variance of D, from out or from the weights."""
@@ -306,7 +306,7 @@ class Variance(ForwardVariance):
         if more is not None:  # out knows nothing of these; they join it, or D is of the weights
             chosen["out"] = chosen["either"] = np.maximum(out + more, of_p)
         var = chosen[worst.rounding.delta_from] + self.u2 * worst.D**2
-        return np.asarray(var + self.shift * (sums.leaned - self.tilt * worst.D) ** 2)
+        return var + self.shift * (sums.leaned - self.tilt * worst.D) ** 2
 
     def _ds_variance(self, var_dp: Array) -> Array:
         """Variance of dS, without the part that is common to a row."""
@@ -318,7 +318,7 @@ class Variance(ForwardVariance):
         var = var + 3 * self.u2 * p2 * (self.dp2 + D**2 + np.square(dl))
         if unit.dp.u:  # stored apart, through out and through lse, then added
             apart = p2 * (worst.where_live(away) ** 2 + np.square(dl))
-            var = var + R2 * unit.ds.u**2 * apart * (np.asarray(dl) != 0)
+            var = var + R2 * unit.ds.u**2 * apart * (dl != 0)
         var = var + worst.n_ds * storage_variance(ds, unit.ds) + self.u2 * ds**2
         var = var + unit.p.eta**2 / 3 * (1 + g2)
         return worst.where_live(var)
@@ -340,7 +340,7 @@ class Variance(ForwardVariance):
             var = var + part + heads / 2 * self.u2 * square
         if copies > heads:
             var = var + low + copies / 2 * self.u2 * square
-        return np.asarray(var)
+        return var
 
     def _dbias_limit(
         self, var_ds: Array, var_D: Array, shape: tuple[int, ...], every: Array

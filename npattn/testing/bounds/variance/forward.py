@@ -47,12 +47,12 @@ def storage_variance(x: Array, unit: StorageCost) -> Array:
         return np.zeros_like(x)
     # Of a float64, its exponent alone is the power of 2 below it; what is a little less than a
     # power may be stored as that.
-    power = ((np.asarray(x, float) * (1 + 2.0**-40)).view(np.uint64) & EXPONENT).view(float)
+    power = ((x * (1 + 2.0**-40)).view(np.uint64) & EXPONENT).view(float)
     power *= unit.u
     power *= power
     power += unit.eta**2
     power /= 3
-    return np.asarray(power)
+    return power
 
 
 class ForwardVariance(GenericRows):
@@ -201,18 +201,18 @@ class ForwardVariance(GenericRows):
     def _rescale_variance(self, top: Array) -> Array:
         """Return the same from the largest score of each tile."""
         worst = self.worst
-        highs = [np.maximum.accumulate(x, -1) for x in (top, top[..., ::-1])]
+        highs = [np.maximum.accumulate(x, -1) for x in (top, np.flip(top, -1))]
         # From a tile without visible keys nothing is rescaled.
         counts = [((x[..., 1:] > x[..., :-1]) & (x[..., :-1] > -np.inf)).sum(-1) for x in highs]
         often = np.maximum(np.maximum(*counts)[..., None], math.log(max(worst.blocks, 1)))
         often = np.minimum(often, min(worst.blocks, 16))
-        return np.asarray(self.unit.exp**2 / 3 * (1 + often) + self.u2 * often)
+        return self.unit.exp**2 / 3 * (1 + often) + self.u2 * often
 
     def _query_shift(self, k: Array) -> Array:
         """Variance of the shift of all scores of a row by a rounded query: δq · Σ p k."""
         worst, unit, k2 = self.worst, self.unit, k**2
         size = R2 * (unit.q.u**2 + unit.operands.u**2) * worst.scale**2
-        shift = np.asarray(size * row_sum(self.squares.q * k2))
+        shift = size * row_sum(self.squares.q * k2)
         if worst.integer_errors is not None:
             of_q = worst.scale**2 * worst.integer_errors.q**2 / 3
             shift = shift + of_q * row_sum(k2)
@@ -249,7 +249,7 @@ class ForwardVariance(GenericRows):
         reach = self.p * np.expm1(far)  # 0 where p and far are, at scores that take no part
         if not far.max(initial=0) < 1:
             reach = np.where(far < 1, reach, np.exp(np.minimum(worst.log_p + far, 100)))
-        return np.asarray((reach / DEVIATIONS) ** 2)
+        return (reach / DEVIATIONS) ** 2
 
     def _lse_variance(self, sums: OutVarianceSums) -> tuple[Array, Array]:
         """Variance of lse as the backward uses it, and as it is delivered."""

@@ -36,23 +36,21 @@ class Variety(NamedTuple):
     def generic_rows(self, unit: Array) -> Array:
         """Return the rows in which nearly all x are distinct, and spread over many units."""
         wide = self.spread >= SPREAD * unit[..., 0]
-        return np.asarray((self.distinct >= DISTINCT * self.number) & wide | (self.number <= FEW))
+        return (self.distinct >= DISTINCT * self.number) & wide | (self.number <= FEW)
 
 
 def tile_maxima(s: Array) -> Array:
     """Return the largest score of each tile of 16 keys."""
     S = s.shape[-1]
     if S % 16:
-        padded = np.full((*s.shape[:-1], S + -S % 16), -np.inf)
-        padded[..., :S] = s
-        s = padded
-    return np.asarray(s.reshape(*s.shape[:-1], s.shape[-1] // 16, 16).max(-1))
+        s = np.concatenate([s, np.full((*s.shape[:-1], -S % 16), -np.inf)], -1)
+    return s.reshape(*s.shape[:-1], s.shape[-1] // 16, 16).max(-1)
 
 
 def count_rises(values: Array) -> Array:
     """Return in how many steps the numbers of each row rise, once they are sorted."""
     steps = np.diff(np.sort(values, -1), axis=-1) > 0  # NaN sorts last, and is above nothing
-    return np.asarray(steps.sum(-1))
+    return steps.sum(-1)
 
 
 class GenericRows:
@@ -91,7 +89,7 @@ class GenericRows:
     def reach(self) -> Array:
         """scale² q² k²."""
         q, k = self.r.q, self.r.k
-        return np.asarray(self.worst.scale**2 * (q**2 @ (k**2).swapaxes(-1, -2)))
+        return self.worst.scale**2 * (q**2 @ (k**2).swapaxes(-1, -2))
 
     @cached_property
     def all_reach(self) -> Array:
@@ -104,7 +102,7 @@ class GenericRows:
         worst = self.worst
         if worst.integer_errors is None:
             return None
-        return np.asarray(worst.scale**2 * worst.integer_errors.variance(worst.numbers.q))
+        return worst.scale**2 * worst.integer_errors.variance(worst.numbers.q)
 
     @property
     def least_spread(self) -> Any:
@@ -157,7 +155,7 @@ class GenericRows:
         """Return the rows, (..., H, T), whose errors are small and do not lean to one side."""
         worst = self.worst
         biased = worst.rounding.accumulator == "truncated" or self.unit.row_sum.u > 0
-        return np.asarray(~worst.vast[..., 0] & (not biased))
+        return ~worst.vast[..., 0] & (not biased)
 
     def _variety(self, x: Array) -> Variety:
         count = self._row_counts
@@ -180,7 +178,7 @@ class GenericRows:
 
     @cached_property
     def _row_counts(self) -> Array:
-        return np.asarray(self.live.sum(-1))
+        return self.live.sum(-1)
 
     @cached_property
     def _row_total(self) -> Array:

@@ -76,7 +76,7 @@ class WorstCase(ForwardErrors):
         conventions: Conventions | None = None,
     ) -> None:
         self._set_options(problem, rounding, dtype, original, conventions)
-        self._set_lengths(problem.T, problem.S)
+        self.set_lengths(problem.T, problem.S)
         out, lse, residuals = dense.forward(problem)
         head = (None,) if problem.headless else (...,)
         self.o, self.lse = out[head], lse[head]  # with a head axis
@@ -317,7 +317,7 @@ class WorstCase(ForwardErrors):
         each = (P - p_sink) * abs(pull) + P * (e_D + 3 * unit.u * size)
         each = each + P * ((1 + unit.ds.u + unit.p.u) ** 2 - 1) * (abs(pull) + e_D)
         lost = (unit.ds.eta + unit.tiny) * (1 + abs(pull)) + unit.p.eta * abs(pull)
-        return np.asarray(each + lost)
+        return each + lost
 
     def _dsinks_bound(self) -> Array:
         """Bound on the error of −Σ p_sink (D − dlse)."""
@@ -332,7 +332,7 @@ class WorstCase(ForwardErrors):
     @property
     def spoiled_sinks(self) -> Array:
         """Rows, (..., T, 1), that see no key, but whose Σ do·out is 0 · NaN if it is computed."""
-        return np.asarray(~self.seen & ~np.isfinite(self.do).all(-1, keepdims=True))
+        return ~self.seen & ~np.isfinite(self.do).all(-1, keepdims=True)
 
     def _delta_error(self, e_dp: Array) -> Array:
         """Bound on the error of D, computed as Σ do·out from the delivered out, or as Σ P·dP."""
@@ -373,7 +373,7 @@ class WorstCase(ForwardErrors):
             from_out = from_out + extra
             chosen["out"] = np.maximum(from_out, from_weights)
         e_D = chosen.get(self.rounding.delta_from, np.maximum(from_out, from_weights))
-        return np.asarray((1 + self.rebuild) * (e_D + u * (abs(self.D) + e_D)))
+        return (1 + self.rebuild) * (e_D + u * (abs(self.D) + e_D))
 
     def _product_error(self, dp: Array, e_dp: Array) -> Array:
         """Bound on the error of the terms of Σ P·dP."""
@@ -384,7 +384,7 @@ class WorstCase(ForwardErrors):
 
     def _delta_from_weights(self, error: Array, whole: Array) -> Array:
         """Bound on the error of Σ P·dP, which is `whole`."""
-        return np.asarray(error + self.rebuild * abs(whole))
+        return error + self.rebuild * abs(whole)
 
     def _add_storage(self, t: Array, mass: Array, of: Array, *, shared: bool) -> Array:
         """Add the roundings of a gradient before it is finished: in blocks, in parts."""

@@ -159,7 +159,7 @@ class ForwardErrors(ScoreErrors):
     @cached_property
     def p_up(self) -> Array:
         """p + pR, once pR is final."""
-        return np.asarray(self.r.p + self.pR)
+        return self.r.p + self.pR
 
     def _lse_bound(self, soft: Array, lse: Array) -> Array:
         """Bound of lse; and of weights that are rebuilt from it, or merged by it."""
@@ -175,7 +175,7 @@ class ForwardErrors(ScoreErrors):
         stored = (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(self.m) + unit.lse.eta
         if self.hidden_rounding:
             stored = stored + np.where(self.near_hidden, self.hidden_rounding, 0)
-        return np.asarray(soft + fixed + stored)
+        return soft + fixed + stored
 
     # --- o ----------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class ForwardErrors(ScoreErrors):
             size = np.where(mass > 0, ao + t_soft + t_p + t_sum, 0)
             t_sum = t_sum + unit.low.times(again) * size + again * unit.low.eta * (size > 0)
         self.seen, self.t_soft, self.t_rest, self.t_sum = sums.seen, t_soft, t_sum, t_p + t_sum
-        return np.asarray(t_soft + t_p + t_sum)
+        return t_soft + t_p + t_sum
 
     def square(self, w: Array) -> Array:
         """Return Σ w (z v − o)² over the live keys, in three products."""
@@ -225,7 +225,7 @@ class ForwardErrors(ScoreErrors):
         cross = o * self.sum_live(wz, v, live)
         # What the three terms lose to float64 when they cancel.
         noise = (self.problem.S + 4) * 2.0**-52 * (square + 2 * abs(cross) + first)
-        return np.asarray(np.maximum(square - 2 * cross + first + noise, 0))
+        return np.maximum(square - 2 * cross + first + noise, 0)
 
     @cached_property
     def _centred_values(self) -> tuple[Array, Array, Array | float]:
@@ -243,7 +243,7 @@ class ForwardErrors(ScoreErrors):
         v = self.numbers.v
         if self.all_live and self.problem.T:
             return v
-        seen = np.asarray(self.r.live.any(-2))[..., None]
+        seen = np.any(self.r.live, -2)[..., None]
         return v if seen.all() else np.where(seen, v, 0)
 
     def _range(self) -> Array:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from npattn.conventions import Conventions
 from npattn.engines import dense
+from npattn.engines.score_mod import call_score_mod, complex_step
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.integers import IntegerErrors, integer_errors
@@ -31,7 +32,7 @@ def swing(problem: Problem, s: Array, f: Array, error: Array) -> Array:
     if np.max(error, initial=0, where=np.isfinite(error)) > WIDE:
         at += [s + t * error for t in np.linspace(-1, 1, 18)[1:-1]]
         at += [np.clip(x * 2.0**n, s - error, s + error) for n in range(-3, 8) for x in (-1, 1)]
-    return np.asarray(np.max([abs(dense.call_score_mod(problem, x) - f) for x in at], axis=0))
+    return reduce(np.maximum, [abs(call_score_mod(problem, x) - f) for x in at])
 
 
 def finite(x: Array) -> Array:
@@ -42,7 +43,7 @@ def finite(x: Array) -> Array:
 
 def row_sum(x: Array) -> Array:
     """Return the sum over the keys of each row."""
-    return np.asarray(np.add.reduce(x, -1, keepdims=True))
+    return np.add.reduce(x, -1, keepdims=True)
 
 
 def are_tame(*arrays: Array) -> bool:
@@ -114,7 +115,7 @@ class ScoreErrors:
         self.n_ds = 1 if rounding.fuses else 2
         self.scale = abs(cast(float, problem.scale))  # a number, once the problem is made
 
-    def _set_lengths(self, T: int, S: int) -> None:
+    def set_lengths(self, T: int, S: int) -> None:
         """Set the counts of roundings for T queries and S keys; `problem` may be a part of them."""
         self.T, self.S = T, S
         self.blocks = math.ceil(S / 16)  # no online softmax has smaller tiles
@@ -169,7 +170,7 @@ class ScoreErrors:
     @cached_property
     def seen_rows(self) -> Array:
         """True for rows, (..., T, 1), with a score that takes part."""
-        return np.asarray(self.r.live.any(-1, keepdims=True))
+        return np.any(self.r.live, -1, keepdims=True)
 
     def where_live(self, x: Array) -> Array:
         """Return x with 0 where a score takes no part; x itself, if each of them does."""
@@ -244,10 +245,10 @@ class ScoreErrors:
     def _score_mod(self, stage: Stage) -> Stage:
         unit, u, problem = self.unit, self.unit.u, self.problem
         s, error, slope, slope_error = stage
-        self.modified = f = dense.call_score_mod(problem, s)
-        self.rate = rate = dense.complex_step(problem, s)
+        self.modified = f = call_score_mod(problem, s)
+        self.rate = rate = complex_step(problem, s)
         step = swing(problem, s, f, error)
-        bent = [abs(dense.complex_step(problem, s + d) - rate) for d in (error, -error)]
+        bent = [abs(complex_step(problem, s + d) - rate) for d in (error, -error)]
         # The roundings inside score_mod are its own: eight operations on numbers of its size.
         inside = 8 * u + 4 * unit.s.u
         rate_error = np.maximum(*bent) + inside * (1 + abs(rate)) + unit.s.eta
@@ -365,7 +366,7 @@ class ScoreErrors:
     @property
     def _twins(self) -> Array:
         """Canonical keys that stand for hidden ones."""
-        return np.asarray(np.arange(self.problem.S) >= self.original.S)
+        return np.arange(self.problem.S) >= self.original.S
 
     @cached_property
     def hidden_keys(self) -> Array:
@@ -386,15 +387,15 @@ class ScoreErrors:
 
     def _others_live(self) -> Array | bool:
         """Return True for rows with a visible key or a sink beside the hidden keys: (..., T, 1)."""
-        others = (self.r.live & ~self.hidden_keys).any(-1, keepdims=True)
-        return np.asarray(others | (self.sink is not None))
+        others = np.any(self.r.live & ~self.hidden_keys, -1, keepdims=True)
+        return others | (self.sink is not None)
 
     @property
     def near_hidden(self) -> Array:
         """True for rows, (..., T, 1), in which hidden keys may have any weight at all."""
         assert self.hidden_number is not None
         far = abs(self.hidden_number)
-        return np.asarray(abs(self.m - self.hidden_number) <= far / 2 + 1000)
+        return abs(self.m - self.hidden_number) <= far / 2 + 1000
 
     @cached_property
     def hidden_rounding(self) -> float:
@@ -420,7 +421,7 @@ class ScoreErrors:
         """|score_mod(x)| + |bias|, which meet before a late cap."""
         original, S = self.original, self.original.S
         x = x[..., :S]
-        size = abs(x) if original.score_mod is None else abs(dense.call_score_mod(original, x))
+        size = abs(x) if original.score_mod is None else abs(call_score_mod(original, x))
         if original.bias_array is not None:
             factor = self.scale if self.conventions.bias == "before_scale" else 1.0
             b = abs(original.bias_array.astype(float)) * factor
@@ -479,4 +480,4 @@ class ScoreErrors:
         size += 4 * u * np.minimum(abs(s), 2.0**14)
         size += near_m
         size += online
-        return np.asarray(size)
+        return size
