@@ -143,6 +143,8 @@ class Power:
         share = f"{_percent(self.share)} of the elements were judged"
         if not self.judged:
             return f"{name}: twice the result would not have been seen; {share}"
+        if self.factor > 1:  # the median of problems, of which most say little
+            return f"{name}: twice the result would have been seen; {share}"
         return f"{name}: an error of {_percent(self.factor)} would have been seen; {share}"
 
     def describe_gaps(self, name: str, reason: str) -> str:

@@ -20,7 +20,7 @@ from npattn.testing.capabilities import (
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import FEW, Pools
-from npattn.testing.report.outcome import DEFECT, OUT_OF_TIME, Outcome, Status, add_reproducer
+from npattn.testing.report.outcome import OUT_OF_TIME, Outcome, Status, add_reproducer
 from npattn.testing.report.progress import Progress
 from npattn.testing.rules import RULES, Property
 from npattn.testing.rules.systematic_error import (
@@ -232,10 +232,7 @@ class Judge:
         read = () if trial.implementation.returns_weights else ("weights",)  # o of v = I
         passed = passed.with_powers({n: x for n, x in standing.powers.items() if n not in read})
         unseen = find_unseen_mistakes(trial, rule) if rule.rule.startswith("agreement-") else []
-        if unseen:
-            message = f"a defect of npattn, please report it: it passes {', '.join(unseen)}"
-            return replace(passed, status="not judged", kind=DEFECT, message=message)
-        return passed
+        return passed.with_defects(unseen)
 
     def _search(
         self, rule: Property, trial: Trial, standing: Standing | None, *, leaves: bool = True
