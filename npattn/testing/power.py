@@ -133,6 +133,11 @@ class Power:
         """
         return self.share >= LEAST_SHARE
 
+    @property
+    def percent(self) -> str:
+        """The factor in words: "2.3 %"; "no error" if a doubling would not be seen."""
+        return _percent(self.factor) if self.factor <= 1 else "no error"
+
     def describe(self, name: str) -> str:
         """Return a sentence: which error would have been seen, in how many of the elements."""
         if not self.elements:

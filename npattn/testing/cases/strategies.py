@@ -312,10 +312,15 @@ class Pools:
         return [r for pair in zip_longest(*kinds) for r in pair if r is not None]
 
     def _pairs(self, seed: int, examples: int) -> list[Recipe]:
-        """Return a recipe for each pair of options, up to half of the examples."""
+        """Return a recipe for each pair of options, up to half of the examples.
+
+        The first, without options, has plain numbers, whose tolerances are the sharpest.
+        """
         first = len(self.few) * (seed % 2**20)
-        pairs = min(len(self.few), examples // 2)
-        return [self.recipe(2 * (first + n) + 1) for n in range(pairs)]
+        pairs = [self.recipe(2 * (first + n) + 1) for n in range(min(len(self.few), examples // 2))]
+        if "distribution" not in self.force:
+            pairs[:1] = [replace(recipe, distribution="normal") for recipe in pairs[:1]]
+        return pairs
 
     def changes(self) -> st.SearchStrategy[tuple[Any, ...]]:
         """Return a strategy of changes to a recipe: few, and as it shrinks, all of them."""

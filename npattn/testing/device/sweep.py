@@ -344,7 +344,7 @@ def _max_scores(device: torch.device) -> int:
 
 
 def _is_plain(recipe: Recipe) -> bool:
-    return recipe.distribution == "normal"
+    return recipe.has_plain_scores
 
 
 def _score_count(recipe: Recipe) -> int:

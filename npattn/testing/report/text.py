@@ -117,6 +117,7 @@ def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
             lines = words.failure_lines(outcome, MESSAGE_LINES, problem=False)
             yield from (Line(text, YELLOW) for text in lines)
     yield from (Line(text, YELLOW) for text in words.power_lines(record))
+    yield from (Line(text) for text in record.sharper)
     yield from _missing(record, width, room)
     yield from _end(record)
 
