@@ -24,7 +24,7 @@ from npattn.testing.targets import load_implementation
 @click.option("--module", is_flag=True, help="Compare torch modules; two modules are seen to be.")
 @click.option("--profiles", is_flag=True, help="Compare the profiles of both; nothing is run.")
 @add_flags(
-    *("dtypes", "sizes", "seed", "examples", "in_process", "timeout", "json"),
+    *("dtypes", "sizes", "seed", "examples", "in_process", "timeout", "accept", "json"),
     dtypes={"value": "float32", "choices": DTYPES, "multiple": False},
     seed={"value": "0"},
     examples={"value": EXAMPLES, "help": "Number of problems."},
@@ -48,7 +48,7 @@ def diff_command(
     is compared. A name that is both a profile
     and a target is run if both can run here, unless --profiles asks for profiles.
     Exit code 0: alike (the same conventions, results within a tolerance of each other); 1:
-    different; 2: wrong usage; 130: interrupted.
+    different; 2: no verdict, or wrong usage; 130: interrupted.
     """
     sides: list[Any] = [a, b]
     if in_process and timeout is not None:
@@ -59,11 +59,11 @@ def diff_command(
         with report_import_errors():
             sides = [load_implementation(name) for name in sides]
     sizes, json_file = sizes or {}, options.pop("json")
+    accept = options.pop("accept") or ()
     try:
         if not module:
-            difference = diff(
-                *sides, profiles=profiles, dtype=dtypes, sizes=sizes, timeout=timeout, **options
-            )
+            settings = {"profiles": profiles, "dtype": dtypes, "sizes": sizes, "accept": accept}
+            difference = diff(*sides, **settings, timeout=timeout, **options)
             module = difference.answer[0] == INCOMPARABLE and all(map(_is_module, (a, b)))
     except OptionError:
         module = all(map(_is_module, (a, b)))
@@ -79,7 +79,7 @@ def diff_command(
         text = json.dumps(difference.as_dict(), allow_nan=False, indent=1)
         json_file.write_text(text + "\n", "utf-8")
     click.echo(str(difference))
-    sys.exit(0 if difference.alike else 1)
+    sys.exit(difference.exit_code)
 
 
 def _is_module(name: str) -> bool:

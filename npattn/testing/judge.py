@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
@@ -11,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import chain, count, repeat
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ from npattn.testing.runner.describe import describe_model, describe_skipped, des
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.rounds import FIRST_ROUNDS, ROBUSTNESS, Judge, Round
 from npattn.testing.runner.schedule import ERRORS, InProcess, Processes
-from npattn.testing.settings import DTYPES, Settings, options, takes_settings
+from npattn.testing.runner.sharper import describe_sharper
+from npattn.testing.settings import DTYPES, EXAMPLES, Settings, options, takes_settings
 from npattn.testing.trial import Trial
 
 __all__ = ["DTYPES", "OF_IMPLEMENTATION", "check", "choose_rules", "name_rules"]
@@ -95,6 +96,7 @@ def check(f: Callable[..., Any] | Implementation, settings: Settings) -> Report:
             _ask(plan, answers, executor)
             _explain(plan, answers)
             _find_way_out(plan, answers)
+            _find_sharper(plan, answers)
     except KeyboardInterrupt as interrupt:
         report = _report(plan, answers, interrupted=True)
         interrupt.report = report  # type: ignore[attr-defined]
@@ -124,6 +126,7 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
     if beside:
         raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
     kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-2]}
+    kwargs["examples"] = settings.examples or EXAMPLES
     with np.errstate(**ERRORS), one_thread():
         return replace(check_reference(f, **kwargs), accept=tuple(settings.accept))
 
@@ -159,7 +162,7 @@ class _Plan:
 
 def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     """Read the settings; what is not legal is an error before any work."""
-    s = settings
+    s, examples = settings, settings.examples or EXAMPLES
     deadline = math.inf if s.budget is None else time.monotonic() + s.budget
     journal = _open(s)
     implementation = _read(f, s)
@@ -188,7 +191,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
         )
         judge = Judge(
             trial,
-            s.examples if s.budget is None else min(s.examples, FIRST_ROUNDS[0]),
+            examples if s.budget is None else min(examples, FIRST_ROUNDS[0]),
             s.seed,
             s.progress if callable(s.progress) else bar.advance,
             s.shrink,
@@ -197,6 +200,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
             deadline=deadline,
             journal=journal,
             evenly=s.only is not None,
+            fits=s.examples is None,
         )
         judges.append(judge)
     if journal is not None:
@@ -345,6 +349,8 @@ class _Answers:
         Steps that an interrupt leaves out.
     way_out : tuple of str
         Settings with which problems are taken, where all were refused: a line each.
+    sharper : tuple of str
+        Which errors a declared rounding would see.
     few : tuple of str
         Dtypes in which few problems are taken.
     """
@@ -358,6 +364,7 @@ class _Answers:
     left: str = "what was not asked yet"
     way_out: tuple[str, ...] = ()
     few: tuple[str, ...] = ()
+    sharper: tuple[str, ...] = ()
 
     def collect(self, implementation: Implementation) -> None:
         """Take the outcomes of the rounds."""
@@ -378,7 +385,8 @@ def _ask(plan: _Plan, answers: _Answers, executor: InProcess | Processes) -> Non
             executor.ask(begun)
     executor.finish()
     if plan.settings.budget is not None:
-        _ask_more(rounds, plan.settings.examples, executor, plan.judges[0].deadline)
+        examples = plan.settings.examples or EXAMPLES
+        _ask_more(rounds, examples, executor, plan.judges[0].deadline)
     answers.collect(implementation)
     if any(done.stopped for done in rounds):
         return
@@ -392,8 +400,8 @@ def _ask_more(
 ) -> None:
     """Ask other problems, of the next seeds, until the deadline."""
     sizes = [n for n in FIRST_ROUNDS[1:] if n < examples]
-    seeds = itertools.count(1)
-    for size in itertools.chain(sizes, itertools.repeat(examples)):
+    seeds = count(1)
+    for size in chain(sizes, repeat(examples)):
         number = next(seeds)
         later = [done.again(done.judge.seed + number, size) for done in rounds]
         asked = [again for again in later if again.names and not again.stopped]
@@ -460,6 +468,16 @@ def _find_way_out(plan: _Plan, answers: _Answers) -> None:
         )
 
 
+def _find_sharper(plan: _Plan, answers: _Answers) -> None:
+    """Find which errors a declared rounding would see, where none is and little is seen."""
+    if plan.rounding is None:
+        lines = (
+            describe_sharper(trial, outcomes, judge.seed, judge.examples)
+            for judge, (trial, outcomes) in zip(plan.judges, answers.judged, strict=False)
+        )
+        answers.sharper = tuple(filter(None, lines))
+
+
 def _share_taken(asked: Trial, judged: Trial) -> float:
     """Return the share of the problems that are sampled anyway for which no refusal is known."""
     space = judged.space
@@ -504,6 +522,8 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         tuple(outcomes),
         describe_untested(implementation, rounds, answers.left if interrupted else ""),
         {
+            "seed": settings.seed,
+            **_describe_amount(plan),
             **settings.for_report(),
             **describe_model(implementation, plan.rounding, behaves),
             **implementation.notes,
@@ -525,9 +545,20 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
         way_out=answers.way_out,
         limits=_limits(plan, by_dtype),
         few=answers.few,
+        sharper=answers.sharper,
         skipped={d: describe_skipped(done, covered[d]) for d, done in by_dtype.items()},
         accept=tuple(settings.accept),
     )
+
+
+def _describe_amount(plan: _Plan) -> dict[str, Any]:
+    """Return the number of examples, and why it is smaller than the default."""
+    examples = plan.settings.examples or EXAMPLES
+    fewest = min(plan.judges, key=lambda judge: judge.examples)
+    if plan.settings.budget is not None or fewest.examples == examples:
+        return {"examples": examples}
+    least = fewest.trial.space.least_scores
+    return {"examples": fewest.examples, "planned for": f"{least} scores a head at least"}
 
 
 def _limits(plan: _Plan, rounds: Mapping[str, Round]) -> tuple[str, str]:

@@ -133,6 +133,11 @@ class Power:
         """
         return self.share >= LEAST_SHARE
 
+    @property
+    def percent(self) -> str:
+        """The factor in words: "2.3 %"; "no error" if a doubling would not be seen."""
+        return _percent(self.factor) if self.factor <= 1 else "no error"
+
     def describe(self, name: str) -> str:
         """Return a sentence: which error would have been seen, in how many of the elements."""
         if not self.elements:
@@ -143,6 +148,8 @@ class Power:
         share = f"{_percent(self.share)} of the elements were judged"
         if not self.judged:
             return f"{name}: twice the result would not have been seen; {share}"
+        if self.factor > 1:  # the median of problems, of which most say little
+            return f"{name}: twice the result would have been seen; {share}"
         return f"{name}: an error of {_percent(self.factor)} would have been seen; {share}"
 
     def describe_gaps(self, name: str, reason: str) -> str:

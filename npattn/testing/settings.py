@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from npattn.testing.runner.journal import Journal
 
 
+EXAMPLES = 200
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 OTHER_WORDS = {
     "float64": "double fp64 f64",
@@ -209,10 +210,11 @@ class Settings:
     seed: int = option(0, AMOUNT, "--seed N|random", "int",
         "Seed of all random choices.",
         parse=parse_seed, report=int, asked=True)
-    examples: int = option(200, AMOUNT, "--examples N", "int",
+    examples: int | None = option(None, AMOUNT, "--examples N", "int",
         "Problems that agreement rules try; other rules a tenth.",
-        "A rule tries at least 20.",
-        least=1, report=int, asked=True)
+        "A rule tries at least 20. The default is fewer where the smallest problem that is taken "
+        "has more than 256 scores a head.",
+        least=1, asked=True, default="200")
     budget: float | None = option(None, AMOUNT, "--budget TIME", "float",
         "Time (60s, 10m, 2h), a few examples of each rule first.",
         "In Python a number of seconds. After `examples` problems the check goes on with the next "
@@ -299,7 +301,8 @@ class Settings:
         if isinstance(self.sweep, bool) or not isinstance(self.sweep, int) or self.sweep < 0:
             raise OptionError(f"sweep is {self.sweep!r}, must be an integer ≥ 0: how many problems")
         for name, least in (("examples", 1), ("seed", 0), ("processes", 1)):
-            object.__setattr__(self, name, check_integer(name, getattr(self, name), least))
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_integer(name, value, least))
         _check_mapping("expect", self.expect, '{"nan-query": "why it fails"}')
         _check_mapping("sizes", self.sizes, '{"D": (64, 128)}')
         if self.sizes is not None:

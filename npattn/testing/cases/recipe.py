@@ -103,6 +103,12 @@ class Recipe:
         ]
         return f"Recipe({', '.join(kwargs)})"
 
+    @property
+    def has_plain_scores(self) -> bool:
+        """True if its numbers are normal, and its scale is at most the default of 1/√D."""
+        least = self.scale is None or 0 < self.scale**2 * self.D <= 1
+        return self.distribution == "normal" and least
+
     def problem(self, alignment: str = "bottom_right", mask_true: str = "attend") -> Problem:
         """Make the problem, for conventions with this alignment and this meaning of True."""
         tables: dict[str, Any] = {"distribution": DISTRIBUTIONS | UNUSUAL, "mask": MASKS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -202,6 +203,11 @@ class Space:
         H = K if "H" not in self.sizes else first("H", 2)
         base = Recipe(lead=(first("B", 2),), H=H, K=K, T=T, S=S, D=D, E=E, dtype=self.dtype)
         return with_rank(replace(base, **self.always), self.ranks[0])
+
+    @property
+    def least_scores(self) -> int:
+        """Number of scores of a head in the smallest problem that is sampled."""
+        return math.prod(min((n for n in self.pool(x) if n), default=1) for x in "TS")
 
     @property
     def ranks(self) -> list[str]:

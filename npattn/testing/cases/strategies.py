@@ -398,10 +398,16 @@ def _places(seed: int, n: int) -> Array:
 
 @lru_cache(maxsize=128)
 def _pairs(pools: Pools, fields: tuple[str, ...], seed: int, examples: int) -> list[Recipe]:
-    """Return a recipe for each pair of options, up to half of the examples."""
+    """Return a recipe for each pair of options, up to half of the examples.
+
+    The first, without options, has plain numbers, whose tolerances are the sharpest.
+    """
     first = len(pools.few) * (seed % 2**20)
-    pairs = min(len(pools.few), examples // 2)
-    return pools.recipes([2 * (first + n) + 1 for n in range(pairs)])
+    count = min(len(pools.few), examples // 2)
+    pairs = pools.recipes([2 * (first + n) + 1 for n in range(count)])
+    if "distribution" not in pools.force:
+        pairs[:1] = [replace(recipe, distribution="normal") for recipe in pairs[:1]]
+    return pairs
 
 
 @lru_cache(maxsize=128)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from npattn.conventions import Conventions
 from npattn.problem import Cotangents
-from npattn.problem.arrays import band, diagonal
+from npattn.problem.arrays import Array, band, diagonal
 from npattn.testing.adapters.base import ResultError
 from npattn.testing.adapters.on_device import results_on_device
 from npattn.testing.comparison import Comparison
@@ -24,15 +25,19 @@ from npattn.testing.device.tensors import (
     DeviceArray,
     DeviceProblem,
     compare_tensors,
+    real,
     tensor_of,
     worst_ratios,
 )
+from npattn.testing.power import Power, find_unseen
 from npattn.testing.trial import Trial
 from npattn.torch.problem import ARRAYS
-from npattn.torch.tensors import has_float64
+from npattn.torch.tensors import has_float64, numpy_dtype
 
 Tensor = torch.Tensor
 OTHERS = "dq of other rows"
+SAMPLED = 2**12
+"""Most elements of a result by which its power is measured: exact values come to the host."""
 
 
 @dataclass
@@ -59,6 +64,48 @@ class DeviceEvaluation:
     @property
     def worst(self) -> float:
         return max(self.ratios.values(), default=0.0)
+
+    def powers(self) -> dict[str, Power]:
+        """Return the power of each result, of elements drawn at random where there are many."""
+        rng = np.random.default_rng(0)
+        found = {name: x for name, x in self.results if name != OTHERS}
+        pairs = []
+        for name in found:
+            pair = torch.stack([x[name].reshape(-1) for x in (self.exact, self.tolerance)])
+            if pair.shape[1] > SAMPLED:
+                at = torch.from_numpy(rng.integers(0, pair.shape[1], SAMPLED))
+                pair = pair[:, at.to(pair.device)]
+            pairs.append(pair)
+        host = torch.cat(pairs, 1).cpu().numpy().astype(np.float64)  # after one wait
+        ends = np.cumsum([pair.shape[1] for pair in pairs])
+        parts = np.split(host, ends[:-1], axis=1)
+        return {
+            name: Power.of(*part, numpy_dtype(name, real(x).dtype))
+            for (name, x), part in zip(found.items(), parts, strict=True)
+        }
+
+    @property
+    def is_small(self) -> bool:
+        """True if each result may come to the host."""
+        return all(x.numel() <= SAMPLED for _, x in self.results)
+
+    def unseen(self) -> list[str]:
+        """Return mistakes in results that passed which are not found: [] unless npattn errs."""
+        unseen = []
+        for name, x in self.results:
+            if name == OTHERS or not x.is_floating_point():
+                continue
+
+            def fails(changed: Array, name: str = name, x: Tensor = x) -> bool:
+                again = torch.from_numpy(changed.astype(np.float64)).to(x.device, x.dtype)
+                return not worst_ratios([(name, again)], self.exact, self.tolerance)[name] <= 1
+
+            own = x.to(torch.float64).cpu().numpy().astype(numpy_dtype(name, x.dtype))
+            pair = (self.exact[name], self.tolerance[name])
+            exact, tolerance = (y.cpu().numpy().astype(np.float64) for y in pair)
+            found = find_unseen(own, exact, tolerance, fails)
+            unseen += [f"{mistake} ({name})" for mistake in found]
+        return unseen
 
     def comparisons(self) -> list[Comparison]:
         """Return the worst element of each result, the worst result first."""

@@ -27,8 +27,10 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.device.judging import DeviceEvaluation, judge_on_device
 from npattn.testing.device.sampling import DeviceSample, sample_on_device
+from npattn.testing.power import Power
 from npattn.testing.report.outcome import OUT_OF_TIME, Outcome, Status
 from npattn.testing.report.reproducer import sampling_script, script
+from npattn.testing.runner.search import Standing
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 MAX_SCORES = {"cpu": 2**19, "mps": 2**22}
@@ -85,6 +87,8 @@ class Sweep:
             empty_rows=not trial.skips_empty_rows,
         )
         self.retries = 0
+        self.standing, self.powers = Standing(), dict[str, Power]()
+        self.unseen: list[str] | None = None
 
     def run(self, count: int) -> Outcome:
         """Judge rule ``sweep`` on `count` problems."""
@@ -101,6 +105,7 @@ class Sweep:
 
     def _judge_all(self, rule: str, recipes: Iterator[Recipe], count: int) -> Outcome:
         worst, tried, self.retries = 0.0, 0, 0
+        self.standing, self.unseen = Standing(), None
         accepted: list[Recipe] = []
         for number, recipe in enumerate(recipes):
             if time.monotonic() > self.deadline:
@@ -113,6 +118,7 @@ class Sweep:
                 outcome = self._failure_outcome(rule, recipe, failure, tried)
                 return replace(outcome, asked=Asked.of(accepted))
             worst, tried = max(worst, ratio), tried + 1
+            self.standing.note_powers(self.powers, plain=_is_plain(recipe))
         self.progress(self.trial.space.dtype, rule, count, count)
         if not tried:
             return self._outcome(rule, "not applicable", message=OUT_OF_TIME)
@@ -122,7 +128,12 @@ class Sweep:
                 f"{self.retries} calls ran out of memory and were retried at half the size"
             )
         counts: dict[str, Any] = {"examples": tried, "asked": Asked.of(accepted)}
-        return self._outcome(rule, "passed", worst=worst, message="\n".join(notes), **counts)
+        passed = self._outcome(rule, "passed", worst=worst, **counts).with_powers(
+            self.standing.powers
+        )
+        notes = [x for x in (passed.message, *notes) if x]
+        passed = replace(passed, message="\n".join(notes))
+        return passed.with_defects(self.unseen or ())
 
     def _judge_within_memory(self, recipe: Recipe, rule: str) -> tuple[float, SweepFailure | None]:
         """Judge the recipe, at half its size as long as the implementation runs out of memory."""
@@ -166,6 +177,10 @@ class Sweep:
         except ImplementationError as err:
             return math.inf, err
         worst = evaluation.worst
+        counts = worst <= 1 and (_is_plain(recipe) or not self.standing.plain)
+        self.powers = evaluation.powers() if counts else {}
+        if worst <= 1 and self.unseen is None and evaluation.is_small:
+            self.unseen = evaluation.unseen()
         if worst <= 1:
             return worst, None
         wrong = tuple(c for c in evaluation.comparisons() if not c.passed)
@@ -295,6 +310,10 @@ def _max_scores(device: torch.device) -> int:
     if device.type != "cuda":
         return most
     return min(most, torch.cuda.get_device_properties(device).total_memory // BYTES_PER_SCORE)
+
+
+def _is_plain(recipe: Recipe) -> bool:
+    return recipe.has_plain_scores
 
 
 def _score_count(recipe: Recipe) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from npattn.testing.difference.precision import (
 from npattn.testing.difference.profiles import diff_conventions, diff_profiles
 from npattn.testing.difference.record import Change, ConventionDifference, Difference
 from npattn.testing.difference.wrong import explain_wrong
+from npattn.testing.power import conclude, describe, find_unjudged
 from npattn.testing.reference.sides import Sides, open_sides
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.connect import isolate as isolate_in_worker
@@ -56,6 +57,7 @@ def diff(
     sizes: Mapping[str, Sequence[int]] | None = None,
     isolate: bool = False,
     timeout: float | None = None,
+    accept: Iterable[str] = (),
 ) -> Difference:
     """Compare two profiles, or two implementations of the same function.
 
@@ -84,6 +86,8 @@ def diff(
         Call what is given as an object in a worker, too.
     timeout : float, optional
         Seconds a call in a worker.
+    accept : iterable of str
+        Results that need no verdict: one that could differ by a factor of two unseen leaves none.
 
     Returns
     -------
@@ -122,7 +126,7 @@ def diff(
         return diff_profiles(own, other, notes)
     one, two = (_open(x, isolate, Limits(timeout)) for x in (a, b))
     settings = {"dtype": dtype, "examples": examples, "seed": seed}
-    return _diff_implementations(one, two, sizes or {}, settings, notes)
+    return _diff_implementations(one, two, sizes or {}, settings, notes, tuple(accept))
 
 
 def _choose_kind(a: Side, b: Side, profiles: bool) -> tuple[str, tuple[str, ...]]:
@@ -151,6 +155,7 @@ def _diff_implementations(
     sizes: Mapping[str, Sequence[int]],
     settings: dict[str, Any],
     notes: tuple[str, ...],
+    accept: tuple[str, ...],
 ) -> Difference:
     """Measure how far two implementations are apart, and look for the reasons."""
     names, seed = (a.name, b.name), settings["seed"]
@@ -163,7 +168,7 @@ def _diff_implementations(
     trials = (sides.a, sides.b)
     wrong = [explain_wrong(t, e) for t, e in zip(trials, measured.evidence, strict=True)]
     if not is_plain(measured, wrong):
-        alike, lines = compare_pair(sides, recipes)
+        alike, reason, lines = compare_pair(sides, recipes, accept)
         lost = describe_lost(measured)
         return Difference(
             *names,
@@ -172,6 +177,7 @@ def _diff_implementations(
             (*notes, *lines, *lost),
             beside=sides.only,
             settings=settings,
+            reason=reason,
         )
     if any(own.follows for own in wrong):
         one, other = (
@@ -185,14 +191,25 @@ def _diff_implementations(
     same = bool(results) and all(one.same == one.elements for one in results)
     right = all(x.a_ratio <= 1 and x.b_ratio <= 1 for x in results)
     factors, explanation = ((), []) if same else _explain(sides, seed, right)
+    alike = not differing and _are_alike(sides, measured)
+    tested = any(one.elements for one in results)
+    powers = {x.name: x.power for x in results if x.same < x.elements and x.power.elements}
+    conclusion = conclude(
+        failed=tested and not alike,
+        tested=tested,
+        unjudged=find_unjudged(powers),
+        accept=accept,
+        reasons=[f"a defect of npattn: {x} in {one.name}" for one in results for x in one.defects],
+    )
     return Difference(
         *names,
         "implementations",
-        not differing and _are_alike(sides, measured),
+        alike and conclusion.passed,
         (
             *notes,
             *describe_conventions(differing, wrong),
             *describe_distance(measured),
+            *describe(powers),
             *describe_wrong(results, wrong, any(EXPLAINS in line for line in explanation)),
             *explanation,
             *describe_factors(factors),
@@ -204,6 +221,7 @@ def _diff_implementations(
         results,
         factors,
         settings,
+        conclusion.reason,
     )
 
 
@@ -213,7 +231,6 @@ def _are_alike(sides: Sides, measured: Measurement) -> bool:
     return (
         found[0] == found[1]
         and measured.lost[0] == measured.lost[1]
-        and any(one.elements for one in measured.results())
         and all(one.ratio <= 1 and not one.by_convention for one in measured.results())
     )
 

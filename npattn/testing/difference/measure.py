@@ -11,13 +11,14 @@ import numpy as np
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
-from npattn.testing.bounds.ulp import real
+from npattn.testing.bounds.ulp import half_ulp, real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import Evidence, group
 from npattn.testing.difference.distance import Judged, bits_differ, mean_same, ratios, ulps
 from npattn.testing.difference.record import Place, ResultDifference
+from npattn.testing.power import Power, find_unseen
 from npattn.testing.reference.sides import Sides, share_cotangents
 from npattn.testing.trial import Trial
 
@@ -46,6 +47,8 @@ class Tally:
     worst: list[float] = field(default_factory=lambda: [0.0, 0.0])
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
     counted: int = 0
+    powers: list[Power] = field(default_factory=list)
+    unseen: list[str] | None = None
 
     def summarise(self, name: str) -> ResultDifference:
         a_rms, b_rms = (float(np.sqrt(x / max(self.counted, 1))) for x in self.squares)
@@ -61,6 +64,8 @@ class Tally:
             a_rms=a_rms,
             b_rms=b_rms,
             by_convention=self.by_convention,
+            power=Power.union(self.powers),
+            defects=tuple(self.unseen or ()),
         )
 
 
@@ -149,7 +154,10 @@ def _add(measured: Measurement, sides: Sides, recipe: Recipe, a: Answer, b: Answ
     for name in a.judged:
         if name in b.judged:
             tally = measured.tallies.setdefault(name, Tally())
-            _compare(tally, name, sides, recipe, a.judged[name], b.judged[name])
+            pair = a.judged[name], b.judged[name]
+            _compare(tally, name, sides, recipe, *pair)
+            if tally.unseen is None and tally.ratio <= 1:
+                tally.unseen = _find_unseen(name, sides, recipe, *pair)
 
 
 def _compare(tally: Tally, name: str, sides: Sides, recipe: Recipe, a: Judged, b: Judged) -> None:
@@ -178,7 +186,25 @@ def _compare(tally: Tally, name: str, sides: Sides, recipe: Recipe, a: Judged, b
         tally.place, tally.at = Place(index, here_a, here_b, want, line), at
     if tally.ratio < np.inf:
         tally.ratio, tally.ulps = tally.at
+    tally.powers.append(Power.of(a.exact[here], _allow(a, b)[here], b.array.dtype))
     _add_squares(tally, here, (a, b))
+
+
+def _allow(a: Judged, b: Judged) -> Array:
+    """Return the distance from A that passes, before the result of B is rounded."""
+    return np.asarray(np.fmax(a.tolerance, b.tolerance) + half_ulp(real(a.array)))
+
+
+def _find_unseen(name: str, sides: Sides, recipe: Recipe, a: Judged, b: Judged) -> list[str]:
+    """Return changes of B's result that are not found beside A's: [] unless npattn errs."""
+
+    def fails(changed: Array) -> bool:
+        tally = Tally()
+        _compare(tally, name, sides, recipe, a, b._replace(array=changed))
+        return not tally.ratio <= 1
+
+    allowed = np.where(mean_same(a, b, sides.a), _allow(a, b), np.inf)
+    return find_unseen(real(b.array), real(a.array).astype(np.float64), allowed, fails)
 
 
 def _add_squares(tally: Tally, here: Array, sides: tuple[Judged, Judged]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import short
 from npattn.testing.difference.measure import Measurement
 from npattn.testing.difference.wrong import Wrong
+from npattn.testing.power import conclude, find_unjudged
 from npattn.testing.reference.check import Found
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.pairs import AttentionPair
@@ -30,13 +31,17 @@ def is_plain(measured: Measurement, wrong: Sequence[Wrong]) -> bool:
     return not (unknown and measured.problems and min(shares) > MOST * measured.problems)
 
 
-def compare_pair(sides: Sides, recipes: Sequence[Recipe]) -> tuple[bool, tuple[str, ...]]:
+def compare_pair(
+    sides: Sides, recipes: Sequence[Recipe], accept: Collection[str] = ()
+) -> tuple[bool, str, tuple[str, ...]]:
     """Compare two implementations with each other, on normal inputs.
 
     Returns
     -------
     bool
         True if B agrees with A but for roundings.
+    str
+        Why there is no verdict; "" if there is one.
     tuple of str
         What that showed.
     """
@@ -44,7 +49,13 @@ def compare_pair(sides: Sides, recipes: Sequence[Recipe]) -> tuple[bool, tuple[s
     pair = AttentionPair(sides, Watched(sides.a.implementation.f, ""))
     found = Found(pair, sides.a.space.dtype, ALARM / max(len(normal), 1))
     found.ask(normal, len(normal))
-    return bool(found.tried) and not found.failed, (NEITHER, *_describe(found))
+    conclusion = conclude(
+        failed=bool(found.failed),
+        tested=bool(found.tried),
+        unjudged=find_unjudged(found.union()),
+        accept=accept,
+    )
+    return conclusion.passed, conclusion.reason, (NEITHER, *_describe(found))
 
 
 def _describe(found: Found) -> Iterator[str]:

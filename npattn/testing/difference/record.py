@@ -9,6 +9,7 @@ from typing import Any
 
 from npattn.testing.comparison import short
 from npattn.testing.difference.smallest import Example, as_json
+from npattn.testing.power import EXIT_CODES, Power
 
 WIDTH = 100
 Move = tuple[float, float]
@@ -80,6 +81,10 @@ class ResultDifference:
         Root mean square error of each, in units of the tolerance.
     by_convention : int
         Number of elements that are not compared, as the conventions of A and B differ there.
+    power : Power
+        Differences that would have been seen.
+    defects : tuple of str
+        Mistakes that were put into B and not found: npattn is wrong.
     """
 
     name: str
@@ -93,6 +98,8 @@ class ResultDifference:
     a_rms: float
     b_rms: float
     by_convention: int = 0
+    power: Power = field(default_factory=Power)
+    defects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,9 @@ class Difference:
     kind : {"profiles", "implementations"}
     alike : bool
         Profiles: everything is the same. Implementations: the same conventions, and results within
-        a tolerance of each other.
+        a tolerance of each other, which could have been out of it.
+    reason : str
+        Why there is no verdict: "nothing tested", "not judged: dq"; "" if they are alike or differ.
     answer : tuple of str
         The difference in a few lines of words.
     conventions : tuple of ConventionDifference
@@ -152,6 +161,14 @@ class Difference:
     results: tuple[ResultDifference, ...] = ()
     factors: tuple[Change, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 if they are alike, 1 if they differ, 2 if there is no verdict."""
+        if self.reason:
+            return EXIT_CODES["no verdict"]
+        return EXIT_CODES["passed" if self.alike else "failed"]
 
     def __str__(self) -> str:
         settings = "".join(f", {name} {value}" for name, value in self.settings.items())

@@ -82,7 +82,8 @@ class DumpReport:
     @property
     def powers(self) -> dict[str, Power]:
         """By result: which errors would have been seen."""
-        return {c.name: c.power for c in self.comparisons if c.power is not None}
+        own = {c.name: c.power for c in self.comparisons if c.power is not None}
+        return own if self.rows is None else own | dict(self.rows.powers)
 
     @property
     def conclusion(self) -> Conclusion:

@@ -97,6 +97,8 @@ class Record:
         Settings with which problems are taken, where all were refused: a line each.
     limits : (str, str)
         For which problems the verdict is, and what is refused, as "causal with T > S".
+    sharper : tuple of str
+        Which errors a declared rounding would see where none is declared and little is seen.
     few : tuple of str
         Why there is no verdict: dtypes of which few problems are taken ("in float32 it takes 4% of
         the problems"), parts of a module that are not judged.
@@ -124,6 +126,7 @@ class Record:
     skipped: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     way_out: tuple[str, ...] = ()
     limits: tuple[str, str] = ("", "")
+    sharper: tuple[str, ...] = ()
     few: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
     other_causes: tuple[Cause, ...] = ()

@@ -154,6 +154,7 @@ def _unjudged(record: Record, width: int, room: Room) -> Iterator[Line]:
             lines = [*words.failure_lines(outcome, MESSAGE_LINES, problem=False)]
             yield from (Line(text, YELLOW) for text in lines[: 1 if record.groups() else None])
     yield from (Line(text, YELLOW) for text in words.power_lines(record))
+    yield from (Line(text) for text in record.sharper)
     if not record.tested:
         for text in (*record.untested, *record.refused):
             yield Line(f"not tested: {text}", YELLOW)

@@ -230,7 +230,11 @@ def power_lines(record: Record, *, verbose: bool = False) -> list[str]:
     """Return what would have been seen of each result, where that is little; else all."""
     lines = []
     for dtype in record.dtypes:
-        powers = union(o.powers for o in record.outcomes if o.dtype == dtype)
+        own = [o.powers for o in record.outcomes if o.dtype == dtype]
+        judged = {n for powers in own for n, power in powers.items() if power.judged}
+        powers = union(  # of rules that judge a result, if one does: that is the verdict's ground
+            {n: x for n, x in powers.items() if x.judged or n not in judged} for powers in own
+        )
         title = f"{dtype} " if len(record.dtypes) > 1 else ""
         lines += [f"{title}{line}" for line in describe(powers, verbose=verbose)]
     return lines
@@ -242,13 +246,7 @@ def acceptance(record: Record) -> str:
     if record.verdict != "no verdict" or not names:
         return ""
     flags = " ".join(f"--accept {name}" for name in dict.fromkeys(names))
-    declare = "a declared --rounding may judge it; " if _is_undeclared(record) else ""
-    return f"{declare}{flags} (accept= in Python) needs no verdict on it"
-
-
-def _is_undeclared(record: Record) -> bool:
-    """Return True if the check has the loosest rounding model, since none was declared."""
-    return str(record.settings.get("rounding", "")).startswith("undeclared")
+    return f"{flags} (accept= in Python) needs no verdict on it"
 
 
 def verdict(record: Record) -> str:
@@ -266,7 +264,7 @@ def verdict(record: Record) -> str:
     words += [f"not tested, and asked for: {', '.join(record.missing)}"] if record.missing else []
     taken, refused = record.limits if record.tested else ("", "")
     limits = (f" for {taken}" if taken else "") + (f"; {refused} refused" if refused else "")
-    return f"{f'passed{limits}' if record.passed else 'FAILED'}: {', '.join(words)}"
+    return f"{'passed' if record.passed else 'FAILED'}{limits}: {', '.join(words)}"
 
 
 def rule_names(record: Record, outcomes: Iterable[Outcome]) -> str:

@@ -55,9 +55,9 @@ class Standing:
         Sizes of the recipes that were accepted, the first failing one included.
     powers : dict of str to Power
         Power of each result in recipes that passed, of a rule of agreement. Only of those with
-        plain numbers, if there is one: among extreme ones, rounding may take every digit.
+        plain scores, if there is one: among steep ones, rounding may take every digit.
     plain : bool
-        Recipes with plain numbers are among them.
+        Recipes with plain scores are among them.
     """
 
     position: int = 0
@@ -231,7 +231,7 @@ class RuleSearch:
             self._accepted.append(recipe)
             self.standing.tried += 1
             self.standing.worst = max(self.standing.worst, ratio)
-            self.standing.note_powers(self.trial.powers, plain=recipe.distribution == "normal")
+            self.standing.note_powers(self.trial.powers, plain=recipe.has_plain_scores)
 
     def _leave(self, names: frozenset[str] = frozenset()) -> None:
         if self.failure is None:

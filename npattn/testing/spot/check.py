@@ -6,6 +6,7 @@ exactly and compared within their tolerance, and the result tells what may have 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, cast
 
 from numpy.typing import ArrayLike
@@ -45,6 +46,7 @@ def spot_check(
     dv: ArrayLike | None = None,
     samples: int = 256,
     seed: int = 0,
+    accept: Collection[str] = (),
 ) -> SpotCheck:
     """Compare an output of any length with the exact one, in rows drawn at random.
 
@@ -76,11 +78,15 @@ dropout_rate, conventions
         Number of rows, and of keys; all, if there are no more. Without replacement, each row as
         likely as any other.
     seed : int, default 0
+    accept : collection of str
+        Results that need no verdict, among o, lse, dq, dk, dv. One that could be twice as large
+        unseen in half of the elements leaves no verdict, else.
 
     Returns
     -------
     SpotCheck
-        ``passed``, ``worst``, ``failures``, ``miss_probability(share)``; ``str()`` gives a report.
+        ``verdict``, ``passed``, ``worst``, ``failures``, ``miss_probability(share)``; ``str()``
+        gives a report.
 
     Raises
     ------
@@ -137,4 +143,5 @@ dropout_rate, conventions
         dout,
         dlse,
     )
-    return evaluation.check(check_integer("samples", samples), check_integer("seed", seed, 0))
+    samples, seed = check_integer("samples", samples), check_integer("seed", seed, 0)
+    return evaluation.check(samples, seed, tuple(accept))

@@ -21,6 +21,7 @@ from npattn.testing.bounds.by_row import Rows
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 from npattn.testing.bounds.worst_case import finite
 from npattn.testing.comparison import Comparison, compare_arrays
+from npattn.testing.power import Power, find_unseen
 from npattn.testing.spot.result import SpotCheck
 
 AT_ONCE = 64
@@ -82,6 +83,7 @@ class SampledRows:
         self._check_conventions()
         self._check_gradients()
         self.slack = Slack()
+        self.defects: dict[str, list[str]] = {}
 
     def _array(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
         """Return an array with a head axis, after checking its dtype and shape."""
@@ -127,7 +129,7 @@ class SampledRows:
 
     # --- the check --------------------------------------------------------------------------------
 
-    def check(self, samples: int, seed: int) -> SpotCheck:
+    def check(self, samples: int, seed: int, accept: tuple[str, ...] = ()) -> SpotCheck:
         """Sample rows and keys, and compare the results there."""
         rng, problem = np.random.default_rng(seed), self.problem
         rows, all_rows = sample_indices(rng, (*self.lead, self.H, self.T), samples)
@@ -149,6 +151,12 @@ class SampledRows:
             name: max((c.ratio for c in comparisons if c.name == name), default=0.0)
             for name in self.got
         }
+        powers = {
+            name: Power.union(
+                c.power for c in comparisons if c.name == name and c.power is not None
+            )
+            for name in self.got
+        }
         head = 1 if problem.headless else 0
         return SpotCheck(
             rows[:, head:],
@@ -158,6 +166,9 @@ class SampledRows:
             all_rows,
             all_keys,
             seed,
+            powers,
+            accept,
+            tuple(f"{x} ({name})" for name, own in self.defects.items() for x in own),
         )
 
     def _groups(self, sample: Array, length: int, checks_keys: bool = False) -> Iterator[Group]:
@@ -221,8 +232,10 @@ class SampledRows:
     ) -> Iterator[Comparison]:
         for name in (name for name in self.got if name in exact):
             got = self.got[name][lead][h, t]
-            for i, at in enumerate(zip(h.tolist(), t.tolist(), strict=True)):
-                worst = compare_arrays(name, got[i], exact[name][i], tolerances[name][i])
+            found = _compare_each(name, got, exact[name], tolerances[name])
+            if name not in self.defects and all(c.passed for c in found):
+                self.defects[name] = _find_unseen(name, got, exact[name], tolerances[name])
+            for worst, at in zip(found, zip(h.tolist(), t.tolist(), strict=True), strict=True):
                 index = (*lead, *at)[1 if self.problem.headless else 0 :]
                 yield replace(worst, index=(*index, *worst.index))
 
@@ -266,6 +279,20 @@ class SampledRows:
         """Add the oracle's own error, in proportion to its unit."""
         more = 1 + unit_roundoff(np.float64) / Units.of(self.rounding, self.dtype).u
         return {name: more * bound for name, bound in tolerances.items()}
+
+
+def _compare_each(name: str, got: Array, exact: Array, tolerance: Array) -> list[Comparison]:
+    rows = zip(got, exact, tolerance, strict=True)
+    return [compare_arrays(name, *row) for row in rows]
+
+
+def _find_unseen(name: str, got: Array, exact: Array, tolerance: Array) -> list[str]:
+    """Return the mistakes that are not found in rows that passed: [] unless npattn errs."""
+
+    def fails(changed: Array) -> bool:
+        return not all(c.passed for c in _compare_each(name, changed, exact, tolerance))
+
+    return find_unseen(got, exact, tolerance, fails)
 
 
 def sample_indices(

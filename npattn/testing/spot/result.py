@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from npattn.errors import OptionError
 from npattn.testing.comparison import Comparison
+from npattn.testing.power import Conclusion, Power, Verdict, conclude, describe, find_unjudged
 
 PRINTED = 10
 """Number of failures that a report prints."""
@@ -33,6 +35,12 @@ class SpotCheck:
     all_rows, all_keys : int
         Number of rows and keys from which the sample was drawn.
     seed : int
+    powers : mapping of str to Power
+        By result: which errors would have been seen in the sample.
+    accept : collection of str
+        Results that need no verdict.
+    defects : tuple of str
+        Mistakes that were put into a row that passed, and not found: npattn is wrong.
     """
 
     rows: NDArray[Any]
@@ -42,11 +50,35 @@ class SpotCheck:
     all_rows: int
     all_keys: int
     seed: int
+    powers: Mapping[str, Power] = field(default_factory=dict)
+    accept: Collection[str] = ()
+    defects: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """True if every checked row and key is within tolerance."""
-        return not self.failures
+        """True if every checked row and key is within tolerance, and could have failed."""
+        return self.verdict == "passed"
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Verdict and reason."""
+        return conclude(
+            failed=bool(self.failures),
+            tested=any(power.elements for power in self.powers.values()),
+            unjudged=[n for n in find_unjudged(self.powers) if self.powers[n].elements],
+            accept=self.accept,
+            reasons=[f"a defect of npattn: it passes {mistake}" for mistake in self.defects],
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return "passed", "failed" or "no verdict": a result could be twice as large unseen."""
+        return self.conclusion.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why there is no verdict: "not judged: o"; "" if there is one."""
+        return self.conclusion.reason
 
     @property
     def worst(self) -> float:
@@ -120,12 +152,15 @@ class SpotCheck:
         return len(self.keys), self.all_keys
 
     def __str__(self) -> str:
-        state = "passed" if self.passed else "FAILED"
+        state = self.verdict.replace("failed", "FAILED")
+        if self.reason:
+            state += f" ({self.reason})"
         ratios = ", ".join(f"{name} {ratio:.2g}" for name, ratio in self.ratios.items())
         lines = [f"spot check {state}: largest error / tolerance: {ratios}"]
         lines += [f"  {failure}" for failure in self.failures[:PRINTED]]
         if len(self.failures) > PRINTED:
             lines.append(f"  and {len(self.failures) - PRINTED} more")
+        lines += [f"  {line}" for line in describe(self.powers)]
         populations = ("rows",) if self.keys is None else ("rows", "keys")
         return "\n".join([*lines, *(self._odds(of) for of in populations)])
 

@@ -61,6 +61,22 @@ def test_wrong_beside_a_refusal_is_red():
     report = check(f, only=["agreement-o"], **QUICK)
     assert not report.passed
     assert [o.status for o in report.outcomes if o.rule == "agreement-o"] == ["failed"]
+    assert str(report).splitlines()[-1] == "FAILED; causal with T > S refused: 1 failed"
+
+
+@pytest.mark.parametrize(("sizes", "asked"), [({"T": "64x", "S": "48x"}, 20), ({"S": (19,)}, 200)])
+def test_fewer_problems_are_planned_where_the_smallest_is_large(sizes, asked):
+    sizes = sizes | {"B": (1,), "H": (1,), "D": (3,), "E": (2,)}
+    options = QUICK | {"examples": None, "only": ["agreement-o"], "sizes": sizes}
+    f = kernel(lambda T, S, D, causal: False)
+    report = check(f, **options)
+    assert report.settings["examples"] == asked == report.outcomes[0].examples
+    assert report.settings.get("planned for") == (
+        "3072 scores a head at least" if asked < 200 else None
+    )
+    more = check(f, **options | {"examples": 23})
+    assert more.settings["examples"] == 23
+    assert "planned for" not in more.settings
 
 
 def test_refusals_without_a_condition_are_left_out_and_said():

@@ -8,7 +8,9 @@ import pytest
 from npattn.errors import DtypeError, OptionError
 from npattn.testing import Implementation, diff
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.difference import measure
 from npattn.testing.difference.diff import NEEDS
+from npattn.testing.difference.distance import ratios
 from npattn.testing.difference.words import TOPICS
 from npattn.testing.targets import numpy
 from tests.testing.difference import kernels
@@ -106,6 +108,35 @@ def test_another_order_of_keys():
     assert factor(difference, "keys in another").a[0] > 0
     assert factor(difference, "keys in two parts").a == "returns no lse"
     assert factor(difference, "half of the queries (causal)").b == "takes no causal"
+
+
+@pytest.mark.parametrize("factor", [1.01, 1.2])
+def test_difference_that_could_be_twofold_unseen_has_no_verdict(factor):
+    def backward(dout, q, k, v, *, causal=False):
+        dq, dk, dv = kernels.backward(dout, q, k, v, causal=causal)
+        return (factor * dq.astype(np.float32)).astype(q.dtype), dk, dv
+
+    one = Implementation(kernels.right, backward=kernels.backward)
+    other = Implementation(kernels.narrow_scores, backward=backward)
+    sizes = {"B": (1,), "T": (67,), "S": (211,), "D": (5,), "E": (3,)}
+    options = {"dtype": "bfloat16", "examples": 1, "sizes": sizes}
+    difference = compare(one, other, **options)
+    assert (difference.alike, difference.exit_code) == (False, 2)
+    assert difference.reason == "not judged: dq"
+    assert "dq: twice the result would not have been seen" in str(difference)
+    assert difference.as_dict()["reason"] == difference.reason
+    assert compare(one, other, accept=("dq",), **options).exit_code == 0
+
+
+@pytest.mark.parametrize("blind", [abs, np.zeros_like], ids=["sign", "all"])
+def test_distance_that_misses_mistakes_is_a_defect(blind, monkeypatch):
+    def misses(a, b):
+        return ratios(*(x._replace(array=blind(x.array), exact=blind(x.exact)) for x in (a, b)))
+
+    monkeypatch.setattr(measure, "ratios", misses)
+    difference = compare(kernels.without_options, kernels.from_the_last_key, examples=2)
+    assert (difference.alike, difference.exit_code) == (False, 2)
+    assert "a defect of npattn: the negative result in o" in difference.reason
 
 
 @pytest.mark.thorough

@@ -59,15 +59,15 @@ RECIPES = [Recipe(T=n, S=n, D=6, E=5) for n in (7, 37)]
 
 
 def test_pair_that_differs_by_roundings_agrees():
-    alike, lines = compare_pair(sides_of(reference, fast), RECIPES)
-    assert alike
+    alike, reason, lines = compare_pair(sides_of(reference, fast), RECIPES)
+    assert (alike, reason) == (True, "")
     assert lines[0].startswith("Neither is plain attention: o of both is wrong on most problems")
     assert lines[1].startswith("They agree on 2 problems: ")
 
 
 def test_pair_that_differs_beyond_roundings_says_where():
-    alike, lines = compare_pair(sides_of(reference, late), RECIPES)
-    assert not alike
+    alike, reason, lines = compare_pair(sides_of(reference, late), RECIPES)
+    assert (alike, reason) == (False, "")
     assert lines[0].startswith("Neither is plain attention")
     assert lines[1].startswith("They differ on 1 of 2 problems")
     assert "sampled as Recipe(lead=(1,), H=1, K=1, T=17, S=17, D=2, E=1" in lines[2]
@@ -75,14 +75,14 @@ def test_pair_that_differs_beyond_roundings_says_where():
 
 
 def test_nan_of_one_alone_differs():
-    alike, lines = compare_pair(sides_of(reference, nothing), RECIPES[:1])
-    assert not alike
+    alike, reason, lines = compare_pair(sides_of(reference, nothing), RECIPES[:1])
+    assert (alike, reason) == (False, "")
     assert "got nan, want -" in lines[2]
 
 
 def test_nothing_compared_is_no_agreement():
     odd = [replace(recipe, D=7) for recipe in RECIPES]
-    assert compare_pair(sides_of(reference, fast), odd)[0] is False
+    assert compare_pair(sides_of(reference, fast), odd)[:2] == (False, "nothing tested")
 
 
 def test_only_what_nothing_explains_is_no_plain_attention():
