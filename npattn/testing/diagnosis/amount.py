@@ -6,12 +6,14 @@ A number is named (√D, ln 2, 1 − rate) if the name fits it on every problem 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.diagnosis.explore import Point
 from npattn.testing.diagnosis.locate import Fault
 from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
@@ -272,6 +274,7 @@ SEEN = (
 def _mask_of(points: Sequence[Point]) -> str:
     """Say which other mask it is that the weights of the wrong rows follow, if there is one."""
     cases = []
+    kinds: Counter[tuple[str, ...]] = Counter()
     for point in points:
         fault, problem = point.fault, point.evidence.problem
         if fault is None or fault.axes != "bhts" or fault.quantity.got.shape != fault.wrong.shape:
@@ -279,10 +282,13 @@ def _mask_of(points: Sequence[Point]) -> str:
         q = fault.quantity
         rows = np.asarray(q.wrong.any(-1, keepdims=True) & q.known.all(-1, keepdims=True))
         known = rows & np.isfinite(q.got)
-        cases.append((point.evidence.trial, problem, abs(q.got) > q.tolerance, known))
-    most = sorted(cases, key=lambda case: -math.prod(case[1].lead) * case[1].H)
-    half = CASES // 2  # of few samples and heads, several sources may fit
-    return mask_source([*most[:half], *cases[:half]])
+        kind = tuple(options_on(point.recipe))
+        kinds[kind] += 1
+        case = (point.evidence.trial, problem, abs(q.got) > q.tolerance, known)
+        cases.append((kinds[kind], -math.prod(problem.lead) * problem.H, case))
+    # Some of each option, and of many samples and heads: of few, several sources may fit.
+    first, most = (sorted(cases, key=lambda x: x[n])[: CASES // 2] for n in (0, 1))
+    return mask_source([case for *_, case in (*most, *first)])
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:
