@@ -27,16 +27,16 @@ from npattn.testing.diagnosis.causes import diagnose
 
 
 def explain(mistake: Mistake, examples: int | None) -> tuple[Report, float]:
-    """Judge a mistake as a user does; return the report, and the seconds of its explanation."""
+    """Judge a mistake as a user does; return the report, and the processor time of its explanation."""
     seconds = 0.0
 
     def time_diagnosis(*args: Any) -> Any:
         nonlocal seconds
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             return diagnose(*args)
         finally:
-            seconds += time.perf_counter() - began
+            seconds += time.process_time() - began
 
     given: dict[str, Any] = {} if examples is None else {"examples": examples}
     with mock.patch.object(causes, "diagnose", time_diagnosis):

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
 from npattn.testing.diagnosis.evidence import Evidence, sizes_of
 from npattn.testing.diagnosis.explore import (
     HIDING,
+    LEAST,
     OF_SEVERAL_KEYS,
     Point,
     narrow,
@@ -84,8 +86,9 @@ class Asked:
         place = near.place(questions, seconds, told)
         if place is None:
             return None
-        # Other windows and masks than those asked with hide other keys, and may hide the fault.
-        told = [(recipe, fails) for recipe, fails in told if fails or near.is_asked(recipe)]
+        # Windows and masks that the failing problem has not hide keys, and maybe the fault.
+        own = {*options_on(near.base)}
+        told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
         refuted = any(near.holds(place, recipe) == (not fails) for recipe, fails in told)
         return cls(near, place, place.held and not refuted)
 
@@ -127,8 +130,11 @@ def say_where(
     if best is None:
         return ""
     if asked is None or not asked.held:
-        several = best.atoms and len(failing) > 1  # one problem alone has many that hold
-        return best.text if several and best.errors_on([s for _, s in told]) <= CONFIRMED else ""
+        mistaken = (best.errors_on([s]) > CONFIRMED * bool(s.wrong.any()) for _, s in told)
+        if len(failing) == 1 or any(mistaken):
+            return ""  # of one problem alone, many predicates hold
+        passed = asked is not None and asked.place.pairs
+        return best.text if best.atoms or (len(told) >= LEAST and not passed) else ""
     conditions = _conditions(asked, best, fault)
     if conditions is None:
         return ""
@@ -172,8 +178,10 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
         if not _implies(best, near.recipe(atom.pair.passing), near, fault)
     ]
     rest = [[atom for atom in clause if not _has(shared, atom)] for clause in place.clauses]
-    if any(len(atoms) > 1 for atoms in rest) and len(rest) > 1:
+    if len(rest) > 1 and any(len(atoms) > 1 for atoms in rest):
         return None
+    if len(rest) > 1 and all(" = " in atom.text for (atom,) in rest):
+        return None  # a list of numbers is no place
     if all(rest):
         told.append(" or ".join(atom.text for (atom,) in rest))
     return told
