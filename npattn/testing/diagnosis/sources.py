@@ -193,4 +193,5 @@ def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
     best = min(left, key=left.__getitem__)
     kind = best.split()[:4]
     rivals = [x for x, n in left.items() if n == left[best] and x.split()[:4] == kind]
-    return best if len(rivals) == 1 else ""  # no problem was long enough to tell them apart
+    forms = {re.sub(r"\d+", "n", x) for x in rivals}  # of numbers alone, the smallest is taken
+    return best if len(forms) == 1 else ""  # no problem was long enough to tell them apart
