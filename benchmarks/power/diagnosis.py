@@ -27,7 +27,7 @@ from npattn.testing.diagnosis.causes import diagnose
 
 
 def explain(mistake: Mistake, examples: int | None) -> tuple[Report, float]:
-    """Judge a mistake as a user does; return the report, and the processor time of its explanation."""
+    """Judge a mistake as a user does; return the report, and the seconds of its explanation."""
     seconds = 0.0
 
     def time_diagnosis(*args: Any) -> Any:

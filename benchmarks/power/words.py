@@ -113,7 +113,7 @@ def false_words(mistake: Mistake, cause: Cause) -> list[str]:
 
 
 def _fits(cause: Cause) -> bool:
-    """Return True if the wrong numbers of the reading are what the amount says, if it is a number."""
+    """Return True if the wrong numbers of the reading are what an amount of a number says."""
     reading = cause.reading
     if reading is None or not reading.wrong.any():
         return True

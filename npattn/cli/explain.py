@@ -118,7 +118,11 @@ def _print(one: Explanation) -> None:
     click.echo(f"{one.name}  ({one.where})")
     known = [f"{issue} on GitHub" for issue in one.issues]
     known += [_describe(finding) for finding in one.findings]
-    rows = [("means" if one.where == OF_CAUSES else "demands", one.demand), ("why", one.why), ("broken by", one.bugs)]
+    rows = [
+        ("means" if one.where == OF_CAUSES else "demands", one.demand),
+        ("why", one.why),
+        ("broken by", one.bugs),
+    ]
     rows += [("real bugs" if n == 0 else "", bug) for n, bug in enumerate(known[:MOST])]
     more = f"and {len(known) - MOST} more in docs/findings.md"
     rows += [("", more)] * (len(known) > MOST)

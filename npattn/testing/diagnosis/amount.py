@@ -292,18 +292,29 @@ def _mask_of(points: Sequence[Point]) -> str:
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:
-    got = np.concatenate([f.quantity.got[f.wrong] for f, _ in faults])
-    want = np.concatenate([f.quantity.want[f.wrong] for f, _ in faults])
+    """Say what lse is: −∞, a number where it must be −∞, too much by a number, or a multiple."""
+    got, want = _wrong_numbers(faults)
     if np.isneginf(got).all():
         return "−∞"
     if np.isneginf(want).all():
         return "finite, must be −∞" if np.isfinite(got).all() else "must be −∞"
-    gaps = [
-        (float(x), p) for f, p in faults
-        for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
-    ]  # fmt: skip
-    shift = recognise(gaps)
+    shift = recognise(_gaps(faults))
     return f"off by {shift}" if shift else _factor(_ratios(faults))
+
+
+def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
+    """Return the wrong numbers of all problems, and the exact ones."""
+    got, want = ([getattr(f.quantity, x)[f.wrong] for f, _ in faults] for x in ("got", "want"))
+    return np.concatenate(got), np.concatenate(want)
+
+
+def _gaps(faults: Faults) -> list[tuple[float, Problem]]:
+    """Return wrong results less exact ones."""
+    return [
+        (float(x), p)
+        for f, p in faults
+        for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
+    ]
 
 
 def _ratios(faults: Faults) -> list[tuple[float, Problem]]:
@@ -398,7 +409,7 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
         return _factor([(f.facts["value"], p) for f, p in faults if "value" in f.facts])
     if fault.form == "moved" and "moved" in fault.facts:
         return _rows_of_others(faults)
-    got = np.concatenate([f.quantity.got[f.wrong] for f, _ in faults])
+    got, _ = _wrong_numbers(faults)
     if not np.any(got):
         return "0"
     text = _factor(_ratios(faults)) or _origins(faults)
@@ -411,13 +422,9 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
 
 def _constant(faults: Faults) -> str:
     """Say what comes back without dout: the whole result, or a number that is added to it."""
-    gaps, alone = [], True
-    for f, p in faults:
-        gaps += [(float(x), p) for x in (f.quantity.got - f.quantity.want)[f.wrong][:MOST]]
-        alone &= bool(f.facts.get("alone"))
-    if alone:
+    if all(f.facts.get("alone") for f, _ in faults):
         return "dout is not used"
-    text = recognise(gaps)
+    text = recognise(_gaps(faults))
     return f"{text} is added" if text else ""
 
 

@@ -84,8 +84,8 @@ def diagnose(
         All of them, those that failed with a diagnosis.
     causes : tuple of Cause
         Every outcome that failed, raised or is suspect belongs to exactly one; the cause of most
-        required rules comes first. Bits that differ (level reproducible) are measured, and have
-        none.
+        required rules comes first, what is not explained last. Bits that differ (level
+        reproducible) are measured, and have none.
     """
     causes: dict[str, Cause] = {}
     named: dict[int, str] = {}
@@ -124,8 +124,8 @@ def diagnose(
             named[id(o)] = found[0].name if len(found) == 1 else mine[id(o)]
             required[named[id(o)]] += o.level in REQUIRED
 
-    def place(cause: Cause) -> tuple[int, bool, int]:
-        return -required[cause.name], not cause.is_known, -len(cause.rules)
+    def place(cause: Cause) -> tuple[bool, int, int]:
+        return cause.name == "unexplained", -required[cause.name], -len(cause.rules)
 
     explained = [
         replace(
@@ -321,9 +321,10 @@ class _Diagnosis:
         """Yield causes that are read from the implementation, each with its outcomes."""
         left = sorted(evidence, key=_telling)
         told: set[str] = set()
+        causes: list[Cause] = []
         for turn in range(READ):
             if not left or (turn and time.process_time() > self.end):
-                return
+                break
             first = left[0]
             points = _agree_on_rows(_agree_on_ds(self._points(first)))
             fault = _common_fault(points)
@@ -363,7 +364,13 @@ class _Diagnosis:
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
             told.add(fault.step)
+            causes.append(cause)
             yield replace(cause, rules=ids(mine)), mine
+        reached: set[str] = set().union(*map(_reach, told))
+        rules = {e.outcome.rule for e in left if e.outcome and _own_names(e) <= reached}
+        mine = [o for o in outcomes if o.rule in rules]
+        if mine and len(causes) > 1:  # dk and dv are wrong there, each by its own cause
+            yield replace(causes[0], rules=ids(mine)), mine
 
     def _points(self, evidence: Evidence, without: Set[str] = frozenset()) -> list[Point]:
         """Return the failing problem and those around it, as far as they can be made of recipes.
