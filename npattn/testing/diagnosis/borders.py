@@ -23,7 +23,7 @@ from npattn.testing.places import Pair as Border
 from npattn.testing.report.outcome import Outcome, recipe_line
 from npattn.testing.report.pair import Pair
 from npattn.testing.rules import RULES
-from npattn.testing.trial import Trial
+from npattn.testing.trial import GRADIENTS, Trial
 
 QUESTIONS = 300
 SECONDS = 3.0
@@ -36,8 +36,6 @@ SEEDS = 4
 """Numbers that are asked where a fault shows with some, and not with others."""
 CONTENTS = "contents"
 """Name of numbers that are not normal ones, as of an option."""
-ENOUGH = 20
-"""Problems that must have been asked before all sizes and options are said to have been tried."""
 FEW = {"B": range(1, 5), "K": range(1, 5), "G": (1, 2, 3, 4, 8)}
 """Heads and samples that are asked."""
 LONGEST = 520
@@ -233,10 +231,10 @@ class Neighbours:
             text = f"fails with seed = {self.base.seed}, passes with seed = {other.seed}"
             return Pair(f"{text}, all else equal", line, recipe_line(other, self.trial, None))
         if found is None:
-            text = "fails with every size and option that was tried"
-            if place.questions < ENOUGH:
-                text = "no problem that passes was found in the time"
-            return Pair(text, line)
+            every = "fails with every size and option that was tried"
+            return Pair(
+                every if place.held else "no problem that passes was found in the time", line
+            )
         bad, good = (recipe_line(self.recipe(p), self.trial, None) for p in found)
         others = dict.fromkeys(str(p) for p in place.pairs[1:] if p.name != found.name)
         return Pair(str(found), bad, good, tuple(others))
@@ -271,8 +269,10 @@ def neighbours_of(trial: Trial, outcome: Outcome, names: Iterable[str]) -> Neigh
         return None
     if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
         trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
-    trial = replace(trial, memo={}, skips_empty_rows=False)
-    return Neighbours(trial, replace(recipe, view=outcome.view), frozenset(names))
+    of_forward = frozenset(names) - {*GRADIENTS}
+    gradients = frozenset() if of_forward else trial.gradients  # which are dear
+    trial = replace(trial, memo={}, skips_empty_rows=False, gradients=gradients)
+    return Neighbours(trial, replace(recipe, view=outcome.view), of_forward or frozenset(names))
 
 
 def find_pair(trial: Trial, outcomes: Sequence[Outcome]) -> Pair | None:

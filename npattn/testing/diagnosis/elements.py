@@ -54,9 +54,9 @@ def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neigh
         extra = (fault.step, fault.form) == ("visible", "extra")
         return not (extra and hides and visible.all())  # no key is hidden that could be seen
 
-    gradients = point.evidence.trial.gradients  # none, if the forward shows the fault
-    trial = replace(near.trial, gradients=gradients)
-    return replace(near, trial=trial, base=point.recipe, tells=tells)
+    trial = replace(near.trial, gradients=point.evidence.trial.gradients)
+    names = frozenset(point.evidence.wrong)
+    return replace(near, trial=trial, base=point.recipe, names=names, tells=tells)
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ def find_place(
         held = search.defend(clauses, most)
     except Spent:
         held = search.is_enough
+        search.keep_neighbours(dict(failing))
     pairs = sorted(search.pairs.values(), key=_distance)
     return Place(tuple(clauses), held, tuple(pairs), search.attacked, ask.count)
 
@@ -233,6 +234,13 @@ class _Search:
 
     def _keep(self, pair: Pair) -> None:
         self.pairs.setdefault((pair.name, len(self.pairs)), pair)
+
+    def keep_neighbours(self, failing: dict[str, Value]) -> None:
+        """Keep the problems that passed one change apart from a failing one, as far as asked."""
+        for problem, answer in self.ask.list_answers():
+            changed = [name for name, value in failing.items() if problem[name] != value]
+            if answer is False and len(changed) == 1:
+                self._keep(Pair(changed[0], failing, problem))
 
     def _same(self, atom: Atom, other: Atom) -> bool:
         """Return True if two atoms hold for the same problems, as T > S and S < T do."""
