@@ -278,6 +278,5 @@ def sample(
     empty = np.asarray(trial.empty(problem)).reshape(rows)
     visible = trial.visible(problem).reshape(*rows, sizes["S"])
     first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
-    window = recipe.window or (None, None)
     options = frozenset(options_on(recipe))
-    return Sample(sizes, options, axes, wrong, known, empty, first, window)
+    return Sample(sizes, options, axes, wrong, known, empty, first)

@@ -48,7 +48,6 @@ class Sample:
         Rows that see no key.
     first : array of int, (B, H, T)
         The first key that a row sees; a large number if it sees none.
-    window : (int or None, int or None)
     """
 
     sizes: dict[str, int]
@@ -58,7 +57,6 @@ class Sample:
     known: Array
     empty: Array
     first: Array
-    window: tuple[int | None, int | None] = (None, None)
 
     def reduce(self, axes: int) -> Sample:
         """Return the sample of the first axes alone: wrong where any element is."""
@@ -124,7 +122,6 @@ class Table:
             bad = len(kinds[0])
             values: dict[str, Any] = {x: s.sizes[x] for x in self.sizes}
             values |= dict(zip(s.axes, rows.T, strict=True))
-            values["left"], values["right"] = (-1 if x is None else x for x in s.window)
             values["empty"] = _rows_of(s, s.empty, values)
             values["first"] = _rows_of(s, s.first, values)
             for name, x in values.items():
@@ -323,20 +320,6 @@ def _diagonal(table: Table) -> Iterator[Atom]:
         if (good > high).any():
             yield Atom(f"s ≥ {_shift(name, -high)}", 1.2 + more + 0.2 * (high not in (0, -1)),
                        lambda t, f=distance, n=high: f(t) <= n)  # fmt: skip
-    both = (table["left"] >= 0) & table.y
-    if both.any() and both.sum() == table.y.sum():
-        own = table["left"] - _bottom_right(table)
-        n = np.unique(own[table.y])
-        if len(n) == 1:
-            yield Atom("window and the left edge", 1.6, lambda t, n=int(n[0]):
-                       (t["left"] >= 0) & (t["left"] - _bottom_right(t) == n))  # fmt: skip
-    both = (table["right"] >= 0) & table.y
-    if both.any() and both.sum() == table.y.sum():
-        own = table["right"] + _bottom_right(table)
-        n = np.unique(own[table.y])
-        if len(n) == 1:
-            yield Atom("window and the right edge", 1.6, lambda t, n=int(n[0]):
-                       (t["right"] >= 0) & (t["right"] + _bottom_right(t) == n))  # fmt: skip
     for m in (16, 32, 64):
         yield Atom(f"s // {m} = t // {m}", 1.5, lambda t, m=m: t["s"] // m == t["t"] // m)
         yield Atom(f"s // {m} > t // {m}", 1.6, lambda t, m=m: t["s"] // m > t["t"] // m)
