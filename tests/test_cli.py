@@ -557,7 +557,17 @@ def test_a_beginning_explains_several_rules():
     assert [line.split()[0] for line in output.splitlines() if line[:1].strip()] == [
         "hidden-nan-k", "hidden-nan-v", "hidden-nan-kv"
     ]  # fmt: skip
-    assert "did you mean agreement?" in told(run("explain", "agrement", code=2))
+    text = told(run("explain", "agrement-q", code=2))
+    assert "the nearest names are agreement-dq, agreement-o, agreement-dv (npattn list" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("scale-twice", "the scale is applied twice"), ("unsteady", "two calls on the same problem")],
+)
+def test_explain_says_what_a_cause_means(name, words):
+    text = told(run("explain", name))
+    assert text.startswith(f"{name} (a cause: report.causes) means {words}")
 
 
 def test_a_bug_is_explained_with_its_page():

@@ -7,6 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -14,11 +15,14 @@ from typing import Any, NamedTuple
 import click
 
 from npattn.cli.completion import complete_rule
+from npattn.errors import OptionError
+from npattn.testing.diagnosis.conduct import TEXTS as CAUSES
+from npattn.testing.diagnosis.names import NAMES as CAUSES_BY_PATTERN
 from npattn.testing.judge import choose_rules
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.modules.rules import RULES as MODULE_RULES
 from npattn.testing.report.green import read_limits
-from npattn.testing.rules import ON_REQUEST, PROPERTIES
+from npattn.testing.rules import ON_REQUEST, PROPERTIES, RULES
 from npattn.testing.runner.rounds import ABOUT_STRUCTURE
 
 WITHOUT_RULE = {
@@ -34,6 +38,7 @@ WITHOUT_RULE = {
     "with the length. Broken by offsets of 32 bits, by sums in a narrow format.",
 }
 """Docstrings of what ``--only`` takes beside the rules: demand, reason and bugs."""
+OF_CAUSES = "a cause: report.causes"
 MOST = 6
 """Findings that are printed for a rule."""
 
@@ -53,8 +58,22 @@ class Explanation(NamedTuple):
 def explain(rule: str) -> list[Explanation]:
     """Return what is known of the rules with this name, or that begin with it.
 
-    A level of rules, and a rule of modules, has a demand alone.
+    A level of rules, a rule of modules and a cause have one sentence alone.
+
+    Raises
+    ------
+    OptionError
+        If nothing has this name; it offers the three nearest.
     """
+    causes = CAUSES | {cause.id: cause.text for cause in CAUSES_BY_PATTERN}
+    if rule in causes:
+        return [_explanation(rule, OF_CAUSES, causes[rule])]
+    names = [*WITHOUT_RULE, *dict(LEVELS), *MODULE_RULES, *RULES, *causes]
+    if not any(name.startswith(rule) for name in names):
+        near = ", ".join(get_close_matches(rule, names, 3, 0.0))
+        raise OptionError(
+            f"{rule!r} is no rule and no cause; the nearest names are {near} (npattn list rules)"
+        )
     found = []
     if rule in WITHOUT_RULE:
         found.append(_explanation(rule, f"npattn check TARGET --only {rule}", WITHOUT_RULE[rule]))
@@ -90,8 +109,9 @@ def _explanation(name: str, where: str, docstring: str) -> Explanation:
 def explain_command(rule: str) -> None:
     """Say what RULE demands, why, and which real bug broke it.
 
-    RULE is a name from npattn list rules, or how several begin; a level of rules; or a rule of
-    npattn check TARGET --module. npattn explain green: what a report that passed does not say.
+    RULE is a name from npattn list rules, or how several begin; a level of rules; a rule of
+    npattn check TARGET --module; or the name of a cause, as report.causes has it. npattn explain
+    green: what a report that passed does not say.
     """
     if rule == "green":
         for name, reach, wider in read_limits():
@@ -104,7 +124,11 @@ def explain_command(rule: str) -> None:
 def _print(one: Explanation) -> None:
     known = [f"{issue} on GitHub" for issue in one.issues]
     known += [_describe(finding) for finding in one.findings]
-    rows = [("demands", one.demand), ("why", one.why), ("broken by", one.bugs)]
+    rows = [
+        ("means" if one.where == OF_CAUSES else "demands", one.demand),
+        ("why", one.why),
+        ("broken by", one.bugs),
+    ]
     rows += [("real bugs" if n == 0 else "", bug) for n, bug in enumerate(known[:MOST])]
     more = f"and {len(known) - MOST} more in docs/findings.md"
     rows += [("", more)] * (len(known) > MOST)

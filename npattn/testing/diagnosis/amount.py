@@ -6,12 +6,14 @@ A number is named (√D, ln 2, 1 − rate) if the name fits it on every problem 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.diagnosis.explore import Point
 from npattn.testing.diagnosis.locate import Fault
 from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
@@ -272,6 +274,7 @@ SEEN = (
 def _mask_of(points: Sequence[Point]) -> str:
     """Say which other mask it is that the weights of the wrong rows follow, if there is one."""
     cases = []
+    kinds: Counter[tuple[str, ...]] = Counter()
     for point in points:
         fault, problem = point.fault, point.evidence.problem
         if fault is None or fault.axes != "bhts" or fault.quantity.got.shape != fault.wrong.shape:
@@ -279,25 +282,39 @@ def _mask_of(points: Sequence[Point]) -> str:
         q = fault.quantity
         rows = np.asarray(q.wrong.any(-1, keepdims=True) & q.known.all(-1, keepdims=True))
         known = rows & np.isfinite(q.got)
-        cases.append((point.evidence.trial, problem, abs(q.got) > q.tolerance, known))
-    most = sorted(cases, key=lambda case: -math.prod(case[1].lead) * case[1].H)
-    half = CASES // 2  # of few samples and heads, several sources may fit
-    return mask_source([*most[:half], *cases[:half]])
+        kind = tuple(options_on(point.recipe))
+        kinds[kind] += 1
+        case = (point.evidence.trial, problem, abs(q.got) > q.tolerance, known)
+        cases.append((kinds[kind], -math.prod(problem.lead) * problem.H, case))
+    # Some of each option, and of many samples and heads: of few, several sources may fit.
+    first, most = (sorted(cases, key=lambda x: x[n])[: CASES // 2] for n in (0, 1))
+    return mask_source([case for *_, case in (*most, *first)])
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:
-    got = np.concatenate([f.quantity.got[f.wrong] for f, _ in faults])
-    want = np.concatenate([f.quantity.want[f.wrong] for f, _ in faults])
+    """Say what lse is: −∞, a number where it must be −∞, too much by a number, or a multiple."""
+    got, want = _wrong_numbers(faults)
     if np.isneginf(got).all():
         return "−∞"
     if np.isneginf(want).all():
         return "finite, must be −∞" if np.isfinite(got).all() else "must be −∞"
-    gaps = [
-        (float(x), p) for f, p in faults
-        for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
-    ]  # fmt: skip
-    shift = recognise(gaps)
+    shift = recognise(_gaps(faults))
     return f"off by {shift}" if shift else _factor(_ratios(faults))
+
+
+def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
+    """Return the wrong numbers of all problems, and the exact ones."""
+    got, want = ([getattr(f.quantity, x)[f.wrong] for f, _ in faults] for x in ("got", "want"))
+    return np.concatenate(got), np.concatenate(want)
+
+
+def _gaps(faults: Faults) -> list[tuple[float, Problem]]:
+    """Return wrong results less exact ones."""
+    return [
+        (float(x), p)
+        for f, p in faults
+        for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
+    ]
 
 
 def _ratios(faults: Faults) -> list[tuple[float, Problem]]:
@@ -392,7 +409,7 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
         return _factor([(f.facts["value"], p) for f, p in faults if "value" in f.facts])
     if fault.form == "moved" and "moved" in fault.facts:
         return _rows_of_others(faults)
-    got = np.concatenate([f.quantity.got[f.wrong] for f, _ in faults])
+    got, _ = _wrong_numbers(faults)
     if not np.any(got):
         return "0"
     text = _factor(_ratios(faults)) or _origins(faults)
@@ -405,13 +422,9 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
 
 def _constant(faults: Faults) -> str:
     """Say what comes back without dout: the whole result, or a number that is added to it."""
-    gaps, alone = [], True
-    for f, p in faults:
-        gaps += [(float(x), p) for x in (f.quantity.got - f.quantity.want)[f.wrong][:MOST]]
-        alone &= bool(f.facts.get("alone"))
-    if alone:
+    if all(f.facts.get("alone") for f, _ in faults):
         return "dout is not used"
-    text = recognise(gaps)
+    text = recognise(_gaps(faults))
     return f"{text} is added" if text else ""
 
 

@@ -6,7 +6,7 @@ seed. What could not show the fault, as a row of one key, tells nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,19 +17,25 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.evidence import Evidence, observe
-from npattn.testing.diagnosis.explore import LARGE, PLAIN, VALUES, fit, scores_of
+from npattn.testing.diagnosis.explore import EXTREME, LARGE, PLAIN, VALUES, fit, scores_of, tame
 from npattn.testing.places import Answer, Place, Value, find_place
 from npattn.testing.places import Pair as Border
 from npattn.testing.report.outcome import Outcome, recipe_line
 from npattn.testing.report.pair import Pair
 from npattn.testing.rules import RULES
-from npattn.testing.trial import Trial
+from npattn.testing.trial import GRADIENTS, Trial
 
 QUESTIONS = 300
 SECONDS = 3.0
-"""Questions and seconds for the borders around a failing problem."""
-ENOUGH = 20
-"""Problems that must have been asked before all sizes and options are said to have been tried."""
+"""Questions and seconds of processor time for the borders around the failures of a check."""
+FEW_QUESTIONS = 60
+"""Questions for the nearest problem that passes alone."""
+MILD = {"window": (24, 24)}
+"""Values of options that are tried beside those of a problem: of few keys a fault may not show."""
+SEEDS = 4
+"""Numbers that are asked where a fault shows with some, and not with others."""
+CONTENTS = "contents"
+"""Name of numbers that are not normal ones, as of an option."""
 FEW = {"B": range(1, 5), "K": range(1, 5), "G": (1, 2, 3, 4, 8)}
 """Heads and samples that are asked."""
 LONGEST = 520
@@ -49,12 +55,15 @@ class Neighbours:
         Results that are wrong there; others tell nothing.
     tells : callable, optional
         Problem that passes → False if the fault could not have been seen in it.
+    ask : callable, optional
+        Recipe → whether it fails, None if that tells nothing; default: whether a result is wrong.
     """
 
     trial: Trial
     base: Recipe
-    names: frozenset[str]
+    names: frozenset[str] = frozenset()
     tells: Callable[[Evidence], bool] = field(default=lambda evidence: True)
+    ask: Callable[[Recipe], Answer] | None = None
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -62,9 +71,12 @@ class Neighbours:
         on = options_on(self.base)
         values = {name: getattr(self.base, name) for name in on}
         if self.base.distribution == "normal":
-            more = {name: first for name, (first, *_) in VALUES.items() if name not in on}
+            first = {name: own[0] for name, own in VALUES.items()} | MILD
+            more = {name: value for name, value in first.items() if name not in on}
             more = {name: x for name, x in more.items() if self._takes({name: x})}
             values |= more
+        if is_special(self.base):
+            values[CONTENTS] = self.base.distribution
         return values
 
     def _takes(self, changes: dict[str, Any]) -> bool:
@@ -73,7 +85,7 @@ class Neighbours:
 
     def sample(self, recipe: Recipe) -> dict[str, Value]:
         """Return sizes and options of a recipe, as far as they are asked."""
-        on = options_on(recipe)
+        on = [*options_on(recipe), *([CONTENTS] if is_special(recipe) else [])]
         sizes = {"B": recipe.lead[0] if recipe.lead else 1, "K": recipe.K}
         sizes |= {"G": recipe.H // max(recipe.K, 1)}
         sizes |= {x: getattr(recipe, x) for x in "TSDE"}
@@ -104,12 +116,40 @@ class Neighbours:
         if "B" in sample:
             changes |= {"lead": (sample["B"],), "K": sample["K"], "H": sample["K"] * sample["G"]}
         for name, value in self.values.items():
-            changes[name] = value if sample[name] else getattr(PLAIN, name)
-        return fit(self.trial.space, replace(self.base, **changes), self.base)
+            changes[name] = value if sample[name] else getattr(PLAIN, name, None)
+        is_tame = CONTENTS in changes and not changes.pop(CONTENTS)
+        recipe = fit(self.trial.space, replace(self.base, **changes), self.base)
+        return tame(recipe) if is_tame else recipe
 
     def fails(self, sample: Mapping[str, Value]) -> Answer:
         """Return whether a result is wrong; None if it is refused, or would tell nothing."""
-        recipe, trial = self.recipe(sample), self.trial
+        recipe = self.recipe(sample)
+        if self.ask is not None:
+            return self.ask(recipe)
+        answer = self._fails(recipe)
+        return self.fails_again(sample) if answer is False and self.is_chancy else answer
+
+    def fails_again(self, sample: Mapping[str, Value]) -> Answer:
+        """Return whether a result is wrong with some of other numbers."""
+        return self.ask is None and any(map(self._fails, _reseed(self.recipe(sample))))
+
+    @cached_property
+    def _answers(self) -> list[Answer]:
+        """Answers for the base with other numbers."""
+        return [] if self.ask is not None else [*map(self._fails, _reseed(self.base))]
+
+    @property
+    def is_chancy(self) -> bool:
+        """True if the base passes with some other numbers: others are asked where it passes."""
+        return False in self._answers
+
+    @property
+    def is_of_numbers(self) -> bool:
+        """True if the base passes with any other numbers."""
+        return self.is_chancy and True not in self._answers
+
+    def _fails(self, recipe: Recipe) -> Answer:
+        trial = self.trial
         if scores_of(recipe) > max(LARGE, 2 * scores_of(self.base)):
             return None
         if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
@@ -124,26 +164,53 @@ class Neighbours:
             return True
         return False if self.tells(evidence) else None
 
-    def place(self, known: Iterable[Recipe] = (), seconds: float = SECONDS) -> Place | None:
+    def place(
+        self,
+        questions: int = QUESTIONS,
+        seconds: float = SECONDS,
+        known: Iterable[tuple[Recipe, bool]] = (),
+    ) -> Place | None:
         """Return the place of the failures around the base; None if it does not fail.
 
         Parameters
         ----------
-        known : iterable of Recipe
-            Other failing problems of the run, on which the place must hold.
+        questions : int
+        seconds : float
+            Of processor time.
+        known : iterable of (Recipe, bool)
+            Problems that were tried, and whether each fails: what they tell costs no question.
         """
         start = self.sample(self.base)
         if self.fails(start) is not True:
             return None
-        others = [(self.sample(r), True) for r in known if {*options_on(r)} <= {*self.values}]
+        if self.is_of_numbers:
+            return Place((), False, (), 0, 0)
+        told = [(self.sample(r), x) for r, x in known if self.is_asked(r)]
         return find_place(
             self.fails,
             start,
             domains=self.domains,
-            known=others,
-            questions=QUESTIONS,
+            again=self.fails_again,
+            known=[(problem, x) for problem, x in told if x or not self.is_chancy],
+            questions=questions,
             seconds=seconds,
         )
+
+    def is_asked(self, recipe: Recipe) -> bool:
+        """Return True if a recipe is one that is asked, but for its numbers."""
+        if not {*options_on(recipe)} <= {*self.values}:
+            return False
+        return replace(self.recipe(self.sample(recipe)), seed=recipe.seed) == recipe
+
+    def holds(self, place: Place, recipe: Recipe) -> bool | None:
+        """Return True if a place says that a recipe fails; None if it speaks of no such recipes.
+
+        It speaks of those with the numbers and options of the base.
+        """
+        other = is_special(recipe) and recipe.distribution != self.base.distribution
+        if other or not {*options_on(recipe)} <= {*self.values}:
+            return None
+        return place.holds(self.sample(recipe))
 
     def pair(self, place: Place, where: str = "") -> Pair:
         """Return the nearest problem that passes, with recipes to paste.
@@ -151,18 +218,35 @@ class Neighbours:
         One change of what `where` names comes first: numbers may make any other pass by chance.
         """
         told = {*where.split()}
-        found = min(
-            place.pairs, key=lambda pair: (pair.name not in told, _rank(pair)), default=None
-        )
+        start = self.sample(self.base)
+
+        def order(pair: Border) -> tuple[bool, int, int]:
+            changed = sum(start[name] != value for name, value in pair.failing.items())
+            return pair.name not in told, max(changed - 1, 0), _rank(pair)
+
+        found = min(place.pairs, key=order, default=None)
         line = recipe_line(self.base, self.trial, None)
+        if self.is_of_numbers:
+            other = next(_reseed(self.base))
+            text = f"fails with seed = {self.base.seed}, passes with seed = {other.seed}"
+            return Pair(f"{text}, all else equal", line, recipe_line(other, self.trial, None))
         if found is None:
-            text = "fails with every size and option that was tried"
-            if place.questions < ENOUGH:
-                text = "no problem that passes was found in the time"
-            return Pair(text, line)
+            every = "fails with every size and option that was tried"
+            return Pair(
+                every if place.held else "no problem that passes was found in the time", line
+            )
         bad, good = (recipe_line(self.recipe(p), self.trial, None) for p in found)
         others = dict.fromkeys(str(p) for p in place.pairs[1:] if p.name != found.name)
         return Pair(str(found), bad, good, tuple(others))
+
+
+def _reseed(recipe: Recipe) -> Iterator[Recipe]:
+    return (replace(recipe, seed=recipe.seed + 4 * n) for n in range(1, SEEDS))
+
+
+def is_special(recipe: Recipe) -> bool:
+    """Return True if the arrays of a recipe are not of normal numbers."""
+    return recipe.distribution != PLAIN.distribution or recipe.bias in EXTREME
 
 
 def _rank(pair: Border) -> int:
@@ -185,15 +269,17 @@ def neighbours_of(trial: Trial, outcome: Outcome, names: Iterable[str]) -> Neigh
         return None
     if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
         trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
-    trial = replace(trial, memo={}, skips_empty_rows=False)
-    return Neighbours(trial, replace(recipe, view=outcome.view), frozenset(names))
+    of_forward = frozenset(names) - {*GRADIENTS}
+    gradients = frozenset() if of_forward else trial.gradients  # which are dear
+    trial = replace(trial, memo={}, skips_empty_rows=False, gradients=gradients)
+    return Neighbours(trial, replace(recipe, view=outcome.view), of_forward or frozenset(names))
 
 
 def find_pair(trial: Trial, outcomes: Sequence[Outcome]) -> Pair | None:
     """Return the first failure of one call with its nearest neighbour that passes, if any."""
     for outcome in outcomes:
         near = neighbours_of(trial, outcome, (c.name for c in outcome.comparisons))
-        place = None if near is None else near.place()
+        place = None if near is None else near.place(FEW_QUESTIONS, SECONDS / 2)
         if near is not None and place is not None:
             return near.pair(place)
     return None

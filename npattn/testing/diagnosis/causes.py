@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import numpy as np
 
-from npattn.errors import NpattnError
 from npattn.testing.cases.pairwise import options_on
-from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import SEEN, describe
-from npattn.testing.diagnosis.borders import Neighbours, find_pair, neighbours_of
+from npattn.testing.diagnosis.borders import find_pair
 from npattn.testing.diagnosis.candidates import Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
@@ -24,16 +22,12 @@ from npattn.testing.diagnosis.conduct import (
     ids,
     state_cause,
 )
-from npattn.testing.diagnosis.evidence import Evidence, collect, observe, sizes_of
+from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, say_where
+from npattn.testing.diagnosis.evidence import Evidence, collect, observe
 from npattn.testing.diagnosis.explore import (
-    HIDING,
-    OF_SEVERAL_KEYS,
     Point,
     enlarge,
     explore,
-    narrow,
-    sample,
-    sample_of,
     scores_of,
     tame,
     try_recipe,
@@ -42,13 +36,7 @@ from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.names import name_of
 from npattn.testing.diagnosis.place import (
-    CONFIRMED,
     EVERYWHERE,
-    INDICES,
-    Where,
-    learn,
-    learn_and_confirm,
-    learn_problems,
 )
 from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
 from npattn.testing.diagnosis.say import BACKWARD, say
@@ -58,8 +46,6 @@ from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.diagnosis.unlike import say_unlike
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import REQUIRED
-from npattn.testing.places import Atom as Condition
-from npattn.testing.places import Place
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome, recipe_line
 from npattn.testing.report.pair import SIDE, Reading
@@ -68,18 +54,12 @@ from npattn.testing.trial import GRADIENTS, Trial
 
 REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
-READ = 6
+READ = 4
 """Most failures from which a cause is read: each takes many calls."""
-SECONDS_OF_FIRST, PLACE_SECONDS = 3.0, 1.0
-"""Seconds in which the place of the first cause, and of each other, is attacked."""
-SECONDS = 20.0
-"""Time after which no further cause is read."""
-DOUBTFUL = 0.2
-"""Share of elements on which a place may be mistaken before it is not stated."""
-ATOM = 0.02
-"""Share of elements that a place must set right with each of its conditions."""
-COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
-"""Margin by which a place that omits the last axes must be better."""
+PLACES = (300, 3.0), (60, 0.7)
+"""Questions and seconds in which the place of the first cause, and of each other, is attacked."""
+SECONDS = 6.0
+"""Processor time after which no further cause is read."""
 SMALL = 2**13
 """Scores of the largest failing problem whose elements a place is learned from."""
 AGAIN = ("s", "visible", "p")
@@ -104,8 +84,8 @@ def diagnose(
         All of them, those that failed with a diagnosis.
     causes : tuple of Cause
         Every outcome that failed, raised or is suspect belongs to exactly one; the cause of most
-        required rules comes first. Bits that differ (level reproducible) are measured, and have
-        none.
+        required rules comes first, what is not explained last. Bits that differ (level
+        reproducible) are measured, and have none.
     """
     causes: dict[str, Cause] = {}
     named: dict[int, str] = {}
@@ -126,7 +106,9 @@ def diagnose(
                 found += own
             found = say_unlike(trial.fresh(), found)
             # A fault with a place is what makes the errors too large; another may be small itself.
-            vague = all(not c.is_known or c.where in ("", "contents") for c in found)
+            vague = all(
+                not c.is_known or c.where == "contents" or not c.where + c.amount for c in found
+            )
             for o in bad if vague else ():
                 if (sharper := _read_suspicion(trial, o)) is not None:
                     found = [
@@ -142,8 +124,8 @@ def diagnose(
             named[id(o)] = found[0].name if len(found) == 1 else mine[id(o)]
             required[named[id(o)]] += o.level in REQUIRED
 
-    def place(cause: Cause) -> tuple[int, bool, int]:
-        return -required[cause.name], not cause.is_known, -len(cause.rules)
+    def place(cause: Cause) -> tuple[bool, int, int]:
+        return cause.name == "unexplained", -required[cause.name], -len(cause.rules)
 
     explained = [
         replace(
@@ -245,7 +227,7 @@ class _Diagnosis:
 
     def causes(self) -> Iterator[Cause]:
         """Yield causes that together have every outcome once."""
-        self.end = time.monotonic() + SECONDS
+        self.end = time.process_time() + SECONDS
         raised = [o for o in self.outcomes if o.kind == "raised"]
         left = [o for o in self.outcomes if o not in raised]
         for outcome in left:
@@ -339,9 +321,10 @@ class _Diagnosis:
         """Yield causes that are read from the implementation, each with its outcomes."""
         left = sorted(evidence, key=_telling)
         told: set[str] = set()
+        causes: list[Cause] = []
         for turn in range(READ):
-            if not left or (turn and time.monotonic() > self.end):
-                return
+            if not left or (turn and time.process_time() > self.end):
+                break
             first = left[0]
             points = _agree_on_rows(_agree_on_ds(self._points(first)))
             fault = _common_fault(points)
@@ -365,39 +348,29 @@ class _Diagnosis:
             if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
-            holds = self._condition(points, fault)
-            near = _neighbours(first, points[0], fault)
-            asked = (
-                None
-                if near is None
-                else near.place(seconds=PLACE_SECONDS if turn else SECONDS_OF_FIRST)
-            )
-            claimed = [e for e in left if e is first or self._claims(fault, e, holds)]
+            near = neighbours_of_fault(first, points[0], fault)
+            asked = near and Asked.of(near, points, *PLACES[min(turn, 1)])
+            claimed = [e for e in left if e is first or self._claims(fault, e, asked)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             amount = describe(like)
-            place = self._place(points, fault) if len(points) > 1 else _single_place(first)
-            own = None
-            if near is not None and asked is not None and fault.step != "nan":
-                follows = fault.step == "visible" and amount not in SEEN  # the source tells where
-                holds_there = _holds_on(near, asked, claimed, points)
-                source = amount if follows else ""
-                own = self._combine(points, fault, near, asked, source) if holds_there else None
-                doubtful = asked.held and place is not None and place.errors > CONFIRMED
-                place = own or (None if doubtful else place)
-            cause = self._state(fault, like, amount, place, points)
-            if asked is not None and own is not None:
-                only = "" if asked.text == EVERYWHERE else f"fails only where {asked.text}"
-                cause = replace(cause, passes_when=only)
-            if near is not None and asked is not None:
-                cause = replace(cause, pair=near.pair(asked, cause.where))
+            of_hidden = first.outcome is not None and first.outcome.rule.startswith("hidden-")
+            if asked is not None and any(asked.fails_on(e.recipe) is False for e in claimed):
+                asked = replace(asked, held=False)
+            cause = self._state(fault, like, amount, points, asked, of_hidden)
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
-            mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, holds)]
+            mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, asked)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
             told.add(fault.step)
+            causes.append(cause)
             yield replace(cause, rules=ids(mine)), mine
+        reached: set[str] = set().union(*map(_reach, told))
+        rules = {e.outcome.rule for e in left if e.outcome and _own_names(e) <= reached}
+        mine = [o for o in outcomes if o.rule in rules]
+        if mine and len(causes) > 1:  # dk and dv are wrong there, each by its own cause
+            yield replace(causes[0], rules=ids(mine)), mine
 
     def _points(self, evidence: Evidence, without: Set[str] = frozenset()) -> list[Point]:
         """Return the failing problem and those around it, as far as they can be made of recipes.
@@ -419,6 +392,10 @@ class _Diagnosis:
         for base in tried:
             point = try_recipe(trial, base)
             if point is not None and point.fault is not None:
+                short = replace(trial, gradients=frozenset(), memo={})
+                quick = try_recipe(short, base)
+                if quick is not None and quick.fault and _same_step(quick.fault, point.fault):
+                    trial, point = short, quick  # the forward shows it, and the rest is dear
                 return [point, *explore(trial, base)]
         return [alone]
 
@@ -428,97 +405,22 @@ class _Diagnosis:
         other = try_recipe(self.trial, plain) if plain != point.recipe else None
         return other is not None and other.fault is None
 
-    def _place(self, points: list[Point], fault: Fault) -> Where | None:
-        """Return where it is wrong; None if no predicate says so."""
-        pairs = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
-        samples = [s for _, s in pairs]
-        elements = [narrow(s, p, fault) for p, s in pairs]
-        found: list[tuple[float, Where]] = []
-        coarse = learn_problems(samples)
-        failing = sum(bool(s.wrong.any()) for s in samples)
-        if 3 * failing < len(samples) and (coarse is None or coarse.errors > DOUBTFUL):
-            return Where("contents", 0.0, ())  # with other numbers, the same problem is right
-        for dropped in range(len(fault.axes)):
-            axes = len(fault.axes) - dropped
-            place = learn_and_confirm([s.reduce(axes) for s in (samples if dropped else elements)])
-            if place is not None:
-                found.append((COARSE[min(dropped, 3) if fault.axes[3:] else 2 * dropped], place))
-        if coarse is not None and coarse.text != EVERYWHERE:
-            found.append((max(COARSE), coarse))
-        found = [(lost, place) for lost, place in found if place.errors <= DOUBTFUL]
-        price = [lost + place.errors + ATOM * len(place.atoms) for lost, place in found]
-        return found[price.index(min(price))][1] if found else None
-
-    def _combine(
-        self,
-        points: list[Point],
-        fault: Fault,
-        near: Neighbours,
-        asked: Place,
-        source: str,
-    ) -> Where | None:
-        """Return where it is wrong: elements of failing problems, on the problems that were asked.
-
-        None if what was learned of the elements does not hold. With `source`, which other mask the
-        weights follow, no elements are named: those are wrong whose source is not their own.
-        """
-        follows = bool(source)
-        pairs = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
-        pairs = [(p, s) for p, s in pairs if (s.wrong & s.known).any()]
-        elements = [narrow(s, p, fault) for p, s in pairs]
-        found: list[tuple[float, Where]] = []
-        for dropped in range(len(fault.axes) if follows else 0, len(fault.axes) + 1):
-            axes = len(fault.axes) - dropped
-            own = [s.reduce(axes) for s in (elements if not dropped else [s for _, s in pairs])]
-            place = learn(own, indices=True)
-            if place is not None and (place.errors <= CONFIRMED or not place.atoms):
-                margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
-                found.append((margin + place.errors + ATOM * len(place.atoms), place))
-        if not found:
-            return None
-        _, best = min(found, key=lambda x: x[0])
-        learned = None if follows else self._place(points, fault)
-        most = best.errors if best.atoms else CONFIRMED
-        if learned is not None and learned.errors <= most:
-            # Problems that pass know more of the elements, and less of sizes and options.
-            indices = tuple(a for a in learned.atoms if {*a.text.split()} & {*INDICES})
-            text = " and ".join(a.text for a in indices)
-            best = Where(text, learned.errors, indices) if indices else best
-        shared = [atom for atom in asked.clauses[0] if all(_has(c, atom) for c in asked.clauses)]
-        told = [
-            atom.text
-            for atom in shared
-            if not _implies(best, near.recipe(atom.pair.passing), near, fault)
-        ]
-        if len(asked.clauses) > 1:
-            rest = [[a for a in clause if not _has(shared, a)] for clause in asked.clauses]
-            if any(len(atoms) > 1 for atoms in rest):
-                return None
-            if all(rest):
-                told.append(" or ".join(atom.text for (atom,) in rest))
-        # A problem without the option whose meaning is wrong hides nothing, and tells nothing.
-        for name in sorted(HIDING & {*source.split()}):
-            if name not in " ".join(told).split() and all(s.options >= {name} for _, s in pairs):
-                told.append(name)
-        if points[0].recipe.distribution != "normal" and self._is_of_contents(points[0]):
-            told.append("contents")
-        text = " and ".join([*(a.text for a in best.atoms), *told])
-        return Where(text or EVERYWHERE, best.errors, best.atoms)
-
     def _state(
         self,
         fault: Fault,
-        points: list[Point],
+        like: list[Point],
         amount: str,
-        place: Where | None,
         tried: list[Point],
+        asked: Asked | None,
+        of_hidden: bool,
     ) -> Cause:
         """Return the cause in words."""
-        condition = self._condition(tried, fault)
-        told = condition is not None and condition.text != EVERYWHERE
-        where = fault.facts.get("where") or (place.text if place is not None else "")
         step = fault.step
-        where = EVERYWHERE if step == "state" else where
+        follows = step == "visible" and amount not in SEEN  # the source tells where
+        where = EVERYWHERE if step == "state" else fault.facts.get("where")
+        where = where or say_where(tried, fault, asked, amount if follows else "")
+        if not where and len(tried) == 1 and asked is None and of_hidden:
+            where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:
             where = BACKWARD + (where or EVERYWHERE)
         name, known = name_of(step, where, amount)
@@ -528,47 +430,38 @@ class _Diagnosis:
             step,
             where,
             amount,
-            passes_when=f"fails only where {condition.text}" if told and condition else "",
+            passes_when=asked.condition if asked is not None else "",
             confirmed=len(tried),
             name=name,
-            reading=next(filter(None, map(_read_window, sorted(points, key=_readability))), None),
+            pair=asked and asked.near.pair(asked.place, where),
+            reading=next(filter(None, map(_read_window, sorted(like, key=_readability))), None),
         )
 
-    @staticmethod
-    def _condition(points: list[Point], fault: Fault) -> Where | None:
-        """Return the condition of the problems that fail; None if it is not known."""
-        samples = (sample_of(p, fault) for p in points)
-        place = learn_problems([s for s in samples if s is not None])
-        return place if place is not None and place.errors <= CONFIRMED else None
-
-    def _claims(self, fault: Fault, evidence: Evidence, condition: Where | None) -> bool:
+    def _claims(self, fault: Fault, evidence: Evidence, asked: Asked | None) -> bool:
         """Return True if a failing problem shows the same fault, changed or not.
 
-        A fault that comes of it may be the first that shows there: a saturated row hides a wrong
-        weight, and shows a wrong lse.
+        Where the fault comes first, and the place holds, all that is wrong may come of it: a
+        saturated row hides a wrong weight, and shows a wrong lse.
         """
         if not _own_names(evidence) <= _reach(fault.step):
             return False
-        if time.monotonic() > self.end:
+        if time.process_time() > self.end:
             return _is_downstream(fault.step, evidence)
-        if condition is not None and not condition.allows(sizes_of(evidence.problem)):
-            return False
+        downstream = _is_downstream(fault.step, evidence)
+        shows = fault.backward or fault.step not in FORWARD or {"o", "lse"} & {*evidence.wrong}
+        if downstream and shows and asked is not None and asked.fails_on(evidence.recipe):
+            return True
         own = locate(evidence) if evidence.size <= SMALL else None
         if own is not None and _same_step(own, fault):
             return True
-        outcome = evidence.outcome
-        if outcome is None or outcome.sampled is None or not _is_downstream(fault.step, evidence):
+        sampled = evidence.outcome.sampled if evidence.outcome is not None else None
+        if sampled is None or not downstream:
             return False
-        forward = not fault.backward and fault.step in FORWARD
-        if condition is not None and (not forward or {"o", "lse"} & {*evidence.wrong}):
-            sample = sample_of(Point(outcome.sampled, evidence, fault), fault, alone=True)
-            if sample is not None and condition.errors_on([sample]) <= DOUBTFUL:
-                return True
-        recipes = {outcome.sampled, replace(outcome.sampled, distribution="normal")}
+        recipes = {sampled, replace(sampled, distribution="normal")}
         plain = [try_recipe(self.trial, recipe) for recipe in recipes]
         return any(p and p.fault and _same_step(p.fault, fault) for p in plain)
 
-    def _is_so_alone(self, fault: Fault, outcome: Outcome, condition: Where | None) -> bool:
+    def _is_so_alone(self, fault: Fault, outcome: Outcome, asked: Asked | None) -> bool:
         """Return True if the second of two calls shows the fault without the first.
 
         A mistake of some shapes is right in others, which looks like state of an earlier call.
@@ -576,7 +469,7 @@ class _Diagnosis:
         if outcome.kind != "after" or outcome.rule in self.evidence:
             return False
         alone = self._collect(replace(outcome, kind="value"))
-        return alone is not None and bool(alone.wrong) and self._claims(fault, alone, condition)
+        return alone is not None and bool(alone.wrong) and self._claims(fault, alone, asked)
 
     # --- evidence ---
 
@@ -607,77 +500,6 @@ def _of_one_call(outcome: Outcome) -> bool:
     """Return True if one call alone was out of tolerance, and not the relation of several."""
     names = {c.name for c in outcome.comparisons}
     return outcome.kind == "value" and bool(names) and names <= {"o", "lse", *GRADIENTS}
-
-
-def _neighbours(evidence: Evidence, point: Point, fault: Fault) -> Neighbours | None:
-    """Return the problems around a failing one; what could not show the fault tells nothing."""
-    outcome = evidence.outcome
-    if outcome is None or point.fault is None:
-        return None
-    near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
-    if near is None:
-        return None
-    on = options_on(point.recipe)
-
-    def tells(other: Evidence) -> bool:
-        problem = other.problem
-        visible = other.trial.visible(problem)
-        if fault.step in OF_SEVERAL_KEYS and not (visible.sum(-1) > 1).any():
-            return False  # a row of one key has weight 1, whatever its score is
-        same = all(getattr(problem, n) not in (None, False) for n in {*on} & {"causal", "window"})
-        same = same and ("mask" not in on or problem.mask_array is not None)
-        hides = not visible.all()
-        return not (fault.step == "visible" and fault.form == "extra" and on and same and not hides)
-
-    return replace(near, base=point.recipe, tells=tells)
-
-
-def _holds_on(
-    near: Neighbours, place: Place, claimed: Sequence[Evidence], points: Sequence[Point]
-) -> bool:
-    """Return True if a place was attacked, and no problem at hand refutes it.
-
-    It must hold on every failing problem that it explains, and on those around the first fail where
-    that fails: they have other windows and masks than the one that was asked with.
-    """
-    if not place.held:
-        return False
-    recipes = [e.outcome.sampled for e in claimed if e.outcome and e.outcome.kind == "value"]
-    tried = [(r, True) for r in recipes if r is not None]
-    tried += [(p.recipe, p.fault is not None) for p in points if p.fault or near.tells(p.evidence)]
-    return all(
-        place.holds(near.sample(recipe)) == fails
-        for recipe, fails in tried
-        if recipe.distribution == near.base.distribution and {*options_on(recipe)} <= {*near.values}
-    )
-
-
-def _has(clause: Iterable[Condition], atom: Condition) -> bool:
-    return any(atom.text == other.text for other in clause)
-
-
-def _implies(place: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
-    """Return True if a place of elements has none on a problem that passes."""
-    if not place.atoms:
-        return False
-    try:
-        problem = near.trial.problem(passing)
-    except NpattnError:
-        return False
-    sizes = sizes_of(problem)
-    axes = next((a for a in (fault.axes[:n] for n in range(len(fault.axes), 0, -1))), "")
-    letters = {x: sizes[x.upper()] for x in axes}
-    if axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
-        letters["h"] = sizes["K"]
-    shape = tuple(letters[x] for x in axes)
-    whole = sample(near.trial, passing, problem, axes, np.ones(shape, bool), np.ones(shape, bool))
-    return place.errors_on([whole]) >= 1
-
-
-def _single_place(evidence: Evidence) -> Where | None:
-    """Return the place of a fault that one problem alone shows, which its rule has changed."""
-    rule = evidence.outcome.rule if evidence.outcome is not None else ""
-    return Where("hidden keys", 0.0, ()) if rule.startswith("hidden-") else None
 
 
 def _point_of(evidence: Evidence) -> list[Point]:
@@ -778,11 +600,12 @@ def _own_names(evidence: Evidence) -> set[str]:
     return named & {*evidence.wrong} or {*evidence.wrong}
 
 
-def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int]:
+def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int, int]:
     """Return the sort key that puts first what tells most: required, plain, unchanged, small."""
     outcome = evidence.outcome
     assert outcome is not None
     plain = outcome.sampled is not None and outcome.sampled.distribution == "normal"
     changed = outcome.sampled is None or "then changed" in outcome.recipe
     first = 0 if "o" in evidence.wrong else 1 if "lse" in evidence.wrong else 2
-    return outcome.level not in REQUIRED, changed, first, not plain, evidence.size
+    options = len(options_on(outcome.sampled)) if outcome.sampled is not None else 0
+    return outcome.level not in REQUIRED, changed, first, not plain, options, evidence.size

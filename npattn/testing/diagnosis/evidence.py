@@ -85,6 +85,12 @@ class Evidence:
             return math.inf
         return compare_arrays(name, array, exact, self.tolerance[name]).ratio
 
+    @property
+    def recipe(self) -> Recipe | None:
+        """Recipe of the failing problem; None if it has none, or its rule has changed it since."""
+        outcome = self.outcome
+        return None if outcome is None or "then changed" in outcome.recipe else outcome.sampled
+
     @cached_property
     def tolerance(self) -> Mapping[str, Array]:
         """Tolerances by name; computed when first needed."""

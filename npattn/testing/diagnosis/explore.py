@@ -60,8 +60,10 @@ LARGE = 2**16
 """Scores of the largest problem that is tried: its quantities, kept for each, take some 5 MB."""
 KEYS_TO_A_COLUMN = 64
 """Keys to each column of v from which P can be read in few calls."""
-SECONDS = 2.5
-"""Processor time for the problems around a failing one, once `LEAST` were tried."""
+MOST = 40
+"""Problems around a failing one."""
+SECONDS = 1.5
+"""Processor time for them, once `LEAST` were tried."""
 LEAST = 16
 
 
@@ -212,7 +214,8 @@ def explore(trial: Trial, base: Recipe) -> list[Point]:
             continue
         seen.add(recipe)
         late = time.process_time() - end
-        if late > 0 and (len(points) >= LEAST or late > SECONDS):
+        enough = len(points) >= MOST or (late > 0 and len(points) >= LEAST)
+        if enough or late > SECONDS:
             break
         point = try_recipe(trial, recipe)
         if point is not None:
@@ -271,11 +274,9 @@ def sample(
 ) -> Sample:
     """Return elements of a problem, or with axes "" a problem, for learning."""
     sizes = sizes_of(problem)
-    special = recipe.distribution != "normal" or recipe.bias in EXTREME
-    options = {*options_on(recipe), *(["contents"] if special else [])}
     rows = tuple(sizes[x] for x in "BHT")
     empty = np.asarray(trial.empty(problem)).reshape(rows)
     visible = trial.visible(problem).reshape(*rows, sizes["S"])
     first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
-    window = recipe.window or (None, None)
-    return Sample(sizes, frozenset(options), axes, wrong, known, empty, first, window, recipe.scale)
+    options = frozenset(options_on(recipe))
+    return Sample(sizes, options, axes, wrong, known, empty, first)

@@ -1,13 +1,13 @@
 """Places as predicates: the shortest condition that holds where a quantity is wrong, only there.
 
-A predicate is a conjunction of atoms over the indices b h t s d e, the sizes B H K T S D E G, the
-names of options, "rows that see no key" and "contents". It is learned from elements of several
-problems, right and wrong ones, and from problems that pass.
+A predicate is a conjunction of atoms over the indices b h t s d e, beside the sizes of their
+problem, and "rows that see no key". It is learned from elements of failing problems; on which
+problems it fails is asked (`npattn.testing.places`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ MISSED = 0.04
 WORTH = 0.008
 """Share of elements that one more atom of the predicate must set right."""
 CONFIRMED = 0.05
-"""Share of elements of further problems on which a place may be mistaken more often."""
+"""Share of the elements on which a place that is told may be mistaken."""
 EVERYWHERE = "everywhere"
 
 
@@ -40,7 +40,7 @@ class Sample:
     sizes : dict
         By letter: those of `SIZES`, or others of a function that is not attention.
     options : frozenset of str
-        Options that are on; "contents" if the arrays are not normal numbers.
+        Options that are on.
     axes : str
         Letters of the axes of `wrong`.
     wrong, known : array of bool
@@ -48,8 +48,6 @@ class Sample:
         Rows that see no key.
     first : array of int, (B, H, T)
         The first key that a row sees; a large number if it sees none.
-    window : (int or None, int or None)
-    scale : float or None
     """
 
     sizes: dict[str, int]
@@ -59,8 +57,6 @@ class Sample:
     known: Array
     empty: Array
     first: Array
-    window: tuple[int | None, int | None] = (None, None)
-    scale: float | None = None
 
     def reduce(self, axes: int) -> Sample:
         """Return the sample of the first axes alone: wrong where any element is."""
@@ -105,12 +101,6 @@ class Where(NamedTuple):
         total = float(table.weight.sum())
         return float(table.weight[holds != table.y].sum()) / total if total else 0.0
 
-    def allows(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if no equation of sizes forbids a problem: thresholds may be off."""
-        table: Any = {x: np.array(n) for x, n in sizes.items()}
-        equations = (a for a in self.atoms if a.text[0] in SIZES and " = " in a.text)
-        return all(bool(atom.holds(table)) for atom in equations)
-
 
 class Table:
     """Elements of several samples in columns, one for each letter and option."""
@@ -119,21 +109,12 @@ class Table:
         rng = np.random.default_rng(seed)
         self.axes = next((s.axes for s in samples if s.wrong.any()), "")
         self.sizes = tuple(samples[0].sizes) if samples else ()
-        own = {name for s in samples for name in s.options}
-        self.options = (*OPTIONS, *sorted(own - {*OPTIONS}))
         columns: dict[str, list[Array]] = {}
         y, weight = [], []
-        if samples and "contents" not in samples[0].options:  # extreme contents hide what is wrong
-            samples = [s for s in samples if s.wrong.any() or "contents" not in s.options]
         failing = sum(bool(s.wrong.any()) for s in samples)
         passing = len(samples) - failing
-        twin = samples[0].wrong & samples[0].known if samples else np.zeros(0, bool)
         for s in samples:
-            right = ~s.wrong & s.known
-            is_twin = s.wrong.shape == twin.shape  # what is wrong in the first and right here tells
-            masks = [s.wrong & s.known, *([right & twin, right & ~twin] if is_twin else [right])]
-            if masks[0].any():
-                masks[1:] = [right]
+            masks = s.wrong & s.known, ~s.wrong & s.known
             kinds = [x[rng.permutation(len(x))[:MOST]] for x in map(np.argwhere, masks)]
             rows = np.concatenate(kinds)
             if not len(rows):
@@ -141,12 +122,8 @@ class Table:
             bad = len(kinds[0])
             values: dict[str, Any] = {x: s.sizes[x] for x in self.sizes}
             values |= dict(zip(s.axes, rows.T, strict=True))
-            values["left"], values["right"] = (-1 if x is None else x for x in s.window)
             values["empty"] = _rows_of(s, s.empty, values)
             values["first"] = _rows_of(s, s.first, values)
-            for name in self.options:
-                values[name] = name in s.options
-            values["factor"] = 1.0 if s.scale is None else s.scale
             for name, x in values.items():
                 columns.setdefault(name, []).append(np.broadcast_to(x, len(rows)))
             y += [np.arange(len(rows)) < bad]
@@ -161,13 +138,6 @@ class Table:
         return self.columns[name]
 
 
-OPTIONS = (
-    "mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout", "gate",
-    "contents",
-)  # fmt: skip
-"""Names that a sample may have on."""
-
-
 def _rows_of(sample: Sample, x: Array, values: dict[str, Any]) -> Array:
     """Return for each element the value of its row; 0 where it is of no row."""
     if not set("bht") <= set(sample.axes):
@@ -176,17 +146,14 @@ def _rows_of(sample: Sample, x: Array, values: dict[str, Any]) -> Array:
     return np.asarray(whole[values["b"], values["h"], values["t"]])
 
 
-def learn(samples: Sequence[Sample], *, indices: bool = False) -> Where | None:
-    """Return the shortest predicate that separates the wrong elements; None if nothing is wrong.
-
-    With `indices`, of the elements alone, whatever the sizes and options of their problems are.
-    """
+def learn(samples: Sequence[Sample]) -> Where | None:
+    """Return the shortest predicate that separates the wrong elements; None if nothing is wrong."""
     table = Table(samples)
     y, weight = table.y, table.weight
     if not y.any():
         return None
     atoms, values = [], []
-    for atom in _atoms(table, indices):
+    for atom in _atoms(table):
         x = np.broadcast_to(atom.holds(table), y.shape)
         if weight[y & ~x].sum() <= MISSED * weight[y].sum() and not x.all():
             atoms.append(atom)
@@ -221,32 +188,13 @@ def learn(samples: Sequence[Sample], *, indices: bool = False) -> Where | None:
     return Where(" and ".join(atom.text for atom in ordered) or EVERYWHERE, errors, ordered)
 
 
-def learn_and_confirm(samples: Sequence[Sample]) -> Where | None:
-    """Learn a place from most problems, and from all if it does not hold on the others."""
-    others = samples[len(samples) - len(samples) // 4 :]
-    place = learn(samples[: len(samples) - len(others)])
-    if place is None or (others and place.errors_on(others) > place.errors + CONFIRMED):
-        return learn(samples)
-    return place
-
-
-def learn_problems(samples: Sequence[Sample]) -> Where | None:
-    """Return the condition of the problems that are wrong, whatever their elements are."""
-    return learn([s.reduce(0) for s in samples])
-
-
 def _price(entry: tuple[float, float, Any]) -> float:
     return entry[0] + WORTH * entry[1]
 
 
-def _in_order(chosen: Iterable[int], atoms: Sequence[Atom]) -> list[int]:
-    """Order atoms: indices first, then sizes, then options."""
-
-    def rank(i: int) -> tuple[int, str]:
-        words = set(atoms[i].text.split())
-        return (0 if words & set(INDICES) else 2 if words & set(OPTIONS) else 1), atoms[i].text
-
-    return sorted(chosen, key=rank)
+def _in_order(chosen: Sequence[int], atoms: Sequence[Atom]) -> list[int]:
+    """Order atoms: those of indices first, then rows."""
+    return sorted(chosen, key=lambda i: (atoms[i].text.startswith("rows"), atoms[i].text))
 
 
 # --- atoms ----------------------------------------------------------------------------------------
@@ -259,10 +207,7 @@ def _round(n: int) -> float:
     return 1.2 if n < 4 else 1.5
 
 
-def _atoms(table: Table, indices: bool) -> Iterator[Atom]:
-    if not indices:
-        yield from _options(table)
-        yield from _sizes(table)
+def _atoms(table: Table) -> Iterator[Atom]:
     if table["empty"].any():
         yield Atom("rows that see no key", 1.0, lambda t: t["empty"])
     for m in (8, 16, 32, 64):
@@ -275,55 +220,6 @@ def _atoms(table: Table, indices: bool) -> Iterator[Atom]:
         yield from _heads(table)
     if {"t", "s"} <= set(table.axes):
         yield from _diagonal(table)
-
-
-def _options(table: Table) -> Iterator[Atom]:
-    varied = [n for n in table.options if table[n].any() and not table[n].all()]
-    for name in varied:
-        yield Atom(name, 1.0, lambda t, n=name: t[n])
-        if name != "window":  # a narrow one leaves no key where something is wrong
-            yield Atom(f"no {name}", 3.0, lambda t, n=name: ~t[n])
-    for text, sign in (
-        ("scale < 0", np.less),
-        ("scale ≤ 0", np.less_equal),
-        ("scale = 0", np.equal),
-    ):
-        if sign(table["factor"], 0).any():
-            yield Atom(text, 1.1, lambda t, f=sign: f(t["factor"], 0))
-    for one, other in combinations(varied, 2):
-        yield Atom(f"{one} or {other}", 1.6, lambda t, a=one, b=other: t[a] | t[b])
-    on = [n for n in varied if n not in ("contents", "scale")]
-    if len(on) > 2:
-        for several in combinations(on, 3):
-            text = " or ".join(several)
-            yield Atom(text, 2.2, lambda t, names=several: t[names[0]] | t[names[1]] | t[names[2]])
-
-
-def _sizes(table: Table) -> Iterator[Atom]:
-    y = table.y
-    relations: dict[str, Callable[[Array, Array], Array]] = {
-        "≠": np.not_equal, "=": np.equal, "<": np.less, ">": np.greater,
-    }  # fmt: skip
-    for a, b in (pair for pair in ("TS", "DE", "HK") if set(pair) <= set(table.sizes)):
-        for sign, f in relations.items():
-            yield Atom(f"{a} {sign} {b}", 1.1, lambda t, a=a, b=b, f=f: f(t[a], t[b]))
-    for x in table.sizes:
-        low, high = int(table[x][y].min()), int(table[x][y].max())
-        right = table[x][~y]
-        if low == high and low <= 1:
-            yield Atom(f"{x} = {low}", 1.1, lambda t, x=x, n=low: t[x] == n)
-        if (right < low).any():
-            below = int(right[right < low].max())
-            for n in _bounds(below, low):
-                cost = 1.1 + 0.3 * (_round(n) - 1)
-                yield Atom(f"{x} > {n}", cost, lambda t, x=x, n=n: t[x] > n)
-        if (right > high).any():
-            above = int(right[right > high].min())
-            yield Atom(f"{x} < {above}", 1.3, lambda t, x=x, n=above: t[x] < n)
-        for m in TILES:
-            if x not in "BHKG":
-                yield Atom(f"{x} % {m} ≠ 0", 1.2, lambda t, x=x, m=m: t[x] % m != 0)
-                yield Atom(f"{x} % {m} = 0", 1.3, lambda t, x=x, m=m: t[x] % m == 0)
 
 
 def _bounds(below: int, low: int) -> list[int]:
@@ -424,20 +320,6 @@ def _diagonal(table: Table) -> Iterator[Atom]:
         if (good > high).any():
             yield Atom(f"s ≥ {_shift(name, -high)}", 1.2 + more + 0.2 * (high not in (0, -1)),
                        lambda t, f=distance, n=high: f(t) <= n)  # fmt: skip
-    both = (table["left"] >= 0) & table.y
-    if both.any() and both.sum() == table.y.sum():
-        own = table["left"] - _bottom_right(table)
-        n = np.unique(own[table.y])
-        if len(n) == 1:
-            yield Atom("window and the left edge", 1.6, lambda t, n=int(n[0]):
-                       (t["left"] >= 0) & (t["left"] - _bottom_right(t) == n))  # fmt: skip
-    both = (table["right"] >= 0) & table.y
-    if both.any() and both.sum() == table.y.sum():
-        own = table["right"] + _bottom_right(table)
-        n = np.unique(own[table.y])
-        if len(n) == 1:
-            yield Atom("window and the right edge", 1.6, lambda t, n=int(n[0]):
-                       (t["right"] >= 0) & (t["right"] + _bottom_right(t) == n))  # fmt: skip
     for m in (16, 32, 64):
         yield Atom(f"s // {m} = t // {m}", 1.5, lambda t, m=m: t["s"] // m == t["t"] // m)
         yield Atom(f"s // {m} > t // {m}", 1.6, lambda t, m=m: t["s"] // m > t["t"] // m)

@@ -156,6 +156,9 @@ def _options(problem: Problem) -> Iterator[tuple[str, dict[str, Any]]]:
                 keys = "one key" if abs(c) == 1 else f"{abs(c)} keys"
                 size = "long" if c > 0 else "short"
                 yield f"the window is {keys} too {size} on the {name}", {"window": tuple(moved)}
+            if edge is not None:
+                open_side = tuple(None if n == side else x for n, x in enumerate(problem.window))
+                yield f"the window is not applied on the {name}", {"window": open_side}
         yield "the window is not applied", {"window": None}
     if problem.causal:
         yield "causal is not applied", {"causal": False}
@@ -185,4 +188,10 @@ def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
         left = fits if left is None else {x: n + fits[x] for x, n in left.items() if x in fits}
         if not left:
             return ""
-    return min(left, key=left.__getitem__) if left else ""
+    if not left:
+        return ""
+    best = min(left, key=left.__getitem__)
+    kind = best.split()[:4]
+    rivals = [x for x, n in left.items() if n == left[best] and x.split()[:4] == kind]
+    forms = {re.sub(r"\d+", "n", x) for x in rivals}  # of numbers alone, the smallest is taken
+    return best if len(forms) == 1 else ""  # no problem was long enough to tell them apart

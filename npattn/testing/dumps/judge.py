@@ -320,10 +320,8 @@ def _locate(name: str, dump: Dump, meaning: _Meaning) -> str | None:
         visible = whole.reshape(visible.shape)
     empty = np.asarray(~visible.any(-1))
     first = np.where(empty, 2**31, visible.argmax(-1) if p.S else 0)
-    options = frozenset(n for n in LOADABLE if getattr(p, n) not in (None, False, 0.0)) - {"scale"}
-    window = p.window or (None, None)
     known = np.ones(wrong.shape, bool)
-    place = learn([Sample(sizes, options, axes, wrong, known, empty, first, window, p.scale)])
+    place = learn([Sample(sizes, frozenset(), axes, wrong, known, empty, first)])
     return place.text if place is not None and place.errors <= MISTAKEN else None
 
 

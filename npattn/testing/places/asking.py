@@ -37,6 +37,8 @@ class Asking:
         as long on the wall: a busy machine is not to change what is found.
     known : iterable of (problem, Answer)
         Answers that are known already, and cost nothing.
+    again : callable, optional
+        Asks with other numbers than `fails`.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Asking:
         questions: int,
         seconds: float,
         known: Iterable[tuple[Sample, Answer]] = (),
+        again: Callable[[dict[str, Value]], Answer] | None = None,
     ) -> None:
-        self._fails = fails
+        self._fails, self._again = fails, again
         # By key, the problem with its sizes in their order, so that a seed gives the same search.
         self._answers = {_key(problem): (dict(problem), answer) for problem, answer in known}
         self._known = len(self._answers)
@@ -89,6 +92,13 @@ class Asking:
                 raise Spent
             self._answers[key] = (dict(problem), self._fails(dict(problem)))
         return self._answers[key][1]
+
+    def fails_again(self, problem: Sample) -> bool:
+        """Return True if a problem that passed fails with other numbers: that is its answer now."""
+        if self._again is None or self._again(dict(problem)) is not True:
+            return False
+        self._answers[_key(problem)] = (dict(problem), True)
+        return True
 
     @property
     def _seconds_spent(self) -> float:

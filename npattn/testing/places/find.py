@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 
 from npattn.testing.places.asking import Answer, Asking, Sample, Spent, Value, is_size
 from npattn.testing.places.atoms import (
@@ -20,6 +21,10 @@ from npattn.testing.places.hypotheses import DOMAIN
 
 FEW = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 128, 129, 257)
 """Sizes of the problems of an attack, where a domain has them."""
+
+
+ROUNDS = 6
+"""Problems of each kind that an attack must have asked, if its budget ends it."""
 
 
 def _spread(domain: Sequence[int]) -> list[int]:
@@ -39,8 +44,8 @@ class Place:
     clauses : tuple of tuple of Atom
         It fails where all atoms of a clause hold. A clause without atoms holds everywhere.
     held : bool
-        True if all problems agree, those known before and those of the attack. Otherwise the
-        clauses must not be said; the pairs were seen and stay true.
+        True if all problems agree, those known before and those of the attack, of which some of
+        each kind were asked. Otherwise the clauses must not be said; the pairs stay true.
     pairs : tuple of Pair
         Neighbours one change apart, of which one fails and the other passes; nearest first.
     attacked : int
@@ -77,6 +82,7 @@ def find_place(
     domains: Domains | None = None,
     choices: Mapping[str, Sequence[Value]] | None = None,
     known: Iterable[tuple[Sample, Answer]] = (),
+    again: Callable[[dict[str, Value]], Answer] | None = None,
     questions: int = 300,
     seconds: float = 3.0,
     seed: int = 0,
@@ -103,6 +109,9 @@ def find_place(
         keep their value.
     known : iterable of (mapping, Answer)
         Problems whose answer is known; the place must agree with them.
+    again : callable, optional
+        As `fails`, with other numbers: asked where a problem passes against what was found, as a
+        fault may not show with some numbers.
     questions, seconds
         The budget. Where each question is dear, fewer are asked on each border.
     seed : int
@@ -114,15 +123,15 @@ def find_place(
     -------
     Place
     """
-    ask = Asking(fails, questions, seconds, [*known, (failing, True)])
+    ask = Asking(fails, questions, seconds, [*known, (failing, True)], again)
     search = _Search(ask, dict(failing), domains or {}, choices or {}, seed)
     clauses: list[Clause] = []
-    held = False
     try:
         clauses.append(search.clause(dict(failing), []))
         held = search.defend(clauses, most)
     except Spent:
-        held = False
+        held = search.is_enough
+        search.keep_neighbours(dict(failing))
     pairs = sorted(search.pairs.values(), key=_distance)
     return Place(tuple(clauses), held, tuple(pairs), search.attacked, ask.count)
 
@@ -175,6 +184,7 @@ class _Search:
         self.random = random.Random(seed)
         self.pairs: dict[tuple[str, int], Pair] = {}
         self.attacked = 0
+        self.is_enough = False  # whether the attack asked some problems of each kind
 
     # --- borders -----------------------------------------------------------------------------
 
@@ -225,6 +235,13 @@ class _Search:
     def _keep(self, pair: Pair) -> None:
         self.pairs.setdefault((pair.name, len(self.pairs)), pair)
 
+    def keep_neighbours(self, failing: dict[str, Value]) -> None:
+        """Keep the problems that passed one change apart from a failing one, as far as asked."""
+        for problem, answer in self.ask.list_answers():
+            changed = [name for name, value in failing.items() if problem[name] != value]
+            if answer is False and len(changed) == 1:
+                self._keep(Pair(changed[0], failing, problem))
+
     def _same(self, atom: Atom, other: Atom) -> bool:
         """Return True if two atoms hold for the same problems, as T > S and S < T do."""
         if {*atom.names} != {*other.names}:
@@ -235,10 +252,11 @@ class _Search:
     # --- attack ------------------------------------------------------------------------------
 
     def draw(self, near: Sample | None = None, names: Collection[str] = ()) -> dict[str, Value]:
-        """Return a random problem; of `near` half of what `names` lists stay."""
+        """Return a random problem; of `near` the options and half of the sizes in `names` stay."""
         problem = dict(self.start)
         for name in problem:
-            if near is not None and name in names and self.random.random() < 0.5:
+            stays = name in self.options or self.random.random() < 0.5
+            if near is not None and name in names and stays:
                 problem[name] = near[name]
             else:
                 deck = self.decks.get(name)
@@ -252,23 +270,18 @@ class _Search:
                 problem[name] = other
         return problem
 
-    def samples(self, clauses: Sequence[Clause]) -> Iterator[dict[str, Value]]:
-        """Yield problems in which clauses hold, in which one atom is broken alone, and any."""
-        yield from (self.draw() for _ in range(10))
+    def samples(self, clauses: Sequence[Clause]) -> Iterator[tuple[dict[str, Value], ...]]:
+        """Yield problems in turn: any, those in which a clause holds, and all of it but an atom."""
+        kinds = [[self.draw() for _ in range(20)]]
         for clause in clauses:
             near = clause[0].pair.failing if clause else self.start
             names = {name for atom in clause for name in atom.names}
-            inside = [near]
-            for _ in range(400):
-                p = self.draw(near, names)
-                if all(atom.holds(p) for atom in clause):
-                    inside.append(p)
-                    yield p
-                if len(inside) == 25:
-                    break
-            for atom in clause:
-                yield from self._break(atom, clause, inside, clauses)
-        yield from (self.draw() for _ in range(10))
+            drawn = (self.draw(near, names) for _ in range(400))
+            inside = [*islice((p for p in drawn if all(atom.holds(p) for atom in clause)), 24)]
+            kinds.append(inside)
+            kinds += [self._break(atom, clause, [near, *inside], clauses) for atom in clause]
+        for batch in zip_longest(*kinds):
+            yield tuple(p for p in batch if p is not None)
 
     def _break(
         self, atom: Atom, clause: Clause, inside: Sequence[Sample], clauses: Sequence[Clause]
@@ -293,14 +306,23 @@ class _Search:
     def disagreement(self, clauses: Sequence[Clause]) -> tuple[dict[str, Value], bool] | None:
         """Return a problem and whether it fails, for which the clauses say otherwise."""
         for problem, answer in self.ask.list_answers():
-            if answer is not None and holds(clauses, problem) != answer:
-                return problem, answer
-        for problem in self.samples(clauses):
-            answer = self.ask(problem)
-            self.attacked += answer is not None
-            if answer is not None and holds(clauses, problem) != answer:
-                return problem, answer
+            if self._disagrees(problem, answer, clauses):
+                return problem, bool(answer)
+        self.is_enough = False
+        for n, batch in enumerate(self.samples(clauses)):
+            for problem in batch:
+                answer = self.ask(problem)
+                self.attacked += answer is not None
+                if self._disagrees(problem, answer, clauses):
+                    self.is_enough = False
+                    return problem, bool(answer)
+            self.is_enough = n + 1 >= ROUNDS
         return None
+
+    def _disagrees(self, problem: Sample, answer: Answer, clauses: Sequence[Clause]) -> bool:
+        if answer is None or holds(clauses, problem) == answer:
+            return False
+        return answer or not self.ask.fails_again(problem)
 
     def defend(self, clauses: list[Clause], most: int) -> bool:
         """Mend clauses in place until an attack finds nothing; False if they cannot be mended."""
@@ -310,7 +332,7 @@ class _Search:
                 return True
             problem, fails = found
             if fails:
-                clauses.append(self.clause(problem, clauses))
+                clauses.append(self.clause(self._simplify(problem, clauses), clauses))
             else:
                 wrong = next(c for c in clauses if holds([c], problem))
                 rest = [c for c in clauses if c is not wrong]
@@ -323,6 +345,20 @@ class _Search:
             if len(clauses) > most:
                 return False
         return False
+
+    def _simplify(self, problem: dict[str, Value], others: Sequence[Clause]) -> dict[str, Value]:
+        """Return a failing problem with no more options than it needs, and else as the first.
+
+        Of two options each of which fails alone, neither passes without the other.
+        """
+        simple = dict(problem)
+        for name, values in self.options.items():
+            if self._ask(simple, name, values[0], others):
+                simple[name] = values[0]
+        for name in self.sizes:
+            if self._ask(simple, name, self.start[name], others):
+                simple[name] = self.start[name]
+        return simple
 
     def _walk(self, passing: dict[str, Value], failing: Sample) -> dict[str, Value]:
         """Return the first problem that fails on the way from one that passes to one that does."""

@@ -29,8 +29,8 @@ from npattn.testing.adapters.frameworks import (
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.diagnosis.explore import LARGE, PLAIN, around, sample, tame
-from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn_and_confirm
+from npattn.testing.diagnosis.borders import Neighbours
+from npattn.testing.diagnosis.explore import LARGE, PLAIN, tame
 from npattn.testing.places import Spent, describe_clauses, find_clause, find_place
 from npattn.testing.reference.copies import convert_modules
 from npattn.testing.reference.decisions import Decisions
@@ -431,24 +431,10 @@ class AttentionPair:
                 yield small
 
     def place(self, recipe: Recipe, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
-        """Learn it from recipes around the failing one."""
-        samples = [self._sample(recipe, True)]
-        end = time.process_time() + seconds
-        for other in around(self.sides.a, recipe):
-            late = time.process_time() > end and len(samples) > CASES[0]
-            if late or len(samples) > CASES[1]:
-                break
-            wrong = fails(other) if self._takes(other) else None
-            if wrong is not None:
-                samples.append(self._sample(other, wrong))
-        place = learn_and_confirm(samples)
-        if place is None or place.text == EVERYWHERE or place.errors_on(samples):
-            return "", 0
-        return place.text, len(samples)
-
-    def _sample(self, recipe: Recipe, wrong: bool) -> Sample:
-        found = np.asarray(wrong), np.asarray(True)
-        return sample(self.sides.a, recipe, self.sides.a.problem(recipe), "", *found)
+        """Look for the border of each size and option, and attack what is found."""
+        near = Neighbours(self.sides.a, recipe, ask=lambda r: fails(r) if self._takes(r) else None)
+        place = near.place(QUESTIONS, seconds)
+        return (place.text, place.questions) if place is not None and place.held else ("", 0)
 
     def takes(self, refused: Recipe) -> str:
         return ""  # what attention functions refuse was probed before

@@ -71,7 +71,7 @@ def test_pair_that_differs_beyond_roundings_says_where():
     assert lines[0].startswith("Neither is plain attention")
     assert lines[1].startswith("They differ on 1 of 2 problems")
     assert "sampled as Recipe(lead=(1,), H=1, K=1, T=17, S=17, D=2, E=1" in lines[2]
-    assert lines[3:] == ("It fails only where T > 16.",)
+    assert lines[3:] == ("It fails only where S > 16.",)  # and T = S
 
 
 def test_nan_of_one_alone_differs():

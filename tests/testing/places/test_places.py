@@ -169,11 +169,29 @@ def test_known_problems_must_agree():
     assert (place.text, place.held) == ("S > 256 or T = 77", True)
 
 
-@pytest.mark.parametrize("questions", [5, 20, 60])
-def test_a_spent_budget_holds_nothing(questions):
+@pytest.mark.parametrize("questions", [5, 20, 40])
+def test_a_budget_that_is_spent_before_the_attack_holds_nothing(questions):
     place = find_place(condition("S > 256"), dict(BASE, S=513), questions=questions, seconds=60)
     assert not place.held
     assert place.questions == questions
+
+
+def test_an_attack_of_some_problems_of_each_kind_is_enough():
+    """All others agree: a longer budget asks more of the same."""
+    place = find_place(condition("S > 256"), dict(BASE, S=513), questions=75, seconds=60)
+    assert (place.text, place.held, place.questions) == ("S > 256", True, 75)
+    assert place.attacked >= 18
+
+
+def test_options_that_fail_alone_are_told_apart():
+    """From a problem with two of them neither passes without the other."""
+    place = find_place(
+        condition("(causal or window or mask) and S > 16"),
+        {"B": 2, "K": 1, "T": 2, "S": 19, "causal": False, "window": True, "mask": False},
+        seconds=60,
+    )
+    assert place.held
+    assert {*place.text.split(" or ")} == {f"{x} and S > 16" for x in ("causal", "window", "mask")}
 
 
 def test_seconds_are_a_budget():

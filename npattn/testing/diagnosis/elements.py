@@ -1,0 +1,208 @@
+"""Where a fault is: which elements are wrong, of the problems on which it fails.
+
+The problems are asked for and attacked (`borders`), the elements learned from those that fail.
+What is told holds on every failing problem at hand and on no other that could show the fault; if
+nothing does, nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npattn.errors import NpattnError
+from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
+from npattn.testing.diagnosis.evidence import Evidence, sizes_of
+from npattn.testing.diagnosis.explore import (
+    HIDING,
+    LEAST,
+    OF_SEVERAL_KEYS,
+    Point,
+    narrow,
+    sample,
+    sample_of,
+)
+from npattn.testing.diagnosis.locate import Fault
+from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, Sample, Where, learn
+from npattn.testing.places import Atom, Place
+
+COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
+"""Margin by which elements of fewer axes must be better."""
+ATOM = 0.02
+"""Share of elements that each condition must set right."""
+
+
+def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neighbours | None:
+    """Return the problems around a failing one; what could not show the fault tells nothing."""
+    outcome = evidence.outcome
+    if outcome is None or point.fault is None:
+        return None
+    near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
+    if near is None:
+        return None
+
+    def tells(other: Evidence) -> bool:
+        problem = other.problem
+        visible = other.trial.visible(problem)
+        if fault.step in OF_SEVERAL_KEYS and not (visible.sum(-1) > 1).any():
+            return False  # a row of one key has weight 1, whatever its score is
+        hides = any((problem.causal, problem.window, problem.mask_array is not None))
+        extra = (fault.step, fault.form) == ("visible", "extra")
+        return not (extra and hides and visible.all())  # no key is hidden that could be seen
+
+    trial = replace(near.trial, gradients=point.evidence.trial.gradients)
+    names = frozenset(point.evidence.wrong)
+    return replace(near, trial=trial, base=point.recipe, names=names, tells=tells)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """On which problems a function fails, as it was asked.
+
+    Attributes
+    ----------
+    near : Neighbours
+    place : Place
+    held : bool
+        True if it was attacked, and no problem at hand refutes it.
+    """
+
+    near: Neighbours
+    place: Place
+    held: bool
+
+    @classmethod
+    def of(
+        cls, near: Neighbours, points: Sequence[Point], questions: int, seconds: float
+    ) -> Asked | None:
+        """Ask for the place around a failing problem; None if that is right now."""
+        told = [
+            (p.recipe, p.fault is not None) for p in points if p.fault or near.tells(p.evidence)
+        ]
+        place = near.place(questions, seconds, told)
+        if place is None:
+            return None
+        # Windows and masks that the failing problem has not hide keys, and maybe the fault.
+        own = {*options_on(near.base)}
+        told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
+        refuted = any(near.holds(place, recipe) == (not fails) for recipe, fails in told)
+        return cls(near, place, place.held and not refuted)
+
+    def fails_on(self, recipe: Recipe | None) -> bool | None:
+        """Return True if it says that a problem fails; None if it says nothing of it."""
+        return self.near.holds(self.place, recipe) if self.held and recipe is not None else None
+
+    @property
+    def condition(self) -> str:
+        """The condition of problems; "" if it is not known, or there is none."""
+        known = self.held and self.place.text != EVERYWHERE
+        return f"fails only where {self.place.text}" if known else ""
+
+
+def say_where(
+    points: Sequence[Point],
+    fault: Fault,
+    asked: Asked | None,
+    source: str,
+) -> str:
+    """Return where it is wrong; "" if nothing holds.
+
+    Parameters
+    ----------
+    points : sequence of Point
+    fault : Fault
+        What they share.
+    asked : Asked or None
+        On which problems it fails; None if that could not be asked.
+    source : str
+        Which other mask the weights follow: the elements that are wrong are those whose source is
+        not their own, and no others are named.
+    """
+    told = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
+    failing = [(p, s) for p, s in told if (s.wrong & s.known).any()]
+    if asked is not None and asked.near.is_of_numbers:
+        return "contents"
+    best = _choose(_learn(failing, fault, bool(source)), _learn(told, fault, bool(source)))
+    if best is None:
+        return ""
+    if asked is None or not asked.held:
+        mistaken = (best.errors_on([s]) > CONFIRMED * bool(s.wrong.any()) for _, s in told)
+        if len(failing) == 1 or any(mistaken):
+            return ""  # of one problem alone, many predicates hold
+        passed = asked is not None and asked.place.pairs
+        return best.text if best.atoms or (len(told) >= LEAST and not passed) else ""
+    conditions = _conditions(asked, best, fault)
+    if conditions is None:
+        return ""
+    # A problem without the option whose meaning is wrong hides nothing, and tells nothing.
+    for name in sorted(HIDING & {*source.split()}):
+        named = name in " ".join(conditions).split()
+        if not named and all(s.options >= {name} for _, s in failing):
+            conditions.append(name)
+    return " and ".join([*(atom.text for atom in best.atoms), *conditions]) or EVERYWHERE
+
+
+def _choose(of_failing: Where | None, of_all: Where | None) -> Where | None:
+    """Return the better of two predicates: one that holds for nothing that passes says more."""
+    if of_failing is None or of_all is None or not of_all.atoms:
+        return of_failing
+    lost, lost_of_all = (x.errors + ATOM * len(x.atoms) for x in (of_failing, of_all))
+    return of_all if lost_of_all <= lost + ATOM else of_failing
+
+
+def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -> Where | None:
+    """Return which elements of problems are wrong; None if no predicate says so."""
+    axes = len(fault.axes)
+    found: list[tuple[float, Where]] = []
+    for dropped in range(axes if follows else 0, axes + 1):
+        own = [s if dropped else narrow(s, p, fault) for p, s in tried]
+        place = learn([s.reduce(axes - dropped) for s in own])
+        if place is not None and place.errors <= CONFIRMED:
+            margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
+            found.append((margin + place.errors + ATOM * len(place.atoms), place))
+    return min(found, key=lambda x: x[0])[1] if found else None
+
+
+def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
+    """Return the conditions of problems that the elements do not say already; None if too many."""
+    place, near = asked.place, asked.near
+    first = place.clauses[0]
+    shared = [atom for atom in first if all(_has(clause, atom) for clause in place.clauses)]
+    told = [
+        atom.text
+        for atom in shared
+        if not _implies(best, near.recipe(atom.pair.passing), near, fault)
+    ]
+    rest = [[atom for atom in clause if not _has(shared, atom)] for clause in place.clauses]
+    if len(rest) > 1 and any(len(atoms) > 1 for atoms in rest):
+        return None
+    if len(rest) > 1 and all(" = " in atom.text for (atom,) in rest):
+        return None  # a list of numbers is no place
+    if all(rest):
+        told.append(" or ".join(atom.text for (atom,) in rest))
+    return told
+
+
+def _has(clause: Iterable[Atom], atom: Atom) -> bool:
+    return any(atom.text == other.text for other in clause)
+
+
+def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
+    """Return True if a predicate holds for no element of a problem that passes."""
+    if not best.atoms:
+        return False
+    try:
+        problem = near.trial.problem(passing)
+    except NpattnError:
+        return False
+    sizes = sizes_of(problem)
+    letters = {x: sizes[x.upper()] for x in fault.axes}
+    if fault.axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
+        letters["h"] = sizes["K"]
+    every = np.ones(tuple(letters[x] for x in fault.axes), bool)
+    whole = sample(near.trial, passing, problem, fault.axes, every, every)
+    return best.errors_on([whole]) >= 1
