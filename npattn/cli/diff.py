@@ -62,8 +62,8 @@ def diff_command(
     accept = options.pop("accept") or ()
     try:
         if not module:
-            settings = {"profiles": profiles, "dtype": dtypes, "sizes": sizes, "accept": accept}
-            difference = diff(*sides, **settings, timeout=timeout, **options)
+            settings: dict[str, Any] = {"profiles": profiles, "dtype": dtypes, "sizes": sizes}
+            difference = diff(*sides, **settings, accept=accept, timeout=timeout, **options)
             module = difference.answer[0] == INCOMPARABLE and all(map(_is_module, (a, b)))
     except OptionError:
         module = all(map(_is_module, (a, b)))

@@ -12,8 +12,8 @@ from npattn.errors import OptionError
 from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.difference.diff import diff
 from npattn.testing.difference.record import Difference
-from npattn.testing.modules.judge import begin
 from npattn.testing.modules.function import open_inside
+from npattn.testing.modules.judge import begin
 from npattn.testing.modules.named import Named
 from npattn.testing.runner.schedule import ERRORS
 
