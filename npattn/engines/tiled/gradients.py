@@ -89,8 +89,8 @@ class Pull:
         for plane in self.call.planes:
             key = self.call.kv_plane(plane)
             for lead in leads:  # heads that share a bias add to the same gradient
-                own = (1,) * (len(key) - len(lead)) + tuple(lead)
-                key = tuple(i if n > 1 else 0 for i, n in zip(key, own, strict=True))
+                lead_of_key = (1,) * (len(key) - len(lead)) + tuple(lead)
+                key = tuple(i if n > 1 else 0 for i, n in zip(key, lead_of_key, strict=True))
             groups.setdefault(key, []).append(plane)
         ranges = self._share_keys(-(-ITEMS // max(len(groups), 1)))
         self.items = [
@@ -141,8 +141,8 @@ class Pull:
         """Add the gradients through the keys lo ≤ s < hi of some heads."""
         piece, planes, lo, hi = item
         for plane in planes:
-            own = self.call.kv_plane(plane)
-            k, v = self.call.k[own], self.call.v[own]
+            kv_plane = self.call.kv_plane(plane)
+            k, v = self.call.k[kv_plane], self.call.v[kv_plane]
             if self.column:
                 v = _with_column(v, 1, space("v1", len(v), v.shape[1] + 1))
             dq, dbias = self.dqs[piece][plane], self.dbias[piece] if self.dbias else None
@@ -175,8 +175,8 @@ class Pull:
             p -= self.shift[rows]
             p -= self.late_log[rows]
         call.exp(p, out=p)
-        own, keys, E = call.kv_plane(tile.plane), slice(tile.s0, tile.s1), self.problem.E
-        dv, dk = self.dv[own][keys], self.dk[own][keys]
+        kv_plane, keys, E = call.kv_plane(tile.plane), slice(tile.s0, tile.s1), self.problem.E
+        dv, dk = self.dv[kv_plane][keys], self.dk[kv_plane][keys]
         _add_product(p.T, do[:, :E], dv, fresh, space)
         dp = np.matmul(do, v.T, out=space("dp", n, m))  # do vᵀ − delta
         if not self.column:
@@ -200,8 +200,8 @@ class Pull:
         asked = live if self.careful else None
         turned = None if asked is None else asked.T
         p, keep = self._weights(tile, s, live), call.dropout_factor(tile)
-        own = call.kv_plane(tile.plane)
-        dv, dk = self.dv[own], self.dk[own]
+        kv_plane = call.kv_plane(tile.plane)
+        dv, dk = self.dv[kv_plane], self.dk[kv_plane]
         dv[tile.s0 : tile.s1] += call.sum((p * keep).T, do, turned, space("dv", m, v.shape[1]))
         dp = np.matmul(do, v.T, out=space("dp", n, m)) * keep
         if self.dweights is not None:

@@ -91,8 +91,8 @@ class Call(Tiling):
             s *= problem.softcap
         if problem.score_mod is not None:
             if slope:
-                own = score_mod.slope(problem, s, tile)
-                rate = own if rate is None else rate * own
+                mod_slope = score_mod.slope(problem, s, tile)
+                rate = mod_slope if rate is None else rate * mod_slope
             s[...] = score_mod.call_score_mod(problem, s, tile)
         if self.bias is not None:
             np.add(s, self.bias.tile(tile), out=s, casting="same_kind")
@@ -182,9 +182,9 @@ def scores(
         tile = call.tile(plane, r0, r1, s0, s1)
         rate = call.finish_scores(tile, s, part, space, slope)
         if s0 < lo or hi < s1:
-            own = slice(max(lo - s0, 0), min(hi, s1) - s0)
-            tile = tile._replace(s0=s0 + own.start, s1=s0 + own.stop)
-            s, rate = s[:, own], None if rate is None else rate[:, own]
+            visible_keys = slice(max(lo - s0, 0), min(hi, s1) - s0)
+            tile = tile._replace(s0=s0 + visible_keys.start, s1=s0 + visible_keys.stop)
+            s, rate = s[:, visible_keys], None if rate is None else rate[:, visible_keys]
         yield Scores(tile, rows, part.partial, s, rate)
 
 
@@ -196,8 +196,8 @@ def _choose_exp(problem: Problem) -> tuple[Any, float]:
     """
     scores = (problem.softcap, problem.score_mod, problem.bias)
     per_nat = 1 / math.log(2)
-    own = (problem.scale or 0) * per_nat
-    plain = all(x is None for x in scores) and abs(own) <= np.finfo(problem.dtype).max
+    factor = (problem.scale or 0) * per_nat
+    plain = all(x is None for x in scores) and abs(factor) <= np.finfo(problem.dtype).max
     return (np.exp2, per_nat) if plain and _has_fast_exp2(problem.dtype.char) else (np.exp, 1.0)
 
 

@@ -57,8 +57,8 @@ def _add_jvp(
 ) -> None:
     """Add Σ p ds of each row to dlse, and Σ w (ds − dlse) v + Σ w dv to do."""
     plane, t0, t1 = block
-    own, scale = call.kv_plane(plane), call.scale
-    k, v = call.k[own], call.v[own]
+    kv_plane, scale = call.kv_plane(plane), call.scale
+    k, v = call.k[kv_plane], call.v[kv_plane]
     dq, dk, dv = along["q"], along["k"], along["v"]
     scaled = call.scaled_queries(plane, t0, t1, space)
     # The mean of ds first, then ds less its mean: little is left where one weight is almost 1.
@@ -73,7 +73,7 @@ def _add_jvp(
             if dq is not None:
                 ds += scale * dq[rows] @ k[keys].T
             if dk is not None:
-                ds += scaled[part] @ dk[own][keys].T / call.per_nat
+                ds += scaled[part] @ dk[kv_plane][keys].T / call.per_nat
             ds = ds if slope is None else ds * slope
             ds = ds if dbias is None else ds + dbias.tile(tile).astype(call.dtype, copy=False)
             if not centred:
@@ -84,7 +84,7 @@ def _add_jvp(
             o = space("o", tile.t1 - tile.t0, v.shape[1])
             do[rows] += call.sum(ds * keep, v[keys], asked, o)
             if dv is not None:
-                do[rows] += call.sum(p * keep, dv[own][keys], asked, o)
+                do[rows] += call.sum(p * keep, dv[kv_plane][keys], asked, o)
         if dsinks is not None and not centred:  # one more key, without a value
             assert call.sinks is not None
             at: Any = (*plane, slice(t0, t1))

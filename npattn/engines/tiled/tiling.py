@@ -94,11 +94,13 @@ class Tiling:
 
     def parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
         """List the parts of the scores in which a block of queries sees anything."""
-        own = plane[len(plane) - len(self.mask_lead) :]
-        own = tuple(i if n > 1 else 0 for i, n in zip(own, self.mask_lead, strict=True))
-        parts = self.known.get((own, t0))
+        mask_plane = plane[len(plane) - len(self.mask_lead) :]
+        mask_plane = tuple(
+            i if n > 1 else 0 for i, n in zip(mask_plane, self.mask_lead, strict=True)
+        )
+        parts = self.known.get((mask_plane, t0))
         if parts is None:
-            parts = self.known[own, t0] = self._parts(plane, t0, t1)
+            parts = self.known[mask_plane, t0] = self._parts(plane, t0, t1)
         return parts
 
     def _parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
@@ -123,9 +125,9 @@ class Tiling:
 
     def _are_adjacent(self, one: Part, other: Part) -> bool:
         """Return True if two parts are one strip: all visible, in the same rows, side by side."""
-        whole = not one.partial and not other.partial
+        both_unmasked = not one.partial and not other.partial
         side_by_side = one[:2] == other[:2] and one.s1 == other.s0
-        return whole and side_by_side and other.s1 - one.s0 <= self.keys
+        return both_unmasked and side_by_side and other.s1 - one.s0 <= self.keys
 
 
 def visible_tiles(problem: Problem) -> list[list[tuple[int, int, int, int, int, int]]]:

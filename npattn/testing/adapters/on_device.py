@@ -52,20 +52,24 @@ def results_on_device(
             raise OptionError(why)
     request = f.request(problem)
     layout = f.arrangement
-    own = {n: layout.apply(n, x) for n, x in inputs.items()}
-    request.add_inputs(own, f.options(problem))
+    laid_out = {n: layout.apply(n, x) for n, x in inputs.items()}
+    request.add_inputs(laid_out, f.options(problem))
     if cotangents is not None:
-        given = {n: layout.apply(n, x) for n, x in cotangents.items()}
-        given |= {"lse": layout.swap_lse(given["lse"])} if "lse" in given else {}
-        request.add_cotangents(given)
+        laid_out_cotangents = {n: layout.apply(n, x) for n, x in cotangents.items()}
+        laid_out_cotangents |= (
+            {"lse": layout.swap_lse(laid_out_cotangents["lse"])}
+            if "lse" in laid_out_cotangents
+            else {}
+        )
+        request.add_cotangents(laid_out_cotangents)
     lse = ("return_lse",) if f.returns_lse else ()
     (value,) = request.forward([()])
     pairs = [*name_results(f.signature, value, ()).items()]
     more: dict[str, Any] = {}
     if cotangents is not None:
-        value, more = request.everything([n for n in LEAVES if n in own])
+        value, more = request.everything([n for n in LEAVES if n in laid_out])
         if f.backward is not None:
-            more = f.name_gradients(more, own)
+            more = f.name_gradients(more, laid_out)
         more |= {n: x for n, x in value.items() if n in ("o", "lse")}
     if lse and "lse" not in more:
         (value,) = request.forward([lse])

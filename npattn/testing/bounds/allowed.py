@@ -131,8 +131,8 @@ def certificate(
 
     It is the same bound, for the oracle's arithmetic. Parameters and returns are those of `bounds`.
     """
-    own = Rounding.upcast()
-    task = BoundTask(problem, np.float64, own, dout, dlse, dweights, conventions)
+    rounding = Rounding.upcast()
+    task = BoundTask(problem, np.float64, rounding, dout, dlse, dweights, conventions)
     return task.worst_case()
 
 
