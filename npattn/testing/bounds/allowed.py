@@ -191,7 +191,7 @@ class BoundTask:
         return gate_bounds(problem, conventions, self.form, bounds, dout)
 
     def worst_case(self) -> dict[str, Array]:
-        """Return the bounds of the full form."""
+        """Return the worst case of each result."""
         self.bounds = self.form.forward()
         if self.dout is not None:
             self.bounds |= self.form.backward(*self._cotangents())

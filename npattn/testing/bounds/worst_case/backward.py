@@ -46,7 +46,7 @@ class DqErrorSums(NamedTuple):
 
 
 class WorstCase(ForwardErrors):
-    """The full form of the bound: every quantity of the oracle, and the error of each.
+    """The worst case: every quantity of the oracle, and the error of each.
 
     Parameters
     ----------
