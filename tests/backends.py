@@ -12,6 +12,7 @@ import npattn.oracle.api
 from npattn import biases, masks
 from npattn.engines.tiled import tiling
 from npattn.problem import Problem
+from tests.make import normal
 
 TILES = {"QUERIES": 7, "FEWEST": 4, "ROUND": 1, "KEYS": 11, "CELL": 5}
 """Tiles so small that small problems have many, with partial ones at the ends."""
@@ -132,10 +133,6 @@ B, H, K, G, T, S, D, E = 2, 6, 3, 2, 23, 29, 5, 7
 
 def rng(seed=0):
     return np.random.default_rng(seed)
-
-
-def normal(*shape, seed=0):
-    return rng(seed).standard_normal(shape)
 
 
 def problem(seed=0, sizes=(T, S), **options):

@@ -160,8 +160,8 @@ def operands(problem: Problem) -> tuple[Array, Array, Array]:
     q, k, v = (problem.to_operand(x) for x in (problem.q, problem.k, problem.v))
     if problem.headless:
         return q[None], k[None], v[None]
-    whole = (*problem.lead, problem.H, problem.T, problem.D)
-    q = q if q.shape == whole else np.broadcast_to(q, whole)
+    full_shape = (*problem.lead, problem.H, problem.T, problem.D)
+    q = q if q.shape == full_shape else np.broadcast_to(q, full_shape)
     return q, repeat_heads(k, problem), repeat_heads(v, problem)
 
 

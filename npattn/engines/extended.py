@@ -74,15 +74,15 @@ def forward(problem: Problem) -> tuple[Array, Array, ExtendedResiduals]:
         top = select(less, as_pair(sinks), top)
     top = Pair(_finite(top.high), _finite(top.low))
     e = select(live, exp(s.minus(top)), 0.0)
-    whole = total(e, -1)
+    row_total = total(e, -1)
     e_sink = None
     if sinks is not None:
         seen = np.broadcast_to(np.isfinite(sinks), top.high.shape)
         e_sink = select(seen, exp(as_pair(_finite(sinks)).minus(top)), 0.0)
-        whole = whole.plus(e_sink)
-    divisor = select(whole.high == 0, as_pair(np.ones_like(top.high)), whole)
+        row_total = row_total.plus(e_sink)
+    divisor = select(row_total.high == 0, as_pair(np.ones_like(top.high)), row_total)
     p, p_sink = e.over(divisor), None if e_sink is None else e_sink.over(divisor)
-    lse = np.where(whole.high == 0, -np.inf, log(divisor).plus(top).nearest)[..., 0]
+    lse = np.where(row_total.high == 0, -np.inf, log(divisor).plus(top).nearest)[..., 0]
 
     keep = None
     if problem.dropout_mask is not None:
@@ -182,8 +182,8 @@ def heaviest(x: Pair, p: Pair, p_sink: Pair | None) -> Pair:
     pivot = Pair(*(np.take_along_axis(part, at, -1) for part in x))
     if p_sink is None:
         return pivot
-    own = np.take_along_axis(p.high, at, -1) >= p_sink.high
-    return select(own, pivot, 0.0)
+    row_has_heavier = np.take_along_axis(p.high, at, -1) >= p_sink.high
+    return select(row_has_heavier, pivot, 0.0)
 
 
 def _cap(s: Pair, c: float) -> tuple[Pair, Pair]:
@@ -232,7 +232,7 @@ def _sum_shared(x: Pair, K: int, shape: tuple[int, ...]) -> Array:
 def _sum_to(x: Pair, shape: tuple[int, ...]) -> Array:
     """Sum over the axes along which an input of this shape broadcasts, and round."""
     sizes = (1,) * (x.high.ndim - len(shape)) + tuple(shape)
-    for axis, (own, wanted) in enumerate(zip(x.high.shape, sizes, strict=True)):
-        if own != wanted:
+    for axis, (size, wanted) in enumerate(zip(x.high.shape, sizes, strict=True)):
+        if size != wanted:
             x = total(x, axis)
     return sum_to(x.nearest, shape)

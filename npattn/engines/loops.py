@@ -194,10 +194,10 @@ def backward(
         if (array := getattr(task.problem, name)) is not None
     }
     undefined = "nan" in (task.conventions.empty_row, task.conventions.empty_row_bias)
-    own = (("q", task.problem.D), ("bias", task.problem.S)) if undefined else ()
+    undefined_gradients = (("q", task.problem.D), ("bias", task.problem.S)) if undefined else ()
     for b, at in task.queries():
         row = _row(task, b, at)
-        for name, n in own:
+        for name, n in undefined_gradients:
             if name in sums:
                 sums[name].note(at, n, row.defined)
         if row.defined:
@@ -445,8 +445,11 @@ class _ScalarProblem:
         """Return a number; "min" stands for the smallest finite one of the dtype of q."""
         if value != "min":
             return value  # type: ignore[return-value]  # "min" is the only word
-        own, most = self.problem.storage or self.problem.q.dtype, self.problem.dtype
-        least = [float(ml_dtypes.finfo(x).min) for x in (own, most)]  # type: ignore[no-untyped-call]
+        stored_dtype, computed_dtype = (
+            self.problem.storage or self.problem.q.dtype,
+            self.problem.dtype,
+        )
+        least = [float(ml_dtypes.finfo(x).min) for x in (stored_dtype, computed_dtype)]  # type: ignore[no-untyped-call]
         return max(least)
 
     def queries(self) -> Iterator[tuple[int, Index]]:

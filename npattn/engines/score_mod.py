@@ -36,10 +36,10 @@ def check_elementwise(problem: Problem) -> None:
     scores = np.linspace(1.1, -0.7, math.prod(sizes)).reshape(*lead, *sizes)
     indices = (np.zeros((1, 1, 1), int), *np.ogrid[tuple(slice(n) for n in sizes)])
     arguments = [scores.astype(problem.dtype), *(i.reshape(*lead, *i.shape) for i in indices)]
-    whole = np.broadcast_to(_call_on_block(mod, arguments), scores.shape)
+    block = np.broadcast_to(_call_on_block(mod, arguments), scores.shape)
     for corner in ((slice(0, 1),) * 3, (slice(-1, None),) * 3):
         part = _call_on_block(mod, [x[(..., *corner)] for x in arguments])
-        if not np.allclose(part, whole[(..., *corner)], equal_nan=True):
+        if not np.allclose(part, block[(..., *corner)], equal_nan=True):
             raise OptionError(
                 "score_mod is not elementwise: it gives other scores for one pair of query and key "
                 "alone than among others; use s and the indices of the pair only"

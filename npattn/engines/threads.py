@@ -62,26 +62,26 @@ class _Blas:
     def one_thread(self) -> Iterator[None]:
         """Keep the calling thread's products in that thread, then restore the libraries."""
         token = object()
-        own: list[tuple[Any, int]] = []
+        thread_counts: list[tuple[Any, int]] = []
         try:
             with self.lock:
-                own += self.counts(per_thread=True)
+                thread_counts += self.counts(per_thread=True)
                 self.before = self.before or self.counts(per_thread=False)
                 self.running.add(token)
-                _set_threads((library, 1) for library, _ in own + self.before)
+                _set_threads((library, 1) for library, _ in thread_counts + self.before)
             yield
         finally:
             try:
-                self.leave(token, own)
+                self.leave(token, thread_counts)
             except KeyboardInterrupt:  # in the middle of it
-                self.leave(token, own)
+                self.leave(token, thread_counts)
                 raise
 
-    def leave(self, token: object, own: list[tuple[Any, int]]) -> None:
+    def leave(self, token: object, thread_counts: list[tuple[Any, int]]) -> None:
         """Restore the settings of the thread and, once no loop runs, those of the process."""
         with self.lock:
             self.running.discard(token)
-            _set_threads(own)
+            _set_threads(thread_counts)
             self.restore()
 
     def restore(self) -> None:

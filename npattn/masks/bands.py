@@ -131,9 +131,9 @@ class Band(Mask):
         return lo, max(min(hi, tile.S), lo)
 
     def tile(self, tile: Tile) -> bool | Array:
-        known = self.outright(tile)
-        if known is not None:
-            return known
+        visible = self.outright(tile)
+        if visible is not None:
+            return visible
         sizes = (tile.t1 - tile.t0, tile.s1 - tile.s0)
         return _band_tile(*sizes, self.first(tile), self.left, self.right)
 

@@ -149,19 +149,19 @@ def check_score_shape(
     name: str, shape: tuple[int, ...], lead: tuple[int, ...], H: int, T: int, S: int
 ) -> tuple[int, ...]:
     """Check that `shape` broadcasts against (*lead, H, T, S) without enlarging it [14]."""
-    whole = (*lead, H, T, S)
-    if len(shape) >= 2 and _broadcasts(shape, whole):
+    score_shape = (*lead, H, T, S)
+    if len(shape) >= 2 and _broadcasts(shape, score_shape):
         return shape
     hint = ""
-    if shape == whole[-1:]:
+    if shape == score_shape[-1:]:
         hint = f"; for one row of keys pass {name}[None, :]"
-    elif len(whole) == 4 and shape == (whole[0], whole[-1]):
+    elif len(score_shape) == 4 and shape == (score_shape[0], score_shape[-1]):
         hint = f"; for a (B, S) {name} pass {name}[:, None, None, :]"
-    elif len(whole) == 4 and shape == (whole[0], *whole[-2:]):
+    elif len(score_shape) == 4 and shape == (score_shape[0], *score_shape[-2:]):
         hint = f"; for a (B, T, S) {name} pass {name}[:, None]"
     raise ShapeError(
         f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
-        f"(..., H, T, S) = {whole}{hint}"
+        f"(..., H, T, S) = {score_shape}{hint}"
     )
 
 
@@ -207,29 +207,29 @@ def check_gate(
 ) -> None:
     """Check that a gate broadcasts against (*lead, H, T, E) without enlarging it [16]."""
     lead, H, T, E = sizes
-    shape, whole = gate.shape, (*lead, H, T, E)
-    if len(shape) >= 2 and _broadcasts(shape, whole):
+    shape, out_shape = gate.shape, (*lead, H, T, E)
+    if len(shape) >= 2 and _broadcasts(shape, out_shape):
         return
     hint = ""
     if shape == (H,):
         hint = "; for one number per head pass gate[:, None, None]"
     elif shape == (E,):
         hint = "; for one row of numbers pass gate[None, :]"
-    elif len(whole) == 4 and shape == (lead[0], H):
+    elif len(out_shape) == 4 and shape == (lead[0], H):
         hint = "; for a (B, H) gate pass gate[:, :, None, None]"
-    elif len(whole) == 4 and shape == (lead[0], H, T):
+    elif len(out_shape) == 4 and shape == (lead[0], H, T):
         hint = "; for a (B, H, T) gate pass gate[..., None]"
-    elif len(whole) == 4 and shape == (lead[0], T, E):
+    elif len(out_shape) == 4 and shape == (lead[0], T, E):
         hint = "; for a (B, T, E) gate pass gate[:, None]"
     raise ShapeError(
         f"gate has shape {shape}, must have rank 2 or more and broadcast against "
-        f"(..., H, T, E) = {whole}{hint} {_format_shapes(*arrays)}"
+        f"(..., H, T, E) = {out_shape}{hint} {_format_shapes(*arrays)}"
     )
 
 
-def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
     """Return True if an array of this shape broadcasts to `whole` without enlarging it."""
-    tail = whole[max(len(whole) - len(shape), 0) :]
+    tail = full_shape[max(len(full_shape) - len(shape), 0) :]
     return len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
 
 

@@ -86,9 +86,9 @@ def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) 
         fits = fits and descale[-1] == -(-shape[-2] // check_integer("rows", rows, least=1))
     heads = 1
     if fits and lead:
-        own, whole = lead[-1], shape[-3]
-        heads = whole // own if own > 1 and whole % own == 0 else 1
-        fits = own in (1, whole) or heads > 1
+        factors, all_heads = lead[-1], shape[-3]
+        heads = all_heads // factors if factors > 1 and all_heads % factors == 0 else 1
+        fits = factors in (1, all_heads) or heads > 1
         fits = fits and all(n in (1, m) for n, m in zip(lead[:-1], shape[:-3], strict=True))
     if not fits:
         raise ShapeError(

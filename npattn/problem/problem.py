@@ -216,8 +216,8 @@ class Problem:
         Its scores have the dtype of q, or the storage dtype of mixed precision. The number is in
         the range of `dtype` too.
         """
-        own = finfo(self.q.dtype if self.storage is None else self.storage)
-        return max(float(own.min), float(finfo(self.dtype).min))
+        stored_limits = finfo(self.q.dtype if self.storage is None else self.storage)
+        return max(float(stored_limits.min), float(finfo(self.dtype).min))
 
     @property
     def without_gate(self) -> Problem:

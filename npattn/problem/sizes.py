@@ -103,22 +103,22 @@ class Sized:
         array([[ True,  True, False],
                [False,  True,  True]])
         """
-        known = self._known_sizes()
-        T, S = self._size("T", T, known.T), self._size("S", S, known.S)
-        if lead == () and H == 1 and known.axes:
-            lead, H = known.axes[:-1], known.axes[-1]
+        known_sizes = self._known_sizes()
+        T, S = self._size("T", T, known_sizes.T), self._size("S", S, known_sizes.S)
+        if lead == () and H == 1 and known_sizes.axes:
+            lead, H = known_sizes.axes[:-1], known_sizes.axes[-1]
         self.shape(lead, H, T, S)
         return self._values(lead, H, T, S)
 
-    def _size(self, name: str, given: int | None, known: int | None) -> int:
-        if given is not None:
-            return check_integer(name, given, 0)
-        if known is None:
+    def _size(self, name: str, size: int | None, known_size: int | None) -> int:
+        if size is not None:
+            return check_integer(name, size, 0)
+        if known_size is None:
             raise OptionError(
                 f"this {self.kind} has no {name} of its own: {describe_value(self)}; "
                 "call .to_array(T=..., S=...)"
             )
-        return 1 if known == ANY else known
+        return 1 if known_size == ANY else known_size
 
     def _known_sizes(self) -> KnownSizes:
         raise NotImplementedError
@@ -155,11 +155,11 @@ def check_broadcast(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> 
 
 def _combine(name: str, m: int | None, n: int | None) -> int | None:
     """Return the size that two objects agree on; None or `ANY` if neither knows it."""
-    known = {m, n} - {None, ANY}
-    if len(known) > 1:
+    sizes = {m, n} - {None, ANY}
+    if len(sizes) > 1:
         raise ShapeError(f"cannot compose objects for {name} = {m} and {name} = {n}")
-    if known:
-        return known.pop()
+    if sizes:
+        return sizes.pop()
     return m if n == ANY else n
 
 

@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 import npattn
 from npattn.cache import merge, merge_backward
 from npattn.errors import DtypeError, OptionError, ShapeError
+from tests.make import normal
 
 H, T, S, D, E = 2, 5, 13, 3, 7
 U = 2.0**-53
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def problem(seed=0):

@@ -10,14 +10,11 @@ from npattn import biases, masks
 from npattn.cache import varlen, varlen_backward, varlen_forward
 from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
+from tests.make import normal
 
 H, K, D, E = 4, 2, 3, 5
 U = 2.0**-53
 LENGTHS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 11)), min_size=1, max_size=5)
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def pack(lengths, seed=0):

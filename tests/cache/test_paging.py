@@ -9,14 +9,11 @@ import npattn
 from npattn import biases, positions
 from npattn.cache import append, append_backward, paged, paged_backward, paged_forward, varlen
 from npattn.errors import DtypeError, OptionError, ShapeError
+from tests.make import normal
 
 B, T, H, K, D, E = 3, 2, 4, 2, 6, 5
 U = 2.0**-53
 POISON = np.nan
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def make(lengths, P, seed=0, spare=3):

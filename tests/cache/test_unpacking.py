@@ -6,6 +6,7 @@ import pytest
 import npattn
 from npattn.cache import pack, unpack, varlen
 from npattn.errors import OptionError, ShapeError
+from tests.make import normal
 
 B, T, H, D = 2, 5, 3, 7
 
@@ -13,10 +14,6 @@ B, T, H, D = 2, 5, 3, 7
 def packed_gradients(fwd, dout):
     grads = npattn.backward(fwd, dout)
     return pack(grads.q, grads.k, grads.v)
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 @pytest.mark.parametrize("n", [2, 3])

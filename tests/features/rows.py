@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from npattn import Conventions, biases, masks
+from tests.make import normal
 
 __all__ = ["ROWS", "Row", "arrays"]
 
@@ -42,10 +43,6 @@ class Row:
     conventions: Conventions | None = None
     numpy: tuple[str, ...] = ()
     tensors: tuple[str, ...] = field(default=())
-
-
-def normal(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def arrays() -> dict[str, Any]:

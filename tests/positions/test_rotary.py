@@ -12,14 +12,11 @@ import npattn
 from npattn import positions
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.positions import Frequencies, plain, rope, rope_backward
+from tests.make import normal
 
 B, H, T, D = 2, 3, 5, 14
 LAYOUTS = ("half", "interleaved")
 U = 2.0**-53
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def in_loops(x, places, values, layout, amplitude=1.0):

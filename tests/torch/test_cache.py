@@ -8,14 +8,11 @@ torch = pytest.importorskip("torch")
 import npattn.torch as npt  # noqa: E402
 from npattn import biases, cache  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
+from tests.make import normal  # noqa: E402
 
 H, K, T, D, E = 4, 2, 3, 6, 5
 U = 2.0**-53
 CLOSE = {"rtol": 0, "atol": 1e4 * U}
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def leaves(*arrays):

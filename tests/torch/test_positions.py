@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 import npattn.torch as npt  # noqa: E402
 from npattn import positions  # noqa: E402
 from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
+from tests.make import normal  # noqa: E402
 
 H, T, D = 3, 5, 14
 OPTIONS = (
@@ -16,10 +17,6 @@ OPTIONS = (
     {"frequencies": positions.yarn(D, 4.0, trained_length=32)},
     {"positions": np.arange(2 * T).reshape(2, T), "sections": (3, 4)},
 )
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -89,8 +89,8 @@ class Pull:
         for plane in self.call.planes:
             key = self.call.kv_plane(plane)
             for lead in leads:  # heads that share a bias add to the same gradient
-                axes = (1,) * (len(key) - len(lead)) + tuple(lead)
-                key = tuple(i if n > 1 else 0 for i, n in zip(key, axes, strict=True))
+                lead_of_key = (1,) * (len(key) - len(lead)) + tuple(lead)
+                key = tuple(i if n > 1 else 0 for i, n in zip(key, lead_of_key, strict=True))
             groups.setdefault(key, []).append(plane)
         ranges = self._share_keys(-(-ITEMS // max(len(groups), 1)))
         self.items = [

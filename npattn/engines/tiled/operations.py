@@ -91,8 +91,8 @@ class Call(Tiling):
             s *= problem.softcap
         if problem.score_mod is not None:
             if slope:
-                rate_here = score_mod.slope(problem, s, tile)
-                rate = rate_here if rate is None else rate * rate_here
+                mod_slope = score_mod.slope(problem, s, tile)
+                rate = mod_slope if rate is None else rate * mod_slope
             s[...] = score_mod.call_score_mod(problem, s, tile)
         if self.bias is not None:
             np.add(s, self.bias.tile(tile), out=s, casting="same_kind")
@@ -182,9 +182,9 @@ def scores(
         tile = call.tile(plane, r0, r1, s0, s1)
         rate = call.finish_scores(tile, s, part, space, slope)
         if s0 < lo or hi < s1:
-            columns = slice(max(lo - s0, 0), min(hi, s1) - s0)
-            tile = tile._replace(s0=s0 + columns.start, s1=s0 + columns.stop)
-            s, rate = s[:, columns], None if rate is None else rate[:, columns]
+            visible_keys = slice(max(lo - s0, 0), min(hi, s1) - s0)
+            tile = tile._replace(s0=s0 + visible_keys.start, s1=s0 + visible_keys.stop)
+            s, rate = s[:, visible_keys], None if rate is None else rate[:, visible_keys]
         yield Scores(tile, rows, part.partial, s, rate)
 
 

@@ -108,13 +108,13 @@ def _sums(
         total[rows] += p @ space.ones[: p.shape[1]]
         if call.keep is not None:
             p *= call.dropout_factor(tile)
-        o, values = out[rows], v[tile.s0 : tile.s1]
-        if live is None and not begun and len(o) == len(out):
+        out_rows, values = out[rows], v[tile.s0 : tile.s1]
+        if live is None and not begun and len(out_rows) == len(out):
             np.matmul(p, values, out=out)
         else:
             if not begun:
                 out[...] = 0
-            o += call.sum(p, values, live, space("o", *o.shape))
+            out_rows += call.sum(p, values, live, space("o", *out_rows.shape))
         begun = True
     if not begun:
         out[...] = 0

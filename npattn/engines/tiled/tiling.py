@@ -125,9 +125,9 @@ class Tiling:
 
     def _are_adjacent(self, one: Part, other: Part) -> bool:
         """Return True if two parts are one strip: all visible, in the same rows, side by side."""
-        both_visible = not one.partial and not other.partial
+        both_unmasked = not one.partial and not other.partial
         side_by_side = one[:2] == other[:2] and one.s1 == other.s0
-        return both_visible and side_by_side and other.s1 - one.s0 <= self.keys
+        return both_unmasked and side_by_side and other.s1 - one.s0 <= self.keys
 
 
 def visible_tiles(problem: Problem) -> list[list[tuple[int, int, int, int, int, int]]]:

@@ -103,8 +103,10 @@ def _leaves_out(call: _Call, signature: Signature, theirs: str, value: Any) -> b
 
     So what it does where a caller leaves an option out is asked, too.
     """
-    own = [signature.defaults[n] for n in signature.carries[theirs] if n in signature.defaults]
-    return bool(own) and str(own[0]) == str(value) and (call.sizes.T + call.sizes.S) % 2 == 1
+    defaults = [signature.defaults[n] for n in signature.carries[theirs] if n in signature.defaults]
+    return (
+        bool(defaults) and str(defaults[0]) == str(value) and (call.sizes.T + call.sizes.S) % 2 == 1
+    )
 
 
 def _default(call: _Call, meaning: str) -> Any:

@@ -131,8 +131,8 @@ class Arrangement:
         count, P = [len(x) for x in self.pages], self.storage.page_size
         width = max(count, default=0) + 1  # no sequence needs the last entry
         table = np.full((len(keys), width), self.spare[0], np.int32)
-        for row, own in zip(table, self.pages, strict=True):
-            row[: len(own)] = own
+        for row, pages in zip(table, self.pages, strict=True):
+            row[: len(pages)] = pages
         last = [s - P * (n - 1) if n else 0 for s, n in zip(keys, count, strict=True)]
         listed = np.concatenate([*self.pages, self.spare[:0]])
         return {
@@ -172,8 +172,11 @@ class Arrangement:
         """Return what the implementation turns to x (T, H, D), of a sequence of a length."""
         if self.turns is None:
             return x
-        own, misread = "start of queries" if queries else "start of keys", self.storage.misread
-        start = {"start": 0, own: 0, "padded start": length - left}.get(misread, length)
+        start_meaning, misread = (
+            "start of queries" if queries else "start of keys",
+            self.storage.misread,
+        )
+        start = {"start": 0, start_meaning: 0, "padded start": length - left}.get(misread, length)
         along = not queries or self.along != (misread == "queries")
         at = start + (np.arange(len(x)) if along else np.zeros(len(x), int))
         turns = self.turns[at] if misread == "direction" else -self.turns[at]
@@ -221,9 +224,9 @@ class Arrangement:
         q = problem.q.copy()
         for sequence, left in zip(self.sequences, self._left, strict=True):
             if sequence.sample is not None:
-                own = q[sequence.sample].swapaxes(0, 1)  # (T, H, D)
+                sample_q = q[sequence.sample].swapaxes(0, 1)  # (T, H, D)
                 length = sequence.S - self.new + left
-                turned = self.turn_back(own, length, left, queries=True)
+                turned = self.turn_back(sample_q, length, left, queries=True)
                 q[sequence.sample] = turned.swapaxes(0, 1)
         return q
 
@@ -294,8 +297,8 @@ class Arrangement:
             if sequence.sample is None:
                 parts.append(self._fill((length, *sizes), array.dtype, factor, n + 1))
                 continue
-            own = array[sequence.sample].swapaxes(0, 1)
-            parts.append(own if length == len(own) else own[sequence.keys])
+            sample_rows = array[sequence.sample].swapaxes(0, 1)
+            parts.append(sample_rows if length == len(sample_rows) else sample_rows[sequence.keys])
         return parts
 
     def _fill(self, shape: tuple[int, ...], dtype: Any, factor: float, number: int) -> Array:
@@ -354,8 +357,8 @@ class Arrangement:
             for n, sequence in enumerate(self.sequences)
             if sequence.sample is not None
         ]
-        whole = np.stack(found) if found else np.empty((0, T, *sizes), array.dtype)
-        return whole.swapaxes(1, 2)
+        stacked = np.stack(found) if found else np.empty((0, T, *sizes), array.dtype)
+        return stacked.swapaxes(1, 2)
 
     def _restore_keys(self, name: str, array: Any, problem: Problem) -> Any:
         like = problem.k if name == "dk" else problem.v

@@ -93,9 +93,9 @@ class Layout(Form):
 
     def swaps(self, name: str, axes: int) -> bool:
         """Return True if an array of npattn's names has its queries before its heads."""
-        own = self.output if name == "o" else self.inputs
+        layout = self.output if name == "o" else self.inputs
         without = self.one_head and name in "kv"
-        return own == "BTHD" and axes == 4 and name in (*"qkvo", LATENT[0]) and not without
+        return layout == "BTHD" and axes == 4 and name in (*"qkvo", LATENT[0]) and not without
 
     def restore(
         self, name: str, array: Any, problem: Problem | None, mask_true: str
@@ -103,8 +103,8 @@ class Layout(Form):
         """Return a result with heads before queries."""
         if name == "lse":
             return {name: self.swap_lse(array)}
-        own = name if name == "o" else name.removeprefix("d")
-        swaps = (name == "o" or own != name) and self.swaps(own, array.ndim)
+        input_name = name if name == "o" else name.removeprefix("d")
+        swaps = (name == "o" or input_name != name) and self.swaps(input_name, array.ndim)
         return {name: array.swapaxes(-2, -3) if swaps else array}
 
     def swap_lse(self, lse: Any) -> Any:

@@ -96,8 +96,8 @@ def describe_view(array: Array, root: Array) -> dict[str, Any]:
 
 def is_plain(array: Array) -> bool:
     """Return True for a contiguous, writable array whose strides say no more than its shape."""
-    whole = array.flags.c_contiguous and array.flags.writeable
-    return whole and min(array.strides, default=0) >= 0
+    is_contiguous = array.flags.c_contiguous and array.flags.writeable
+    return is_contiguous and min(array.strides, default=0) >= 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +289,7 @@ def find_framework(
         return make_framework(framework, device), None
     try:
         with translate_errors():
-            own, tried = child.choose_framework(f, framework, device)
+            of_child, tried = child.choose_framework(f, framework, device)
     except child.Unfound as err:
 
         def try_candidate(candidate: str) -> Framework:
@@ -297,7 +297,7 @@ def find_framework(
             return call(make_framework(candidate))
 
         return try_frameworks(name, err.args[0], None if call is None else try_candidate), None
-    return Framework(own), np.array(array_of(tried["tried"])) if tried else None
+    return Framework(of_child), np.array(array_of(tried["tried"])) if tried else None
 
 
 def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F] | None) -> F:

@@ -311,8 +311,8 @@ class Implementation(Passing, HostProcess):
     ) -> CallRequest:
         """Return a request with the arrays of a problem, or with those of a rule."""
         request = self.request(problem, keeps=inputs is not None and self.keeps_arrays)
-        own = self.inputs(problem, view) if inputs is None else inputs
-        request.add_inputs(own, self.options(problem))
+        arrays = self.inputs(problem, view) if inputs is None else inputs
+        request.add_inputs(arrays, self.options(problem))
         return request
 
     def forward(
@@ -418,8 +418,8 @@ class Implementation(Passing, HostProcess):
         """Return o of arrays and options as they are, legal or not."""
         self.refuse_raw()
         request = self.request(None)
-        given = {name: self.framework.give(array) for name, array in arrays.items()}
-        request.add_inputs(given, options)
+        tensors = {name: self.framework.give(array) for name, array in arrays.items()}
+        request.add_inputs(tensors, options)
         (value,) = request.forward([()])
         return self._read(name_results(self.signature, value, ()).items())["o"]
 

@@ -120,18 +120,18 @@ class LatentInputs(Form):
         joined = [(name, x) for name, x in pairs if name not in parts]
         for name, first, second in (("dq", f"d{QUERIES}", "dq"), ("dk", "dv", "dk")):
             if first in found and second in found:
-                whole = np.concatenate([found[first], found[second]], -1)
+                joint = np.concatenate([found[first], found[second]], -1)
                 adds = self.one_head and name == "dk"
-                joined.append((name, whole[..., None, :, :] if adds else whole))
+                joined.append((name, joint[..., None, :, :] if adds else joint))
         return joined
 
 
 @np.errstate(invalid="ignore")  # inf − inf is NaN, as in the implementation
 def tie(arrays: Mapping[str, Array], dv: Array) -> dict[str, Array]:
     """Return results, or their tolerances, with that of dk as of one array with v: dk + dv."""
-    whole = arrays["dk"].copy()
-    whole[..., : dv.shape[-1]] += dv
-    return {name: x for name, x in arrays.items() if name != "dv"} | {"dk": whole}
+    dk = arrays["dk"].copy()
+    dk[..., : dv.shape[-1]] += dv
+    return {name: x for name, x in arrays.items() if name != "dv"} | {"dk": dk}
 
 
 def read_latent(signature: Signature, name: str) -> LatentInputs | None:

@@ -47,8 +47,8 @@ class _State(NamedTuple):
 
     @classmethod
     def of(cls, owner: Any) -> _State:
-        own = [*owner.parameters(), *owner.buffers()]
-        rows = [(x, x.data, x.detach().clone(), x.requires_grad, x.grad) for x in own]
+        tensors = [*owner.parameters(), *owner.buffers()]
+        rows = [(x, x.data, x.detach().clone(), x.requires_grad, x.grad) for x in tensors]
         return cls(rows, [(m, m.training) for m in owner.modules()])
 
     def restore(self, owner: Any) -> None:
@@ -160,14 +160,14 @@ class TorchModule:
     def leaving_out(self, names: Iterable[str]) -> Iterator[None]:
         """Replace submodules by the identity for a while."""
         places = [(self.owner.get_submodule(n.rpartition(".")[0]), n.split(".")[-1]) for n in names]
-        before = [getattr(parent, own) for parent, own in places]
+        before = [getattr(parent, name) for parent, name in places]
         try:
-            for parent, own in places:
-                setattr(parent, own, self.torch.nn.Identity())
+            for parent, name in places:
+                setattr(parent, name, self.torch.nn.Identity())
             yield
         finally:
-            for (parent, own), module in zip(places, before, strict=True):
-                setattr(parent, own, module)
+            for (parent, name), module in zip(places, before, strict=True):
+                setattr(parent, name, module)
 
     def holder(self, name: str) -> str:
         """Return the name of the class of the layer that has a parameter."""
@@ -211,10 +211,10 @@ class TorchModule:
 
     def write(self, arrays: Mapping[str, Array]) -> None:
         """Give parameters and buffers other values."""
-        own = dict(self.owner.named_parameters()) | dict(self.owner.named_buffers())
+        parameters = dict(self.owner.named_parameters()) | dict(self.owner.named_buffers())
         with self.torch.no_grad():
-            for name in arrays.keys() & own.keys():
-                own[name].copy_(self.framework.give(arrays[name]))
+            for name in arrays.keys() & parameters.keys():
+                parameters[name].copy_(self.framework.give(arrays[name]))
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -306,42 +306,49 @@ class TorchModule:
         for name, array in inputs.items():
             last = last if array is None else self.framework.give(array.copy())
             tensors[name] = last
-        own = {n: t for (n, t), x in zip(tensors.items(), inputs.values(), strict=True)
+        input_leaves = {n: t for (n, t), x in zip(tensors.items(), inputs.values(), strict=True)
                if x is not None}  # fmt: skip
-        for tensor in own.values():
+        for tensor in input_leaves.values():
             tensor.requires_grad_(cotangents is not None)
-        given = {
+        options = {
             n: self.framework.give(x) if isinstance(x, np.ndarray) else x
             for n, x in options.items()
         }
         recording = self.torch.set_grad_enabled(cotangents is not None)
         mixed = self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.mixed)
         with recording, mixed, catch_foreign("raised"):
-            out, weights = self.results(self.method(**tensors, **given))
+            out, weights = self.results(self.method(**tensors, **options))
             o, w = self._read(out), None if weights is None else self._read(weights)
             if cotangents is None:
                 return Returned(o, w, {}, {})
-            return Returned(o, w, *self._differentiate(own, out, weights, *cotangents(o, w)))
+            return Returned(
+                o, w, *self._differentiate(input_leaves, out, weights, *cotangents(o, w))
+            )
 
     def _differentiate(
-        self, own: dict[str, Any], out: Any, weights: Any, dout: Array, dweights: Array | None
+        self,
+        input_leaves: dict[str, Any],
+        out: Any,
+        weights: Any,
+        dout: Array,
+        dweights: Array | None,
     ) -> tuple[dict[str, Array | None], dict[str, Array]]:
         """Return the gradients of Σ dout·out + Σ dweights·weights, of inputs and parameters."""
         names, parameters = zip(*self.owner.named_parameters(), strict=True)
-        results, given = [out], [self.framework.give(dout)]
+        results, cotangents = [out], [self.framework.give(dout)]
         if weights is not None and weights.requires_grad and dweights is not None:
-            results, given = [out, weights], [*given, self.framework.give(dweights)]
+            results, cotangents = [out, weights], [*cotangents, self.framework.give(dweights)]
         if not out.requires_grad:
             raise ResultError("returned an output that requires no grad: autograd cannot reach it")
-        leaves = [*own.values(), *parameters]
-        grads = self.torch.autograd.grad(results, leaves, given, allow_unused=True)
+        leaves = [*input_leaves.values(), *parameters]
+        grads = self.torch.autograd.grad(results, leaves, cotangents, allow_unused=True)
         arrays = [
             self._read(self.torch.zeros_like(leaf) if g is None else g)
             for leaf, g in zip(leaves, grads, strict=True)
         ]
-        count = len(own)
+        count = len(input_leaves)
         return (
-            dict(zip(own, arrays[:count], strict=True)),
+            dict(zip(input_leaves, arrays[:count], strict=True)),
             dict(zip(names, arrays[count:], strict=True)),
         )
 

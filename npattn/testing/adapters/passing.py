@@ -196,22 +196,24 @@ class Passing:
 
     def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
         """Return fresh, writable arrays of the framework, by npattn's names."""
-        given = {}
+        tensors = {}
         with self.framework.allowing(problem.q.dtype):
             laid_out = self.storage is not None or self.packing is not None
             for name, array in self._store(problem).items():
                 swaps = not laid_out and self.arrangement.swaps(name, problem.q.ndim)
-                own = view if name in (*"qkv", *LATENT) else "contiguous"
-                given[name] = self.framework.give(lay_out(array, own, swaps))
-        return given
+                array_view = view if name in (*"qkv", *LATENT) else "contiguous"
+                tensors[name] = self.framework.give(lay_out(array, array_view, swaps))
+        return tensors
 
     def _store(self, problem: Problem) -> dict[str, Array]:
         """Return the arrays of a call in the forms that it takes."""
-        whole = own = problem.materialise()
-        arrays: Mapping[str, Array] = {n: x for n in ARRAYS if (x := getattr(own, n)) is not None}
-        with note_problem(whole):
+        asked = stored = problem.materialise()
+        arrays: Mapping[str, Array] = {
+            n: x for n in ARRAYS if (x := getattr(stored, n)) is not None
+        }
+        with note_problem(asked):
             for form in self.forms:
-                own, arrays = form.store(own, arrays, self.conventions.mask_true)
+                stored, arrays = form.store(stored, arrays, self.conventions.mask_true)
         return {name: self._narrow(name, array) for name, array in arrays.items()}
 
     def _narrow(self, name: str, array: Array) -> Array:
@@ -227,11 +229,11 @@ class Passing:
 
     def raw_inputs(self, problem: Problem) -> tuple[Array, Array, Array]:
         """Return q, k and v in npattn's layout, in the dtypes in which they are passed."""
-        own = problem
+        split_problem = problem
         if self.quantized is not None:
             with note_problem(problem):
-                own, _ = self.quantized.split(problem)
-        q, k, v = (self._narrow(name, getattr(own, name)) for name in "qkv")
+                split_problem, _ = self.quantized.split(problem)
+        q, k, v = (self._narrow(name, getattr(split_problem, name)) for name in "qkv")
         return q, k, v
 
     def options(self, problem: Problem) -> dict[str, Any]:
@@ -240,19 +242,19 @@ class Passing:
         values["causal"] = bool(problem.causal)  # which alignment it means, the conventions say
         if problem.scale == default_scale(problem.D)[0]:
             del values["scale"]
-        given = {name: x for name, x in values.items() if x != OPTIONS[name].default}
+        passed = {name: x for name, x in values.items() if x != OPTIONS[name].default}
         with note_problem(problem):
-            if self.signature.always_causal and not given.pop("causal", False):
+            if self.signature.always_causal and not passed.pop("causal", False):
                 raise inexpressible("a call without causal")
             for form in self.forms:
-                given |= form.numbers(problem, self.conventions.mask_true)
-        return given
+                passed |= form.numbers(problem, self.conventions.mask_true)
+        return passed
 
     def give_cotangents(
         self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Any]:
         """Return the cotangents of its results as arrays of the framework, by result."""
-        own = replace(
+        asked = replace(
             cotangents,
             dlse=cotangents.dlse if self.returns_lse else None,
             dweights=cotangents.dweights if self.returns_weights else None,
@@ -260,15 +262,15 @@ class Passing:
         if self.storage is not None:
             with note_problem(problem):
                 form, mask_true = Sequences(self.storage), self.conventions.mask_true
-                stored = form.store_cotangents(problem, own, mask_true)
+                stored = form.store_cotangents(problem, asked, mask_true)
             swap = False
         else:
             layout = self.arrangement
-            stored, swap = {"o": own.dout}, layout.swaps("o", problem.q.ndim)
-            if own.dlse is not None:
-                stored["lse"] = np.ascontiguousarray(layout.swap_lse(np.array(own.dlse)))
-            if own.dweights is not None:
-                stored["weights"] = np.array(own.dweights)
+            stored, swap = {"o": asked.dout}, layout.swaps("o", problem.q.ndim)
+            if asked.dlse is not None:
+                stored["lse"] = np.ascontiguousarray(layout.swap_lse(np.array(asked.dlse)))
+            if asked.dweights is not None:
+                stored["weights"] = np.array(asked.dweights)
         stored["o"] = lay_out(stored["o"], view, swap)
         return {name: self.framework.give(x) for name, x in stored.items()}
 
@@ -289,16 +291,16 @@ class Passing:
         """Return results as npattn has them; without a problem, of plain arrays."""
         arrays: list[tuple[str, Any]] = []
         forms: list[Form] = [self.arrangement] if problem is None else self.forms[::-1]
-        mask_true, own = self.conventions.mask_true, cast("Any", problem)
+        mask_true, any_problem = self.conventions.mask_true, cast("Any", problem)
         for name, value in pairs:
             with catch_foreign(f"{name} could not be read:"):
                 found: Mapping[str, Any] = {name: self.framework.take(value)}
                 for form in forms:
-                    parts = (form.restore(n, x, own, mask_true) for n, x in found.items())
+                    parts = (form.restore(n, x, any_problem, mask_true) for n, x in found.items())
                     found = {n: x for part in parts for n, x in part.items()}
                 arrays += found.items()
         for form in forms if problem is not None else ():
-            arrays = form.join(arrays, own)
+            arrays = form.join(arrays, any_problem)
         return Results(tuple(arrays))
 
     def name_gradients(self, grads: Any, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -150,15 +150,17 @@ class QuantizedInputs(Form):
     @property
     def words(self) -> str:
         """The storage in words."""
-        own = {
+        factor_words = {
             "tensor": "factor",
             "head": "factors (B, K)",
             "block": "factors of blocks of rows",
             "token": "factors of tokens",
         }
-        parts = [f"{name} in {self.dtype} with {own[per]}" for name, per in self.per.items()]
+        parts = [
+            f"{name} in {self.dtype} with {factor_words[per]}" for name, per in self.per.items()
+        ]
         if self.output is not None:
-            ways = own | {"head": "factors (B, H)"}
+            ways = factor_words | {"head": "factors (B, H)"}
             how = " that it is multiplied by" if self.output.multiplies else ""
             parts.append(f"o in {self.dtype} with {ways[self.output.per]}{how}")
         return ", ".join(parts)
@@ -178,8 +180,8 @@ class QuantizedInputs(Form):
 
     def alike(self, name: str, other: str) -> bool:
         """Return True if two inputs of the same contents are the same numbers and factors."""
-        own, others = ((self.per.get(x), self.rows.get(x)) for x in (name, other))
-        return own == others
+        first, second = ((self.per.get(x), self.rows.get(x)) for x in (name, other))
+        return first == second
 
     @property
     def weights(self) -> str:
@@ -208,9 +210,9 @@ class QuantizedInputs(Form):
         self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
     ) -> tuple[Problem, Mapping[str, Array]]:
         """Return the problem without factors, and the arrays of a call with those of parts."""
-        own, factors = self.split(problem)
-        inputs = {name: getattr(own, name) for name in self.per}
-        return own, {**arrays, **inputs, **{n: x for n, x in factors.items() if x.ndim}}
+        split_problem, factors = self.split(problem)
+        inputs = {name: getattr(split_problem, name) for name in self.per}
+        return split_problem, {**arrays, **inputs, **{n: x for n, x in factors.items() if x.ndim}}
 
     def numbers(self, problem: Problem, mask_true: str) -> dict[str, Any]:
         """Return the factors of whole arrays."""
@@ -294,8 +296,8 @@ class QuantizedInputs(Form):
     def _cast(self, scaled: Array) -> Array:
         top = largest(self.dtype)
         if self.dtype == "int8":
-            whole = np.clip(np.rint(np.where(np.isfinite(scaled), scaled, 0.0)), -top, top)
-            return np.asarray(whole.astype(np.int8))
+            integers = np.clip(np.rint(np.where(np.isfinite(scaled), scaled, 0.0)), -top, top)
+            return np.asarray(integers.astype(np.int8))
         # Casts overflow to NaN or inf; what is not finite itself stays so.
         bounded = np.where(np.isfinite(scaled), np.clip(scaled, -top, top), scaled)
         return np.asarray(cast(bounded, self.dtype))
@@ -321,8 +323,8 @@ class QuantizedInputs(Form):
     def _significands(self, dtype: Any) -> Array:
         """Return the significands that a factor may have: the tested dtype holds the product."""
         bits = round(-math.log2(finfo(dtype).eps)) + 1
-        own = 7 if self.dtype == "int8" else round(-math.log2(finfo(self.dtype).eps)) + 1
-        free = max(min(bits - own, 4), 1)
+        digits = 7 if self.dtype == "int8" else round(-math.log2(finfo(self.dtype).eps)) + 1
+        free = max(min(bits - digits, 4), 1)
         return np.asarray(np.arange(2 ** (free - 1), 2**free) / 2 ** (free - 1))
 
 

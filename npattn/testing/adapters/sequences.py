@@ -196,14 +196,14 @@ def _place_masks(
 ) -> tuple[Array, ...]:
     """Return the mask (T, S) of each sequence; causal is in it, for some ignore it beside one."""
     B, T, S = problem.lead[0], problem.T, problem.S
-    whole = np.broadcast_to(True if shown is None else shown, (B, 1, T, S))[:, 0]
+    visible = np.broadcast_to(True if shown is None else shown, (B, 1, T, S))[:, 0]
     if problem.causal:
         beside = np.arange(T)[:, None] + diagonal(T, S, problem.alignment)
-        whole = whole & band(beside, np.arange(S), None, 0)
+        visible = visible & band(beside, np.arange(S), None, 0)
     masks = []
     for n, sequence in enumerate(sequences):
         if sequence.sample is not None:
-            masks.append(whole[sequence.sample])
+            masks.append(visible[sequence.sample])
             continue
         rng = np.random.default_rng([storage.seed, n, 41 + (storage.renewed == "masks")])
         masks.append(rng.random((sequence.T, sequence.S)) < 0.5)

@@ -61,8 +61,8 @@ class HostProcess:
     @property
     def interpreter(self) -> str | None:
         """Variable by which its kernels are interpreted, one at a time; None if there is none."""
-        own = os.environ if self.environment is None else self.environment
-        return next((n for n in INTERPRETERS if own.get(n, "0") not in ("", "0")), None)
+        variables = os.environ if self.environment is None else self.environment
+        return next((n for n in INTERPRETERS if variables.get(n, "0") not in ("", "0")), None)
 
     @property
     def given_up_lines(self) -> list[str]:

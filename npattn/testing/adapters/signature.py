@@ -142,25 +142,25 @@ def read_signature(
             f"{name} has no readable signature: say which options it has with features= "
             "(() for none), or which system it stands in for with like="
         )
-    known: Mapping[str, str] = {**(profile or {}), **rename}
+    renames: Mapping[str, str] = {**(profile or {}), **rename}
     first, module = next(iter(named), ""), False
-    if _meaning(first, known) == "module":
+    if _meaning(first, renames) == "module":
         named, module = {n: p for n, p in named.items() if n != first}, True
-    known = {theirs: ours for theirs, ours in known.items() if ours != "module"}
-    first_meanings = {theirs: _meaning(theirs, known) for theirs in _positional(named)}
+    renames = {theirs: ours for theirs, ours in renames.items() if ours != "module"}
+    first_meanings = {theirs: _meaning(theirs, renames) for theirs in _positional(named)}
     packed, leading, parts = read_leading(first_meanings)
-    heads_first = any(ours.endswith(HEADS_FIRST) for ours in known.values())
+    heads_first = any(ours.endswith(HEADS_FIRST) for ours in renames.values())
     of_leading = (*PACKED, HEADS_FIRST)
-    known = {theirs: ours for theirs, ours in known.items() if ours not in of_leading}
+    renames = {theirs: ours for theirs, ours in renames.items() if ours not in of_leading}
     rest = _optional(name, named, leading) if named else {}
-    meanings = read_beside_places(_meanings(named, rest, known))
+    meanings = read_beside_places(_meanings(named, rest, renames))
     _check_needed(name, rest, meanings)
-    left = dict.fromkeys(_find_optional(STORED, rest, meanings, known), PADDED)
-    left |= dict.fromkeys(_find_optional(LATENT, rest, meanings, known), WHOLE)
+    left = dict.fromkeys(_find_optional(STORED, rest, meanings, renames), PADDED)
+    left |= dict.fromkeys(_find_optional(LATENT, rest, meanings, renames), WHOLE)
     if not quantized:
-        left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in known}
+        left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in renames}
     meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in left}
-    carries = _carry(meanings, rest, known, features)
+    carries = _carry(meanings, rest, renames, features)
     untested = _list_untested(rest, meanings | left, carries)
     has = {ours for names in carries.values() for ours in names}
     has |= {"mask"} if set(LISTS) & {meanings[theirs] for theirs in carries} else set()
@@ -183,7 +183,7 @@ def read_signature(
         carries,
         frozenset(n for n in carries if n in rest and _must_pass(rest[n], meanings[n])),
         module,
-        causal not in known and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
+        causal not in renames and causal in FOREIGN and FOREIGN[causal].causal == "top_left",
         leading,
         packed,
         heads_first,
@@ -219,9 +219,9 @@ def _find_optional(
 
     Then its arrays are padded, (B, H, T, D) or (B, T, H, D), and q, k and v are whole.
     """
-    own = [n for n in rest if meanings.get(n) in group]
-    free = all(rest[n].default is not inspect.Parameter.empty for n in own)
-    return own if free and not any(n in known for n in own) else []
+    parameters = [n for n in rest if meanings.get(n) in group]
+    free = all(rest[n].default is not inspect.Parameter.empty for n in parameters)
+    return parameters if free and not any(n in known for n in parameters) else []
 
 
 def _check_names(
@@ -239,8 +239,8 @@ def _check_names(
             f"({', '.join(named)}): rename={{theirs: ours}}"
         )
     legal = {"rename": tuple(MEANINGS), "features": (*FEATURES, *RESULTS)}
-    given = {"rename": rename.values(), "features": features or ()}
-    for argument, names in given.items():
+    arguments = {"rename": rename.values(), "features": features or ()}
+    for argument, names in arguments.items():
         for ours in names:
             if ours not in legal[argument]:
                 near = get_close_matches(ours, legal[argument], 1)

@@ -131,8 +131,8 @@ def certificate(
 
     It is the same bound, for the oracle's arithmetic. Parameters and returns are those of `bounds`.
     """
-    own = Rounding.upcast()
-    task = BoundTask(problem, np.float64, own, dout, dlse, dweights, conventions)
+    rounding = Rounding.upcast()
+    task = BoundTask(problem, np.float64, rounding, dout, dlse, dweights, conventions)
     return task.worst_case()
 
 
@@ -191,7 +191,7 @@ class BoundTask:
         return gate_bounds(problem, conventions, self.form, bounds, dout)
 
     def worst_case(self) -> dict[str, Array]:
-        """Return the bounds of the full form."""
+        """Return the worst case of each result."""
         self.bounds = self.form.forward()
         if self.dout is not None:
             self.bounds |= self.form.backward(*self._cotangents())

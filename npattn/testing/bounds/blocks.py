@@ -39,8 +39,8 @@ class ProblemInBlocks:
 
     @cached_property
     def _hides(self) -> bool:
-        whole = self.problem
-        return whole.mask is not None or whole.window is not None or bool(whole.causal)
+        problem = self.problem
+        return problem.mask is not None or problem.window is not None or bool(problem.causal)
 
     @cached_property
     def fills_hidden(self) -> bool:
@@ -89,7 +89,7 @@ class ProblemInBlocks:
         self, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, *, always: bool = False
     ) -> Block | None:
         """Return queries t of heads h, which share keys, with keys s; None if all are hidden."""
-        whole = self.problem
+        problem = self.problem
         keys = np.arange(s.start, s.stop) if isinstance(s, slice) else s
         visible = self._visible(lead, h, t, s, keys)
         hidden = visible is not None and not visible.any()
@@ -97,19 +97,21 @@ class ProblemInBlocks:
             return None
         if visible is None and self.attends_hidden:
             visible = np.ones((len(t), len(keys)), bool)
-        keep = whole.dropout_mask
+        keep = problem.dropout_mask
         kv = self.kv_head(int(h[0])) if len(h) else 0
         original = Problem(
-            self.plane(whole.q, lead)[h, t],
-            self.plane(whole.k, lead)[kv][s],
-            self.plane(whole.v, lead)[kv][s],
+            self.plane(problem.q, lead)[h, t],
+            self.plane(problem.k, lead)[kv][s],
+            self.plane(problem.v, lead)[kv][s],
             visible,
-            bias=None if whole.bias is None else self._option(whole.bias, lead, h, t, s, keys),
-            scale=whole.scale,
-            softcap=whole.softcap,
-            score_mod=None if whole.score_mod is None else self._shift_score_mod(lead, h, t, keys),
+            bias=None if problem.bias is None else self._option(problem.bias, lead, h, t, s, keys),
+            scale=problem.scale,
+            softcap=problem.softcap,
+            score_mod=None
+            if problem.score_mod is None
+            else self._shift_score_mod(lead, h, t, keys),
             dropout_mask=None if keep is None else self._option(keep, lead, h, t, s, keys),
-            dropout_rate=whole.dropout_rate,
+            dropout_rate=problem.dropout_rate,
         )
         return Block(original, self.block_conventions.canonical(original))
 
@@ -117,15 +119,15 @@ class ProblemInBlocks:
         self, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, keys: Array
     ) -> Array | None:
         """Visible keys by mask, causal and window, (queries, keys); None if all are visible."""
-        whole, visible = self.problem, None
-        if whole.mask is not None:
-            visible = self._option(whole.mask, lead, h, t, s, keys)
+        problem, visible = self.problem, None
+        if problem.mask is not None:
+            visible = self._option(problem.mask, lead, h, t, s, keys)
             visible = ~visible if self.conventions.mask_true == "hide" else visible
         left, right = self.window or (None, None)
-        if whole.causal:
+        if problem.causal:
             right = 0 if right is None else min(right, 0)
         if left is not None or right is not None:
-            beside = t[:, None] + diagonal(whole.T, whole.S, whole.alignment)
+            beside = t[:, None] + diagonal(problem.T, problem.S, problem.alignment)
             inside = band(beside, keys, left, right)
             visible = inside if visible is None else visible & inside
         if visible is None or visible.all():
@@ -141,8 +143,8 @@ class ProblemInBlocks:
             rows = [self._rule_row(option, (*lead, i), j, s) for i, j in at]
             return np.array(rows).reshape(len(t), len(keys))
         planes = [*(np.full_like(h, i) for i in lead), h, t]
-        own = planes[len(planes) - (option.ndim - 1) :]
-        index = [i if n > 1 else 0 * i for i, n in zip(own, option.shape, strict=False)]
+        axes = planes[len(planes) - (option.ndim - 1) :]
+        index = [i if n > 1 else 0 * i for i, n in zip(axes, option.shape, strict=False)]
         if option.shape[-1] == 1:
             return np.asarray(option[(*index, slice(None))])
         if isinstance(s, slice):
@@ -151,20 +153,24 @@ class ProblemInBlocks:
 
     def _rule_row(self, rule: Any, plane: tuple[int, ...], t: int, s: slice | Array) -> Array:
         """Evaluate a mask or bias object for one query, (keys)."""
-        whole = self.problem
+        problem = self.problem
         s0, s1 = (s.start, s.stop) if isinstance(s, slice) else (int(s.min()), int(s.max()) + 1)
-        values = rule.tile(Tile(whole.lead, whole.H, whole.T, whole.S, plane, t, t + 1, s0, s1))
+        values = rule.tile(
+            Tile(problem.lead, problem.H, problem.T, problem.S, plane, t, t + 1, s0, s1)
+        )
         row = np.broadcast_to(np.asarray(values), (1, s1 - s0))[0]
         return np.asarray(row if isinstance(s, slice) else row[s - s0])
 
     def _shift_score_mod(self, lead: tuple[int, ...], h: Array, t: Array, keys: Array) -> ScoreMod:
         """Return score_mod with the indices of the whole problem."""
-        whole = self.problem
-        b = int(np.ravel_multi_index(lead, whole.lead)) if lead else 0
+        problem = self.problem
+        b = int(np.ravel_multi_index(lead, problem.lead)) if lead else 0
 
         def modify(x: Array, _: Array, __: Array, query: Array, key: Array) -> Array:
-            assert whole.score_mod is not None
+            assert problem.score_mod is not None
             heads, queries = h[query], t[query]
-            return np.asarray(whole.score_mod(x, np.full_like(heads, b), heads, queries, keys[key]))
+            return np.asarray(
+                problem.score_mod(x, np.full_like(heads, b), heads, queries, keys[key])
+            )
 
         return modify

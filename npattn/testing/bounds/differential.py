@@ -129,12 +129,15 @@ class _DifferentialBounds:
     def _attention(self, i: int, do: Array, e_do: Array) -> dict[str, Array]:
         """Errors of the gradients of one softmax for a cotangent with an error."""
         p = self.problems[i]
-        own = bounds(p, self.dtype, dout=do)
+        bounds_of_softmax = bounds(p, self.dtype, dout=do)
         moved = _propagate(p, e_do)
         # v, bias and sinks add the gradients of both softmaxes.
         sizes, rel = _propagate(p, abs(do)), 2 * (self.u + self.low)
         alone = ("dq", "dk")
-        return {n: own[n] + x + (0 if n in alone else rel * sizes[n]) for n, x in moved.items()}
+        return {
+            n: bounds_of_softmax[n] + x + (0 if n in alone else rel * sizes[n])
+            for n, x in moved.items()
+        }
 
 
 def _weights(p: Problem) -> Array:

@@ -43,9 +43,9 @@ def free_elements(problem: Problem, conventions: Conventions | None = None) -> d
     free = {name: x[0] if problem.headless else x for name, x in free.items()}
     free["dq"] = _reduce(shares.dq_row[..., None], (*problem.q.shape[:-1], 1))
     for name, x in by_key.items():
-        own = getattr(problem, name[1:])
+        key_input = getattr(problem, name[1:])
         heads = _by_shared_head(conventions, problem, np.any(x, -2)[..., None])
-        free[name] = _reduce(heads, (*own.shape[:-1], 1))
+        free[name] = _reduce(heads, (*key_input.shape[:-1], 1))
     if problem.bias_array is not None:
         free["dbias"] = _reduce(ds, problem.bias_array.shape)
     if problem.sinks is not None:
@@ -70,11 +70,11 @@ class _Shares(NamedTuple):
         bad = [~np.isfinite(x) for x in (problem.q, problem.k, problem.v)]
         q, k, v = (x[None] if problem.headless else x for x in bad)
         k, v = (np.repeat(x, problem.H // max(problem.K, 1), axis=-3) for x in (k, v))
-        whole = (*problem.lead, problem.H, problem.T, problem.S)
+        score_shape = (*problem.lead, problem.H, problem.T, problem.S)
         bias, visible, kept = problem.bias_array, problem.visible, problem.dropout_mask
-        seen = np.broadcast_to(True if visible is None else visible, whole)
+        seen = np.broadcast_to(True if visible is None else visible, score_shape)
         dead = np.zeros((), bool) if bias is None else np.isneginf(bias.astype(np.float64))
-        kept = np.broadcast_to(True if kept is None else kept, whole)
+        kept = np.broadcast_to(True if kept is None else kept, score_shape)
         any_q, any_k = np.any(q, -1, keepdims=True), np.any(k, -1)[..., None, :]
         return cls(any_q, any_k, v, seen & ~dead, seen & dead, kept)
 

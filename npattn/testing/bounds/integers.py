@@ -41,16 +41,16 @@ class IntegerErrors(NamedTuple):
 def integer_errors(integers: Integers, q: Array, keys: Array, unit: Units) -> IntegerErrors:
     """Return the errors of the integers for finite q (..., T, D) and keys (..., S, D)."""
     far = np.zeros((1, 1))
-    own = 0.0  # of keys less their mean, which are stored
+    mean_rounding = 0.0  # of keys less their mean, which are stored
     if integers.centred and keys.shape[-2]:
         S = keys.shape[-2]
         size = abs(keys).max(axis=(-2, -1), keepdims=True, initial=0)
-        far, own = (2 * unit.low.u + (S + 2) * unit.u) * size, unit.low.u
+        far, mean_rounding = (2 * unit.low.u + (S + 2) * unit.u) * size, unit.low.u
         keys = keys - keys.mean(-2, keepdims=True)
     half = 0.5 / integers.largest + 4 * unit.u
     return IntegerErrors(
         half * _block_maxima(abs(q), integers.q_rows),
-        (half + own) * (_block_maxima(abs(keys), integers.k_rows) + far),
+        (half + mean_rounding) * (_block_maxima(abs(keys), integers.k_rows) + far),
         keys,
         far,
     )

@@ -177,11 +177,11 @@ class _LinearBounds:
             least, most = merge(least), merge(most)
         if p.normalise:
             errors["dinitial_normaliser"] = self._error(most.state, least.state)[..., p.E]
-        whole = (*p.lead, p.H, p.T, p.D)
+        query_shape = (*p.lead, p.H, p.T, p.D)
         for name in ("dq", "dk"):
             x, size, smaller = (getattr(y, name[1:]) for y in (p, most, least))
             factor = abs(p.scale or 0) if name == "dq" else 1.0
-            shape = whole if name == "dq" else size.shape
+            shape = query_shape if name == "dq" else size.shape
             e, size = (factor * y.reshape(shape) for y in (self._error(size, smaller), size))
             errors[name] = self._pullback_error(
                 np.broadcast_to(x.astype(np.float64), shape), size, e
@@ -200,8 +200,8 @@ class _LinearBounds:
         x, written = self.x, self.written
         assert written is not None
         assert x.beta is not None
-        own = np.zeros_like(dS) if dstate is None else dstate.reshape(dS.shape)
-        dv = abs(recurrent.backward(x, dy, own).v)
+        state_cotangent = np.zeros_like(dS) if dstate is None else dstate.reshape(dS.shape)
+        dv = abs(recurrent.backward(x, dy, state_cotangent).v)
         both = add_cotangents(abs(dy), dv)
         least, most = (merge(recurrent.backward(y, both, dS)).v for y in (self.least, self.most))
         e_db = written.error_of_adjoint(self._error(most, least))
@@ -234,11 +234,15 @@ class _LinearBounds:
     def _last_cotangent(self, dstate: Array | None, dnormaliser: Array | None) -> Array:
         """Absolute cotangent of the last state, with that of the normaliser as its last column."""
         p = self.p
-        whole = (*p.lead, p.K, p.D)
-        dS = np.zeros((*whole, p.E)) if dstate is None else abs(dstate).reshape(*whole, p.E)
+        state_rows = (*p.lead, p.K, p.D)
+        dS = (
+            np.zeros((*state_rows, p.E))
+            if dstate is None
+            else abs(dstate).reshape(*state_rows, p.E)
+        )
         if not p.normalise:
             return dS
-        dz = np.zeros(whole) if dnormaliser is None else abs(dnormaliser).reshape(whole)
+        dz = np.zeros(state_rows) if dnormaliser is None else abs(dnormaliser).reshape(state_rows)
         return np.concatenate([dS, dz[..., None]], -1)
 
     def _decay(self, x: LinearOperands, d: LinearOperands, dS: Array) -> Array:
@@ -278,8 +282,8 @@ class _LinearBounds:
         kind = self.p.map
         if kind is FEATURE_MAPS["softmax"]:
             p, rel = kind.value(x), 3 * self._softmax_error(x)
-            through, whole = (p * (y + (p * y).sum(-1, keepdims=True)) for y in (e, size + e))
-            return np.asarray(through + rel * whole)
+            through, with_error = (p * (y + (p * y).sum(-1, keepdims=True)) for y in (e, size + e))
+            return np.asarray(through + rel * with_error)
         one = np.ones_like(x)
         slope = kind.pullback(x, one)
         error = abs(slope) * e

@@ -204,36 +204,36 @@ class MultiHeadBound:
         rope = self.fwd.inputs.rope
         assert rope is not None
         u = max(self.unit.u, unit_roundoff(np.float32))
-        own = rope.frequencies or plain(rope.size or y.shape[-1], base=rope.base)
-        angles = self.fwd.attention.problem.S * own.values
-        relative = 2 * abs(np.log(np.maximum(own.values, self.unit.tiny))) + 4
+        frequencies = rope.frequencies or plain(rope.size or y.shape[-1], base=rope.base)
+        angles = self.fwd.attention.problem.S * frequencies.values
+        relative = 2 * abs(np.log(np.maximum(frequencies.values, self.unit.tiny))) + 4
         each = u * (angles * relative + 2) + 4 * self.unit.low.u  # (R/2,)
         out, c, s = e.copy(), abs(turn.cos), abs(turn.sin)
         for one, two in ((turn.first, turn.second), (turn.second, turn.first)):
-            sizes = own.amplitude * (abs(y[..., one]) + abs(y[..., two]))
+            sizes = frequencies.amplitude * (abs(y[..., one]) + abs(y[..., two]))
             out[..., one] = c * e[..., one] + s * e[..., two] + each * sizes
         return out
 
     def _normalise(self, name: str, y: Array, e: Array) -> Array:
         """Error of the normalised heads of y (..., n, T, D) that err by e."""
-        kind, own = str(self.mha.qk_norm), self.steps.norms[name]
-        whole, heads = kind.endswith("_projection"), y.shape[-3]
-        y, e = (merge(x, "concat") if whole else x for x in (y, e))
+        kind, norm = str(self.mha.qk_norm), self.steps.norms[name]
+        by_projection, heads = kind.endswith("_projection"), y.shape[-3]
+        y, e = (merge(x, "concat") if by_projection else x for x in (y, e))
         n = y.shape[-1]
         if kind.startswith("layer"):
             rounded = self.gamma(n + 3) * (abs(y) + abs(y).mean(-1, keepdims=True))
             e = e + e.mean(-1, keepdims=True) + rounded
-        unit, count = abs(own.unit), 1 if kind == "l2" else n
+        unit, count = abs(norm.unit), 1 if kind == "l2" else n
         # Relative error of the divisor; twice covers the quotient, for errors below a half.
-        rho = np.minimum((unit * e).sum(-1, keepdims=True) / (count * own.size), 0.5)
+        rho = np.minimum((unit * e).sum(-1, keepdims=True) / (count * norm.size), 0.5)
         rounding = self.gamma(n + 8) + self.unit.low.u
-        eu = 2 * (e / own.size + unit * rho) + rounding * unit
+        eu = 2 * (e / norm.size + unit * rho) + rounding * unit
         self.norm_errors[name] = eu, rho + rounding
         w, b = (self._beside(f"norm_{name[0]}{x}") for x in ("", "_bias"))
         size = unit if w is None else unit * abs(w)
         size = size if b is None else size + abs(b)
         ey = (eu if w is None else eu * abs(w)) + 2 * self.unit.low.times(2) * size
-        return split(ey, heads) if whole else ey
+        return split(ey, heads) if by_projection else ey
 
     def _beside(self, name: str) -> Array | None:
         w = self.steps.parameters.get(name)
@@ -243,17 +243,17 @@ class MultiHeadBound:
         self, name: str, dy: Array, e: Array, allowed: dict[str, Array]
     ) -> tuple[Array, Array]:
         """Return the gradient before a norm and its error; note those of its parameters."""
-        kind, own, w = (
+        kind, norm, w = (
             str(self.mha.qk_norm),
             self.steps.norms[name],
             self._beside("norm_" + name[0]),
         )
         weight = self.steps.parameters.get("norm_" + name[0])
-        dx, _, _ = normalise_backward(dy, own, cast(Norm, kind), weight)
-        whole, heads = kind.endswith("_projection"), dy.shape[-3]
-        dy, e = (merge(x, "concat") if whole else x for x in (dy, e))
+        dx, _, _ = normalise_backward(dy, norm, cast(Norm, kind), weight)
+        by_projection, heads = kind.endswith("_projection"), dy.shape[-3]
+        dy, e = (merge(x, "concat") if by_projection else x for x in (dy, e))
         eu, rho = self.norm_errors[name]
-        unit, n = abs(own.unit), dy.shape[-1]
+        unit, n = abs(norm.unit), dy.shape[-1]
         count = 1 if kind == "l2" else n
         rounding = self.gamma(n + 8) + self.unit.low.times(2)
         for more, of, own_error in (("", unit, eu), ("_bias", np.ones(1), np.zeros(1))):
@@ -270,9 +270,9 @@ class MultiHeadBound:
         edx = eg + eu * along + unit * ealong + rounding * (g + unit * along)
         if kind.startswith("layer"):
             edx = edx + eg.mean(-1, keepdims=True) + rounding * g.mean(-1, keepdims=True)
-        edx = edx / own.size
-        edx = split(edx, heads) if whole else edx
-        rho = rho[..., None, :, :] if whole else rho
+        edx = edx / norm.size
+        edx = split(edx, heads) if by_projection else edx
+        rho = rho[..., None, :, :] if by_projection else rho
         return dx, edx + 2 * rho * abs(dx)
 
     @property
@@ -309,8 +309,10 @@ class MultiHeadBound:
         for name, e in heads.items():
             letter = name[0]
             if f"bias_{letter}" in steps.parameters:
-                own = self._sum(grads[name][..., length[name], :], e[..., length[name], :], 2)
-                allowed[f"bias_{letter}"] = own.reshape(-1)
+                bias_error = self._sum(
+                    grads[name][..., length[name], :], e[..., length[name], :], 2
+                )
+                allowed[f"bias_{letter}"] = bias_error.reshape(-1)
             dh, edh = (z[..., : length[name], :] for z in (grads[name], e))
             if name in steps.turns:
                 back = steps.turns[name].inverse()

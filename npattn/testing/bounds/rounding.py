@@ -161,7 +161,7 @@ class Rounding:
 
     @property
     def needs_whole_rows(self) -> bool:
-        """True if the full form of the bound alone covers it, with all keys at hand."""
+        """True if a bound needs all keys of a row at hand."""
         return self.integers is not None or self.partial != "accumulator"
 
     @classmethod

@@ -75,12 +75,14 @@ def _translate_weights(
     problem: Problem, conventions: Conventions, form: WorstCase, bound: Array
 ) -> Array:
     unit, lse = form.unit, form.lse
-    whole = _without_empty_rows(conventions)
+    with_zero_rows = _without_empty_rows(conventions)
     with np.errstate(invalid="ignore"):  # a deviation of inf, dropped, is none
-        bound = whole.returned_weights(problem, bound, lse)
+        bound = with_zero_rows.returned_weights(problem, bound, lse)
     bound = np.where(np.isnan(bound), np.inf, bound)
     if conventions.weights == "after_dropout" and problem.dropout_mask is not None:
-        p_hat = replace(whole, weights="before_dropout").returned_weights(problem, form.p_hat, lse)
+        p_hat = replace(with_zero_rows, weights="before_dropout").returned_weights(
+            problem, form.p_hat, lse
+        )
         more = (2 * unit.u + unit.p.u) / (1 - problem.dropout_rate) * p_hat
         bound = bound + more + unit.p.eta + unit.tiny
     return bound
@@ -91,8 +93,8 @@ def _translate_gradients(
 ) -> Gradients:
     """Translate bounds of gradients; `dout` is |dout|."""
     flat = form.lse[0] if problem.headless else form.lse
-    whole = _without_empty_rows(conventions)
-    grads = whole.gradients(problem, raw, dout, flat)
+    with_zero_rows = _without_empty_rows(conventions)
+    grads = with_zero_rows.gradients(problem, raw, dout, flat)
     if problem.bias_array is not None and grads.bias is not None and raw.bias is not None:
         bias = abs(grads.bias) + _extra_dbias_error(problem, conventions, form, raw.bias)
         grads = replace(grads, bias=np.where(np.isnan(bias), np.inf, bias))
@@ -100,13 +102,13 @@ def _translate_gradients(
     if undefined is None and mean is None:
         return grads
     nothing = replace(raw, **{n: np.zeros_like(t) for n, t in vars(raw).items() if t is not None})
-    own = conventions.gradients(problem, nothing, dout, flat)
+    empty_row_share = conventions.gradients(problem, nothing, dout, flat)
     if mean is not None:
         # The cotangent of an empty row goes to v through a rounded 1/S.
         rel = form.gamma(form.chain + problem.T + 4) + 3 * form.unit.low.u
-        grads = replace(grads, v=grads.v + rel * own.v)
+        grads = replace(grads, v=grads.v + rel * empty_row_share.v)
     if undefined is not None:  # where only rows of NaN have a share, nothing is compared
-        free = {n: np.isnan(t) for n, t in vars(own).items() if t is not None}
+        free = {n: np.isnan(t) for n, t in vars(empty_row_share).items() if t is not None}
         grads = replace(
             grads, **{n: np.where(at, np.inf, getattr(grads, n)) for n, at in free.items()}
         )

@@ -14,7 +14,7 @@ from npattn import variants  # noqa: E402
 from npattn.errors import OptionError  # noqa: E402
 from npattn.testing import Implementation, Recipe, check  # noqa: E402
 from npattn.testing.adapters.base import ImplementationError  # noqa: E402
-from npattn.testing.adapters.on_device import results_on_device  # noqa: E402
+from npattn.testing.device.judging import results_on_device  # noqa: E402
 from tests.testing import latent_kernels as kernels  # noqa: E402
 
 RULES = (

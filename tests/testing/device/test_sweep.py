@@ -161,7 +161,7 @@ def test_base_2_lse_and_inverted_mask_pass():
         return (fwd.out, fwd.lse) if return_lse else fwd.out
 
     conventions = Conventions(mask_true="hide", lse_base="2")
-    report = check_sweep(attend, 12, conventions=conventions)
+    report = check_sweep(attend, 12, only=SWEEPS, conventions=conventions)
     assert report.passed, str(report)
     assert not check_sweep(attend, 12, conventions=Conventions(mask_true="hide")).passed
 
@@ -196,6 +196,50 @@ def test_wrong_alignment_fails():
     assert outcome.status == "failed"
     assert outcome.problem.causal
     assert outcome.problem.T != outcome.problem.S
+
+
+def with_options(**wrong):
+    """Return npattn.torch in float32 with each option, some of them wrong: a factor, or None."""
+
+    def f(
+        q, k, v, *, softcap=None, score_mod=None, sinks=None,
+        dropout_mask=None, dropout_rate=0.0, gate=None,
+    ):  # fmt: skip
+        options = {
+            "softcap": softcap, "sinks": sinks, "gate": gate, "dropout_rate": dropout_rate,
+            "score_mod": score_mod,
+        }  # fmt: skip
+        for name, factor in wrong.items():
+            if options[name] is not None:
+                options[name] = None if factor is None else factor * options[name]
+        options["dropout_rate"] = options["dropout_rate"] or 0.0
+        drops = {"dropout_mask": dropout_mask} if dropout_mask is not None else {}
+        return npattn.torch.attention(q, k, v, dtype=torch.float32, **drops, **options)
+
+    return f
+
+
+@pytest.mark.parametrize(
+    ("wrong", "option"),
+    [
+        ({}, ""),
+        ({"softcap": 1.02}, "softcap"),
+        ({"score_mod": None}, "score_mod"),
+        ({"sinks": 1.1}, "sinks"),
+        ({"dropout_rate": 0.9}, "dropout_mask"),
+        ({"gate": 1.01}, "gate"),
+    ],
+    ids=str,
+)
+def test_every_option_is_swept(wrong, option):
+    sizes = {"B": (2,), "H": (2,), "K": (1,), "T": (5, 23), "S": (3, 29), "D": (11,), "E": (7,)}
+    trial = trial_of(with_options(**wrong), conventions=Conventions(), sizes=sizes)
+    outcome = Sweep(trial).run(24)
+    assert outcome.status == ("failed" if wrong else "passed"), outcome.message
+    if wrong:
+        assert getattr(outcome.problem, option) is not None
+    else:
+        assert 0 < outcome.worst < 1
 
 
 class WrongLongGradient(torch.autograd.Function):
@@ -473,6 +517,42 @@ def test_device_without_float64_is_judged_on_the_host(monkeypatch):
     report = check_sweep(sdpa, only=SWEEPS, rounding="eager")
     assert report.passed, str(report)
     assert not check_sweep(with_scale_error(1.05)).passed
+
+
+def test_reductions_on_a_device_are_those_of_numpy():
+    rng = np.random.default_rng(3)
+    for shape in ((2, 3, 5), (2, 0, 5), (0,)):
+        x = rng.standard_normal(shape) - 3
+        on_device = DeviceArray(torch.from_numpy(x))
+        for axis in (None, -1, 0):
+            for keepdims in (False, True):
+                for name in ("sum", "any", "all"):
+                    array, tensor = (
+                        getattr(y > -3 if name != "sum" else y, name)(axis, keepdims=keepdims)
+                        for y in (x, on_device)
+                    )
+                    np.testing.assert_allclose(tensor.tensor, array, rtol=1e-12)
+                shown = x > -3
+                kwargs = {"axis": axis, "keepdims": keepdims, "initial": -2.5}
+                np.testing.assert_array_equal(on_device.max(**kwargs).tensor, x.max(**kwargs))
+                np.testing.assert_array_equal(on_device.min(**kwargs).tensor, x.min(**kwargs))
+                np.testing.assert_array_equal(
+                    np.max(on_device, where=DeviceArray(torch.from_numpy(shown)), **kwargs).tensor,
+                    np.max(x, where=shown, **kwargs),
+                )
+
+
+def test_rows_of_a_long_problem_may_lie_in_blocks_of_their_own(monkeypatch):
+    trial = trial_of(sdpa, "bfloat16")
+    recipe = Recipe(lead=(2,), H=2, K=2, T=170, S=71, D=11, E=13, dtype="bfloat16", seed=4)
+    sample, rows = Sweep(trial).sample(recipe), torch.tensor([0, 50, 169])
+    among = judging.judge_on_device(trial, sample, rows).tolerance
+    plain = Trial.tolerance
+    monkeypatch.setattr(Trial, "tolerance", lambda self, *args, queries: plain(self, *args))
+    alone = judging.judge_on_device(trial, sample, rows).tolerance
+    assert torch.equal(among["dq"], alone["dq"])
+    assert (among["dk"] > alone["dk"]).all()
+    assert (among["dv"] > alone["dv"]).all()
 
 
 def test_numbers_on_a_device_are_never_copied_to_the_host():

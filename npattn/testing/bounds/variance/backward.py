@@ -284,9 +284,9 @@ class Variance(ForwardVariance):
         terms = row_sum(self._product_variance(more**2, 0.0)), row_sum((self.p * more) ** 2)
         return self._delta_from_weights(*terms, row_sum(self.p * more))
 
-    def _delta_from_weights(self, var: Array, squares: Array, whole: Array) -> Array:
-        whole2 = whole**2
-        return var + self.var_l * whole2 + self.sum_variance(self.n, whole2, squares)
+    def _delta_from_weights(self, var: Array, squares: Array, delta: Array) -> Array:
+        delta2 = delta**2
+        return var + self.var_l * delta2 + self.sum_variance(self.n, delta2, squares)
 
     def _delta_variance(self, sums: DeltaVarianceSums, more: Array | None = None) -> Array:
         """Variance of D, from out or from the weights."""

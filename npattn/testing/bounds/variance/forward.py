@@ -267,8 +267,8 @@ class ForwardVariance(GenericRows):
         common: Any = unit.exp**2 / 3
         if worst.problem.softcap is not None:
             common = common * (1 + sums.size**2)
-        whole = var + common + self.query_shift + self.u2 * (4 + 3 * lse**2 + 2 * worst.m**2)
-        return saved, whole + storage_variance(lse, unit.lse)
+        delivered = var + common + self.query_shift + self.u2 * (4 + 3 * lse**2 + 2 * worst.m**2)
+        return saved, delivered + storage_variance(lse, unit.lse)
 
     @cached_property
     def stored_weights(self) -> Array:

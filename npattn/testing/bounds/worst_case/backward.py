@@ -46,7 +46,7 @@ class DqErrorSums(NamedTuple):
 
 
 class WorstCase(ForwardErrors):
-    """The full form of the bound: every quantity of the oracle, and the error of each.
+    """The worst case: every quantity of the oracle, and the error of each.
 
     Parameters
     ----------
@@ -159,8 +159,8 @@ class WorstCase(ForwardErrors):
         After `backward`.
         """
         dp, e_dp = self._dp_of(dout, EXACT)
-        whole = row_sum(self.r.p * dp)
-        return self._delta_from_weights(self._product_error(dp, e_dp), whole)
+        delta = row_sum(self.r.p * dp)
+        return self._delta_from_weights(self._product_error(dp, e_dp), delta)
 
     def _ds_error(self, e_dp: Array, dlse: Array) -> Array:
         """Set ds, and return its error without the part that is common to a row."""
@@ -339,8 +339,8 @@ class WorstCase(ForwardErrors):
         self.D_out = self.D if self.more is None else row_sum(self.r.p * self.dp_out)
         extra = None
         if self.more is not None:  # out knows nothing of it; it joins, or D is of the weights
-            whole = row_sum(self.r.p * self.more)
-            extra = self._delta_from_weights(self._product_error(self.more, 0 * e_dp), whole)
+            delta = row_sum(self.r.p * self.more)
+            extra = self._delta_from_weights(self._product_error(self.more, 0 * e_dp), delta)
         return self._delta_bound(self._delta_sums(e_dp), extra)
 
     def _delta_sums(self, e_dp: Array) -> DeltaErrorSums:
@@ -382,9 +382,9 @@ class WorstCase(ForwardErrors):
         each += self.gamma(self.chain) * P * (size + e_dp)
         return row_sum(each)
 
-    def _delta_from_weights(self, error: Array, whole: Array) -> Array:
+    def _delta_from_weights(self, error: Array, delta: Array) -> Array:
         """Bound on the error of Σ P·dP, which is `whole`."""
-        return error + self.rebuild * abs(whole)
+        return error + self.rebuild * abs(delta)
 
     def _add_storage(self, t: Array, mass: Array, of: Array, *, shared: bool) -> Array:
         """Add the roundings of a gradient before it is finished: in blocks, in parts."""

@@ -87,16 +87,16 @@ class ForwardErrors(ScoreErrors):
             # A weight that is 0 whatever its error, as under a fill of −1e9, makes no row vast.
             most = np.max(A, -1, keepdims=True, initial=0, where=self.grown > GONE)
         top = self.grown.max(-1, keepdims=True, initial=0)
-        whole, least = np.log(self.p_total + up), np.log(down)
+        log_sum, least = np.log(self.p_total + up), np.log(down)
         if not (most < 1).all():  # pR may have been cut off
-            whole = top + np.log(row_sum(np.exp(self.grown - top)))
+            log_sum = top + np.log(row_sum(np.exp(self.grown - top)))
         if (most > VAST).any():  # down may have vanished
             fallen = np.where(self.grown == -np.inf, -np.inf, self.log_p - A)
             low = fallen.max(-1, keepdims=True, initial=-np.finfo(float).max)
             least = low + np.log(row_sum(np.exp(fallen - low)))
         shown: Any = True if self.all_live else self.r.live
         high = np.max(self.s - A, -1, keepdims=True, initial=-np.inf, where=shown)
-        return WeightSums(up, down, most, top, whole, least, high)
+        return WeightSums(up, down, most, top, log_sum, least, high)
 
     @cached_property
     def p_total(self) -> Array:
@@ -120,7 +120,7 @@ class ForwardErrors(ScoreErrors):
         Where no exponential of A can be held, pR becomes the largest weight possible after the
         division, by log_down, and the divisor is 1.
         """
-        up, down, most, top, whole, least, self.high = sums
+        up, down, most, top, log_sum, least, self.high = sums
         lse = finite(self.lse)[..., None]
         self.R_sink: Array = np.zeros_like(self.m)
         grown: Any = -np.inf  # of the sink
@@ -129,7 +129,7 @@ class ForwardErrors(ScoreErrors):
             grown = np.broadcast_to(self.sink - lse + A_sink, self.m.shape)
             down, up = down + self.p_sink * np.exp(-A_sink), up + self.p_sink * self.R_sink
             most, top = np.maximum(most, A_sink), np.maximum(top, grown)
-            whole = np.logaddexp(whole, grown)
+            log_sum = np.logaddexp(log_sum, grown)
             fallen = np.where(grown == -np.inf, -np.inf, self.sink - lse - A_sink)
             least = np.logaddexp(least, fallen)
             self.high = np.maximum(self.high, self.sink - A_sink)
@@ -137,14 +137,14 @@ class ForwardErrors(ScoreErrors):
         # A fully masked row has no error; one whose A is vast has the range as its bound.
         seen = self.lse[..., None] != -np.inf
         self.vast, self.log_down = most > VAST, least
-        soft = np.where(top < 90, np.log1p(up), whole)
+        soft = np.where(top < 90, np.log1p(up), log_sum)
         self.last = np.exp(np.minimum(grown - least, 0))  # the largest weight of the sink
         if self.vast.any():
             if self.p_sink is not None:
                 self.p_sink = np.where(self.vast, np.maximum(self.p_sink, 1e-300), self.p_sink)
                 self.R_sink = np.where(self.vast, self.last / self.p_sink, self.R_sink)
             down = np.where(self.vast, 1, down)
-            soft = np.where(self.vast, np.maximum(whole, -least), soft)
+            soft = np.where(self.vast, np.maximum(log_sum, -least), soft)
         self.up, self.down = up, np.where(seen, np.maximum(down, np.exp(-600)), 1)
         return np.where(seen, self._lse_bound(soft, lse), 0)
 
@@ -170,8 +170,8 @@ class ForwardErrors(ScoreErrors):
         near = (5 * u + unit.lse.u) * np.minimum(abs(lse), 2.0**14) + unit.lse.eta
         near = near + 2 * u * np.minimum(abs(self.m), 2.0**14)
         self.merge = np.expm1(4 * u + near)
-        whole = np.where(self.vast, 0, soft)  # there the weights are normalised already
-        self.rebuild = np.expm1(np.minimum(whole + fixed + near + unit.exp, 100))
+        soft_left = np.where(self.vast, 0, soft)  # there the weights are normalised already
+        self.rebuild = np.expm1(np.minimum(soft_left + fixed + near + unit.exp, 100))
         stored = (3 * u + unit.lse.u) * abs(lse) + 2 * u * abs(self.m) + unit.lse.eta
         if self.hidden_rounding:
             stored = stored + np.where(self.near_hidden, self.hidden_rounding, 0)
