@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from npattn.cli import cli
 from npattn.cli.check import check_command
-from npattn.cli.config import read_config
+from npattn.cli.config import NOT_IN_A_FILE, read_config
 from npattn.errors import OptionError
 from npattn.testing.report.place import find_place
 from tests.pages import ROOT
@@ -83,6 +83,18 @@ def test_flags_become_defaults_and_the_command_line_wins(folder):
     assert "examples 3" in result.output
     assert "float64" in result.output
     assert "float64" not in check("kernels.py:good", *FEW, "--no-config").output
+
+
+def test_a_key_may_have_underscores_as_in_python(folder):
+    configure(folder, "in_process = true\nnum_heads = 3")
+    assert read_config(check_command, folder) == {"in_process": True, "num_heads": "3"}
+
+
+@pytest.mark.parametrize("name", [*NOT_IN_A_FILE])
+def test_what_belongs_to_one_run_is_no_key(name, folder):
+    configure(folder, f'{name.replace("_", "-")} = "x"')
+    with pytest.raises(OptionError, match=re.escape(repr(name.replace("_", "-")))):
+        read_config(check_command, folder)
 
 
 @pytest.mark.parametrize(

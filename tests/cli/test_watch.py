@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -154,3 +155,18 @@ def test_what_failed_last_is_asked_first(folder, monkeypatch):
     [file] = (folder / "cache" / "npattn" / "failed").iterdir()
     file.write_text("no JSON")
     assert check().exit_code == 0
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_a_save_in_parts_is_waited_for(monkeypatch):
+    """Neither a file that still grows nor one that is gone for a moment has settled."""
+    sizes = [(1, 1), (2, 2), (3, 3), None, None, (4, 4), (4, 4)]
+    monkeypatch.setattr("npattn.cli.watch._stamp", lambda path: sizes.pop(0))
+    monkeypatch.setattr("npattn.cli.watch.SETTLE_SECONDS", 0)
+    watcher = Watcher()
+    watcher.follow([Path("kernel.py")])
+    watcher.stamps = {Path("kernel.py"): (0, 0)}
+    assert watcher.wait() == [Path("kernel.py")]
+    assert sizes == []
