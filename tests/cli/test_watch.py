@@ -162,7 +162,7 @@ def test_what_failed_last_is_asked_first(folder, monkeypatch):
 
 def test_a_save_in_parts_is_waited_for(monkeypatch):
     """Neither a file that still grows nor one that is gone for a moment has settled."""
-    sizes = [(1, 1), (2, 2), (3, 3), None, None, (4, 4), (4, 4)]
+    sizes = [(1, 1), (2, 2), (3, 3), None, None, None, (4, 4), (4, 4)]
     monkeypatch.setattr("npattn.cli.watch._stamp", lambda path: sizes.pop(0))
     monkeypatch.setattr("npattn.cli.watch.SETTLE_SECONDS", 0)
     watcher = Watcher()
