@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from npattn.cli import cli
-from npattn.cli.watch import Changed, Watcher
+from npattn.cli.watch import Changed, Watcher, watch
+from npattn.errors import OptionError
 from tests.pages import ROOT
 
 KERNEL = """import numpy as np
@@ -170,3 +171,24 @@ def test_a_save_in_parts_is_waited_for(monkeypatch):
     watcher.stamps = {Path("kernel.py"): (0, 0)}
     assert watcher.wait() == [Path("kernel.py")]
     assert sizes == []
+
+
+def test_a_save_that_cannot_be_imported_is_answered_once(tmp_path, monkeypatch):
+    path, calls = tmp_path / "kernel.py", []
+    path.write_text("one")
+
+    def wait(watcher):
+        changed = watcher.list_changed()
+        if not changed or len(calls) > 4:
+            raise KeyboardInterrupt
+        return changed
+
+    def check(watcher):
+        calls.append(path.read_text())
+        if len(calls) == 1:
+            path.write_text("three")
+        raise OptionError("invalid syntax")
+
+    monkeypatch.setattr(Watcher, "wait", wait)
+    assert watch(f"{path}:f", check) == 2
+    assert calls == ["one", "three"]
