@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from npattn.cli.config import FILE
 from npattn.cli.flags import GroupedCommand, add_flags
 from npattn.cli.target import open_target
 from npattn.errors import OptionError
+from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.judge import check
+from npattn.testing.parsing import parse_sizes
+from npattn.testing.report.report import Report
 from npattn.testing.report.words import headline
 from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import Settings, options
@@ -89,29 +93,37 @@ def _ask(target: str, given: dict[str, Any]) -> tuple[str, str]:
     }
     implementation = open_target(target, given)
     must = name_everything(implementation)
-    dtypes = given.get("dtypes", ("float32",))
-    report = check(
-        implementation,
-        only="agreement",
-        examples=EXAMPLES,
-        must=must,
-        dtypes=dtypes,
-        shrink=False,
-        diagnosis=False,
-    )
+    asked: dict[str, Any] = {"dtypes": given.get("dtypes", ("float32",)), "sizes": {}}
+    report = _check(implementation, must, asked)
     if report.way_out:
         words = shlex.split(report.way_out[0][report.way_out[0].index("--") :])
         for flag, value in zip(words[::2], words[1::2], strict=True):
-            name, equals, sizes = value.partition("=")
+            letter, equals, sizes = value.partition("=")
             if equals:
-                rows.setdefault("sizes", {})[name] = sizes
+                rows.setdefault("sizes", {})[letter] = sizes
+                asked["sizes"] |= parse_sizes((value,))
             else:
                 rows[flag.lstrip("-")] = value
-    missing = {*must} - implementation.features if report.way_out else {*report.missing}
-    rows["must"] = [name for name in must if name not in missing]
+                if flag == "--dtype":
+                    asked["dtypes"] = (value,)
+                else:
+                    implementation.layout = value
+        report = _check(implementation, must, asked)
+    rows["must"] = [name for name in must if name not in report.missing]
     click.echo(f"asked {target}: {headline(report)}")
     lines = [f"{name} = {_toml(value)}" for name, value in rows.items() if value]
     return "\n".join(["[tool.npattn]", *lines, ""]), implementation.framework.name
+
+
+def _check(implementation: Implementation, must: Sequence[str], asked: dict[str, Any]) -> Report:
+    """Ask a few problems; what is not tested of `must` is missing in the report."""
+    few: dict[str, Any] = {
+        "only": "agreement",
+        "examples": EXAMPLES,
+        "shrink": False,
+        "diagnosis": False,
+    }
+    return check(implementation, must=must, **few, **asked)
 
 
 def _toml(value: Any) -> str:

@@ -30,7 +30,8 @@ def list_command(context: click.Context) -> None:
     """List the targets known by name, or the profiles, the rules, or what runs here."""
     if context.invoked_subcommand is None:
         _list_targets()
-        click.echo(f"\n{count_all()}: npattn list profiles, rules and installed list the others")
+        click.echo(f"\n{count_all()}")
+        click.echo("npattn list profiles, rules and installed list the others")
 
 
 @list_command.command("targets")

@@ -85,6 +85,18 @@ def test_flags_become_defaults_and_the_command_line_wins(folder):
     assert "float64" not in check("kernels.py:good", *FEW, "--no-config").output
 
 
+def test_a_key_may_have_underscores_as_in_python(folder):
+    configure(folder, "in_process = true\nnum_heads = 3")
+    assert read_config(check_command, folder) == {"in_process": True, "num_heads": "3"}
+
+
+@pytest.mark.parametrize("name", ["seed", "resume", "journal", "fail-fast", "watch", "ff"])
+def test_what_belongs_to_one_run_is_no_key(name, folder):
+    configure(folder, f"{name} = true")
+    with pytest.raises(OptionError, match=re.escape(f"has {name!r}")):
+        read_config(check_command, folder)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

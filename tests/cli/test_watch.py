@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from npattn.cli import cli
-from npattn.cli.watch import Changed, Watcher
+from npattn.cli.watch import Changed, Watcher, watch
+from npattn.errors import OptionError
 from tests.pages import ROOT
 
 KERNEL = """import numpy as np
@@ -154,3 +156,39 @@ def test_what_failed_last_is_asked_first(folder, monkeypatch):
     [file] = (folder / "cache" / "npattn" / "failed").iterdir()
     file.write_text("no JSON")
     assert check().exit_code == 0
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_a_save_in_parts_is_waited_for(monkeypatch):
+    """Neither a file that still grows nor one that is gone for a moment has settled."""
+    sizes = [(1, 1), (2, 2), (3, 3), None, None, None, (4, 4), (4, 4)]
+    monkeypatch.setattr("npattn.cli.watch._stamp", lambda path: sizes.pop(0))
+    monkeypatch.setattr("npattn.cli.watch.SETTLE_SECONDS", 0)
+    watcher = Watcher()
+    watcher.follow([Path("kernel.py")])
+    watcher.stamps = {Path("kernel.py"): (0, 0)}
+    assert watcher.wait() == [Path("kernel.py")]
+    assert sizes == []
+
+
+def test_a_save_that_cannot_be_imported_is_answered_once(tmp_path, monkeypatch):
+    path, calls = tmp_path / "kernel.py", []
+    path.write_text("one")
+
+    def wait(watcher):
+        changed = watcher.list_changed()
+        if not changed or len(calls) > 4:
+            raise KeyboardInterrupt
+        return changed
+
+    def check(watcher):
+        calls.append(path.read_text())
+        if len(calls) == 1:
+            path.write_text("three")
+        raise OptionError("invalid syntax")
+
+    monkeypatch.setattr(Watcher, "wait", wait)
+    assert watch(f"{path}:f", check) == 2
+    assert calls == ["one", "three"]
