@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from npattn.errors import OptionError
+from npattn.positions import Frequencies, Rotary
 from npattn.testing import check_module, compare_module
 
 
@@ -50,7 +51,11 @@ class Masked(Attention):
 
 
 def turn(x, base):
-    a = torch.outer(torch.arange(x.shape[-2]), base ** -(torch.arange(2) / 2)).to(x.dtype)
+    D = x.shape[-1]
+    frequencies = base ** -(torch.arange(0, D, 2) / D)
+    if D > 4:
+        frequencies[D // 4 :] /= 4  # scaled, as by YaRN
+    a = torch.outer(torch.arange(x.shape[-2]), frequencies).to(x.dtype)
     one, two = x.chunk(2, -1)
     return torch.cat((one * a.cos() - two * a.sin(), two * a.cos() + one * a.sin()), -1)
 
@@ -380,6 +385,33 @@ def test_a_mask_of_the_wrong_keys_is_judged_in_the_form_that_hides():
     report = check_module(m, examples=3, only=["mask", "inside"])
     assert "0 or −inf is added" in report.settings["reads"]
     assert "key s has the mask of key (s − 1) % S" in report.causes[0].text
+
+
+class Scaled(Attention):
+    """Rotary positions of heads of 8, whose slow frequencies are scaled."""
+
+    num_heads = 2
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (2, 8)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        o = F.scaled_dot_product_attention(turn(q, 50.0), turn(k, 50.0), v)
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.thorough
+def test_scaled_frequencies_are_named_and_judged_where_they_are_passed():
+    report = check_module(Scaled(), examples=3, only="agreement")
+    assert report.verdict == "no verdict"
+    assert "rotary positions with scaled frequencies (rotary= says them)" in report.reason
+    values = 50.0 ** (-np.arange(4) / 4) / [1, 1, 4, 4]
+    rotary = Rotary(layout="half", frequencies=Frequencies(values, 1.0))
+    report = check_module(Scaled(), examples=3, only="agreement", rotary=rotary)
+    assert report.passed, report
 
 
 def test_latent_keys_are_a_sentence():
