@@ -108,11 +108,11 @@ def test_an_interrupt_prints_the_score_so_far(tmp_path):
     (tmp_path / "test_own_slow.py").write_text(HANGING)
     names = ("causal-ignored", "mask-transposed", "nan-of-query-zeroed", "causal-strict")
     words = [word for name in names for word in ("--only", name)]
-    command = [sys.executable, "-m", "npattn", "mutants", "--patch", "own_slow:attention", *words,
-               "-n", "1", "--json", "score.json", "--", "pytest", "-q", "test_own_slow.py"]  # fmt: skip
+    command = ["-m", "npattn", "mutants", "--patch", "own_slow:attention", *words, "-n", "1",
+               "--json", "score.json", "--", "pytest", "-q", "test_own_slow.py"]  # fmt: skip
     paths = os.pathsep.join([str(tmp_path), str(ROOT)])
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, text=True,
+        [sys.executable, *command], cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:

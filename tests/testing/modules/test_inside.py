@@ -414,6 +414,18 @@ def test_scaled_frequencies_are_named_and_judged_where_they_are_passed():
     assert report.passed, report
 
 
+def test_a_mask_that_hides_queries_too_is_named():
+    class Padded(Attention):
+        def forward(self, x, mask=None):
+            if mask is None:
+                return self.attend(x, None)
+            return self.attend(x, mask[:, None, None]) * mask[..., None]
+
+    report = check_module(Padded(), examples=3, only=["agreement-output", "mask", "padding"])
+    assert {o.rule for o in report.outcomes if o.failed} == {"mask", "padding"}
+    assert report.causes[0].text == "the mask sets the output of hidden tokens to 0 too, as queries"
+
+
 def test_latent_keys_are_a_sentence():
     class Latent(Attention):
         def __init__(self):
