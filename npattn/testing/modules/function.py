@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.judge import check
 from npattn.testing.modules.call import Form
 from npattn.testing.modules.judge import Judge
-from npattn.testing.modules.rules import INSIDE
+from npattn.testing.modules.rules import INSIDE, RULES
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
@@ -26,36 +26,39 @@ OF_EMPTY_ROWS = ("empty-row", "unseen-keys")
 """Left out where such a row is NaN, which its gradient spreads; the module's own rule asks it."""
 
 
-@dataclass(frozen=True)
-class InsideReport:
-    """Outcomes and causes of the function inside."""
-
-    outcomes: list[Outcome]
-    causes: list[Cause]
-
-
 def judge_inside(
     judge: Judge, afford: Callable[[float], int], seed: int
-) -> tuple[InsideReport | None, str]:
-    """Return the report on the function inside; or None, and why there is none.
+) -> tuple[list[Outcome], list[Cause]]:
+    """Return outcomes and causes of the function inside; one outcome that says why if not judged.
 
     `afford` returns how many examples are asked, for the seconds that one takes; 0 seconds are not
     measured yet. What a few pass, more are asked.
     """
     plan, reading = judge.plan, judge.reading
-    if judge.changes or judge.dropout_stays or not judge.repeats:
-        return None, "the cause is known" if judge.changes else "two calls differ"
+
+    def leave_out(why: str) -> tuple[list[Outcome], list[Cause]]:
+        rule = RULES[INSIDE]
+        outcome = Outcome(INSIDE, rule.semantics, rule.about, judge.module.dtype,
+                          "not applicable", message=why, level=rule.level)  # fmt: skip
+        return [outcome], []
+
+    if judge.changes:
+        return leave_out("the cause is known")
+    if judge.dropout_stays or not judge.repeats:
+        return leave_out("two calls differ")
     if judge.is_unknown:
-        return None, judge.unknown
+        return leave_out(judge.unknown)
     if plan.window or plan.softcap or judge.appends:
-        return None, "a window, a cap or keys of its own hold always: the other rules judge them"
+        return leave_out(
+            "a window, a cap or keys of its own hold always: the other rules judge them"
+        )
     inside = judge.inside(reading, plan)
     chosen, exact = inside.exact_selection()
     if chosen is None:
-        return None, "its widths are too small for selections"
+        return leave_out("its widths are too small for selections")
     dtype = judge.module.dtype if exact else "float16"
     if not exact and judge.module.dtype not in ("float32", "float64"):
-        return None, "judged in float32 (dtypes=) where a turn or a scale is undone"
+        return leave_out("judged in float32 (dtypes=) where a turn or a scale is undone")
     form = max((f for f in judge.call.forms if " T " in f" {f.shape} "), key=_freedom, default=None)
     alone = plan.conventions.causal == "unless_masked"
     causal = ("unless_masked" if alone else "always") if plan.causal else "never"
@@ -82,7 +85,7 @@ def judge_inside(
                 more = afford((time.process_time() - started) / asked)
                 more = 0 if report.verdict == "failed" or more < 2 * FEW else more
     except ImplementationError as err:
-        return None, f"a probe raised: {err}"
+        return leave_out(f"a probe raised: {err}")
     names = {o.id: f"{INSIDE}-{o.rule}[{judge.module.dtype}]" for o in report.outcomes}
     outcomes = []
     for o in report.outcomes:
@@ -91,7 +94,7 @@ def judge_inside(
             outcomes.append(replace(o, status="not applicable") if o.status == "not judged" else o)
     # What few features leave without power is not passed here; the module's own results are judged.
     causes = [replace(c, rules=tuple(names[r] for r in c.rules)) for c in report.causes]
-    return InsideReport(outcomes, causes), ""
+    return outcomes, causes
 
 
 def _freedom(form: Form) -> int:

@@ -144,8 +144,7 @@ class Plan:
             options |= {"dropout_mask": told, "dropout_rate": 0.0}
         if not before and self.mask == "added":
             options["bias"] = np.asarray(told, float)
-        names = ("query", "key", "value")
-        fwd = mha.forward(*(arrays[n] for n in names), mask=mask, **options)
+        fwd = mha.forward(arrays["query"], arrays["key"], arrays["value"], mask, **options)
         allowed = multihead_tolerance(fwd, dtype, errors=errors, mixed=mixed)
         out, weights = fwd.out, fwd.weights
         if not before and self.mask == "after":
