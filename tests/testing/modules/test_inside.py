@@ -9,6 +9,7 @@ from torch import nn
 from npattn.errors import OptionError
 from npattn.positions import Frequencies, Rotary
 from npattn.testing import check_module, compare_module
+from tests.testing.modules import broken
 
 
 class Attention(nn.Module):
@@ -369,6 +370,12 @@ def test_a_context_that_is_ignored_is_named_first():
     assert report.verdict == "failed"
     assert report.causes[0].text == "context has no effect: keys and values are projected from x"
     assert {o.rule for o in report.outcomes if o.failed} <= {"cross-attention", "padding"}
+
+
+def test_keys_that_matter_are_not_called_ignored():
+    report = check_module(broken.ValuesOfKeys(), examples=3, only="cross-attention")
+    assert report.verdict == "failed"
+    assert not any("has no effect" in cause.text for cause in report.causes)
 
 
 def test_a_mask_of_the_wrong_keys_is_judged_in_the_form_that_hides():
