@@ -1,7 +1,10 @@
 """npattn mutants on the command line."""
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -81,6 +84,51 @@ def test_score_and_its_tests(run, tmp_path):
     )
     assert more.exit_code == 0, more.output
     assert "found 2 of 2 mistakes (2 failed)" in more.output
+
+
+HANGING = """
+import pathlib, time, numpy
+from own_slow import attention
+
+def test_shapes():
+    calls = pathlib.Path("calls")
+    with calls.open("a") as file:
+        file.write("x")
+    if len(calls.read_text()) > 4:  # the function, one that is right, and two mistakes
+        time.sleep(600)
+    assert attention is not None
+    attention(*[numpy.ones((1, 2, 3))] * 3)
+"""
+
+
+@pytest.mark.thorough
+def test_an_interrupt_prints_the_score_so_far(tmp_path):
+    """Ctrl-C reaches every process of the terminal's group."""
+    (tmp_path / "own_slow.py").write_text(KERNEL)
+    (tmp_path / "test_own_slow.py").write_text(HANGING)
+    names = ("causal-ignored", "mask-transposed", "nan-of-query-zeroed", "causal-strict")
+    words = [word for name in names for word in ("--only", name)]
+    command = ["-m", "npattn", "mutants", "--patch", "own_slow:attention", *words, "-n", "1",
+               "--json", "score.json", "--", "pytest", "-q", "test_own_slow.py"]  # fmt: skip
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        for line in process.stderr:
+            if line.startswith("2/4 "):
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, out + err
+    assert "interrupted, with 2 mistakes left" in out
+    assert re.search(r"found \d of 2 mistakes", out)
+    written = json.loads((tmp_path / "score.json").read_text())
+    assert len(written["mistakes"]) == 2
+    assert "Traceback" not in err
 
 
 @pytest.mark.thorough

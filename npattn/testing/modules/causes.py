@@ -116,9 +116,10 @@ def _find_ignored(judge: Judge, failed: Failed) -> Cause | None:
 
 def _find_others(judge: Judge, failed: Failed) -> Cause | None:
     """Return parameters that no projection has as a cause that is possible, and no more."""
-    if judge.is_known or not judge.unread:
+    unread = [n for n in judge.unread if n not in judge.aside]
+    if judge.is_known or not unread:
         return None
-    names = ", ".join(judge.unread)
+    names = ", ".join(unread)
     text = f"the module has {names}, in no projection: the reference knows nothing of it (roles=)"
     return Cause(text, tuple(outcome.id for outcome, _ in failed.values()), name="other parameters")
 

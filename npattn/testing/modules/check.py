@@ -172,15 +172,13 @@ def check_module(
                     progress(module.dtype, name, done + 1, len(rules))
             own = explain(judge, failed)
             if INSIDE in rules:
-                inside, why = judge_inside(judge, plan.afford, seed)
+                inside, explained = judge_inside(judge, plan.afford, seed)
+                outcomes += inside
                 known = {rule for cause in own for rule in cause.rules}
                 left = tuple(o.id for o, _ in failed.values() if o.id not in known)
-                outcomes += inside.outcomes if inside else [_not_judged(judge, why)]
-                causes_inside = list(inside.causes if inside else ())
-                if causes_inside:
-                    first = causes_inside[0]
-                    causes_inside[0] = replace(first, rules=(*first.rules, *left))
-                own += causes_inside
+                for first in explained[:1]:  # what nothing else explains has the first cause inside
+                    explained[0] = replace(first, rules=(*first.rules, *left))
+                own += explained
             fewer |= dict.fromkeys(plan.describe(module.dtype))
             for cause in own:
                 rules_before = causes[cause.text].rules if cause.text in causes else ()
@@ -380,12 +378,6 @@ def _call_text(named: Named, dtype: str | None) -> str:
     """Return the keywords of `replay` that are not at their default."""
     given = {n: x for n, x in vars(named).items() if n != "notes"} | {"dtype": dtype}
     return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
-
-
-def _not_judged(judge: Judge, why: str) -> Outcome:
-    rule = RULES[INSIDE]
-    return Outcome(INSIDE, rule.semantics, rule.about, judge.module.dtype, "not applicable",
-                   message=why, level=rule.level)  # fmt: skip
 
 
 # --- settings and report --------------------------------------------------------------------------

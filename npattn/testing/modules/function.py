@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from npattn.conventions import Conventions
@@ -14,7 +14,7 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.judge import check
 from npattn.testing.modules.call import Form
 from npattn.testing.modules.judge import Judge
-from npattn.testing.modules.rules import INSIDE
+from npattn.testing.modules.rules import INSIDE, RULES
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
@@ -27,14 +27,6 @@ FEW = 3
 """Examples of each rule, of which the time is measured."""
 OF_EMPTY_ROWS = ("empty-row", "unseen-keys")
 """Left out where such a row is NaN, which its gradient spreads; the module's own rule asks it."""
-
-
-@dataclass(frozen=True)
-class InsideReport:
-    """Outcomes and causes of the function inside."""
-
-    outcomes: list[Outcome]
-    causes: list[Cause]
 
 
 class InsideFunction(NamedTuple):
@@ -86,16 +78,23 @@ def open_inside(judge: Judge) -> Iterator[InsideFunction | str]:
 
 def judge_inside(
     judge: Judge, afford: Callable[[float], int], seed: int
-) -> tuple[InsideReport | None, str]:
-    """Return the report on the function inside; or None, and why there is none.
+) -> tuple[list[Outcome], list[Cause]]:
+    """Return outcomes and causes of the function inside; one outcome that says why if not judged.
 
     `afford` returns how many examples are asked, for the seconds that one takes; 0 seconds are not
     measured yet. What a few pass, more are asked.
     """
+
+    def leave_out(why: str) -> tuple[list[Outcome], list[Cause]]:
+        rule = RULES[INSIDE]
+        outcome = Outcome(INSIDE, rule.semantics, rule.about, judge.module.dtype,
+                          "not applicable", message=why, level=rule.level)  # fmt: skip
+        return [outcome], []
+
     try:
         with open_inside(judge) as found:
             if isinstance(found, str):
-                return None, found
+                return leave_out(found)
             f, sizes, dtype, conventions = found
             left_out = OF_EMPTY_ROWS if conventions.empty_row == "nan" else ()
             rules = [n for n in RULES_OF_FUNCTIONS if n not in left_out]
@@ -109,7 +108,7 @@ def judge_inside(
                 more = afford((time.process_time() - started) / asked)
                 more = 0 if report.verdict == "failed" or more < 2 * FEW else more
     except ImplementationError as err:
-        return None, f"a probe raised: {err}"
+        return leave_out(f"a probe raised: {err}")
     names = {o.id: f"{INSIDE}-{o.rule}[{judge.module.dtype}]" for o in report.outcomes}
     outcomes = []
     for o in report.outcomes:
@@ -118,7 +117,7 @@ def judge_inside(
             outcomes.append(replace(o, status="not applicable") if o.status == "not judged" else o)
     # What few features leave without power is not passed here; the module's own results are judged.
     causes = [replace(c, rules=tuple(names[r] for r in c.rules)) for c in report.causes]
-    return InsideReport(outcomes, causes), ""
+    return outcomes, causes
 
 
 def _freedom(form: Form) -> int:

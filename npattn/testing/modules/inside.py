@@ -433,7 +433,17 @@ def read_traits(inside: Inside) -> Traits:
             size = None if R == D else R
             rotary = Rotary(layout=layout, base=base, size=size)  # type: ignore[arg-type]
             if math.isclose(first[0], 1, rel_tol=SEEN):
-                return traits._replace(rotary=rotary, scale=_round_off(first[1]))
+                i = R // 4
+                slow = _read_turn(
+                    inside, (i, i + R // 2) if layout == "half" else (2 * i, 2 * i + 1)
+                )
+                scaled = (
+                    R > 4 and slow and not math.isclose(slow[0], base ** (-2 * i / R), rel_tol=SEEN)
+                )
+                words = (
+                    "rotary positions with scaled frequencies (rotary= says them)" if scaled else ""
+                )
+                return traits._replace(rotary=rotary, scale=_round_off(first[1]), unknown=words)
     return traits._replace(unknown="positions move queries and keys, not as plain rotary ones do")
 
 

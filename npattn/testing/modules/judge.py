@@ -16,6 +16,7 @@ import numpy as np
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
+from npattn.positions.attention import Rotary
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.modules import Returned, TorchModule
@@ -213,7 +214,9 @@ class Judge:
         plan = Plan(reading.build(self.values), scale=self.named.scale, softcap=self.named.softcap)
         try:
             with self.restoring(reading):
-                return read_traits(self.inside(reading, plan))
+                traits = read_traits(self.inside(reading, plan))
+            said = traits.rotary is not None and isinstance(self.named.rotary, Rotary)
+            return traits._replace(unknown="") if said else traits
         except ImplementationError:
             return Traits(factor=math.nan)
 

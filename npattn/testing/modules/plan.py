@@ -52,8 +52,9 @@ class Plan:
     softcap : float, optional
     rope : Rotary, optional
         Turn of queries and keys.
-    mask : {"before", "after", "ignored", "added"}
+    mask : {"before", "after", "ignored", "added", "queries"}
         "after": the mask multiplies the weights. "added": 1 is added to the scores of visible keys.
+        "queries": the output of hidden tokens is 0 too.
     softmax : {"keys", "queries"}
     split : {"axis", "reshape"}
         "reshape" forgets to move the head axis after the split.
@@ -68,7 +69,7 @@ class Plan:
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
     rope: Rotary | None = None
-    mask: Literal["before", "after", "ignored", "added"] = "before"
+    mask: Literal["before", "after", "ignored", "added", "queries"] = "before"
     softmax: Literal["keys", "queries"] = "keys"
     split: Literal["axis", "reshape"] = "axis"
     residual: bool = False
@@ -128,29 +129,29 @@ class Plan:
     def _over_keys(
         self, inputs: Inputs, dtype: Any, kept: tuple[Array, float] | None, mixed: bool
     ) -> Exact:
-        mha, errors = self.mha, None
-        arrays: dict[str, Any] = {n: getattr(inputs, n) for n in ("query", "key", "value")}
-        visible = self.visible(inputs)
+        """Return out (B, T, C) and weights (B, H, T, S) of a softmax over keys."""
+        mha, arrays, errors = self.mha, inputs._asdict(), None
         if self.split == "reshape":
-            mha, arrays, errors = self._rearrange(inputs, dtype)
+            mha, heads, errors = self._rearrange(inputs, dtype)
+            arrays |= heads
+        told = inputs.visible  # what the caller's mask shows; own masks hold always
+        before = told is None or self.mask in ("before", "queries")
+        mask = self.visible(inputs if before else inputs._replace(visible=None))
         options = self.options
-        multiplied = None
-        shown = inputs.visible
         if kept is not None:
             options |= {"dropout_mask": kept[0], "dropout_rate": kept[1]}
-        if self.mask != "before" and shown is not None:
-            if self.mask == "after":
-                multiplied = shown
-                options |= {"dropout_mask": shown, "dropout_rate": 0.0}
-            if self.mask == "added":
-                options["bias"] = shown.astype(float)
-            visible = self.visible(inputs._replace(visible=None))
-        fwd = mha.forward(**arrays, mask=visible, **options)
+        if not before and self.mask == "after":
+            options |= {"dropout_mask": told, "dropout_rate": 0.0}
+        if not before and self.mask == "added":
+            options["bias"] = np.asarray(told, float)
+        fwd = mha.forward(arrays["query"], arrays["key"], arrays["value"], mask, **options)
         allowed = multihead_tolerance(fwd, dtype, errors=errors, mixed=mixed)
-        values = {"out": fwd.out, "weights": fwd.weights}
-        if multiplied is not None:
-            values["weights"] = values["weights"] * multiplied
-        return Exact(values, allowed)
+        out, weights = fwd.out, fwd.weights
+        if not before and self.mask == "after":
+            weights = weights * told
+        if self.mask == "queries" and told is not None and told.shape[-2:] == (1, out.shape[-2]):
+            out = out * np.swapaxes(told[..., 0, :, :], -1, -2)
+        return Exact({"out": out, "weights": weights}, allowed)
 
     def _rearrange(
         self, inputs: Inputs, dtype: Any
@@ -343,5 +344,7 @@ CHANGES = (
            _set(mask="ignored")),
     Change("the mask is added to the scores as numbers, 1 where a key may be seen",
            "visible", "where a key is hidden", "", "mask", _set(mask="added")),
+    Change("the mask sets the output of hidden tokens to 0 too, as queries",
+           "o", "where the query is hidden as a key", "× 0", "mask", _set(mask="queries")),
 )  # fmt: skip
 """Mistakes of modules; nothing but the function itself decides which one it makes."""

@@ -359,7 +359,7 @@ def _count_heads(
     found = []
     for H in [heads] if heads else [n for n in range(1, width + 1) if width % n == 0]:
         K = kv_heads or (max(packed - width, 0) * H // (2 * width) if width % H == 0 else 0)
-        if K and H % K == 0 and width % H == 0 and (H + 2 * K) * (width // H) == packed:
+        if K and width % H == 0 and (H + 2 * K) * (width // H) == packed:
             found.append((H, K))
         elif not kv_heads:
             found.append((H, H))

@@ -281,7 +281,7 @@ def test_other_parameters_are_named_where_nothing_fits():
 
         def forward(self, query, key, value, mask=None):
             out, weights = super().forward(query, key, value, mask)
-            return out * self.more, weights
+            return out * (1 + self.more.cos()), weights  # 1 of no value that is tried
 
     report = check_module(Weighted(), examples=3, only="agreement-output")
     assert "more, in no projection" in report.causes[0].text

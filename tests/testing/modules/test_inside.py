@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from npattn.errors import OptionError
+from npattn.positions import Frequencies, Rotary
 from npattn.testing import check_module, compare_module
+from tests.testing.modules import broken
 
 
 class Attention(nn.Module):
@@ -50,7 +52,11 @@ class Masked(Attention):
 
 
 def turn(x, base):
-    a = torch.outer(torch.arange(x.shape[-2]), base ** -(torch.arange(2) / 2)).to(x.dtype)
+    D = x.shape[-1]
+    frequencies = base ** -(torch.arange(0, D, 2) / D)
+    if D > 4:
+        frequencies[D // 4 :] /= 4  # scaled, as by YaRN
+    a = torch.outer(torch.arange(x.shape[-2]), frequencies).to(x.dtype)
     one, two = x.chunk(2, -1)
     return torch.cat((one * a.cos() - two * a.sin(), two * a.cos() + one * a.sin()), -1)
 
@@ -366,6 +372,12 @@ def test_a_context_that_is_ignored_is_named_first():
     assert {o.rule for o in report.outcomes if o.failed} <= {"cross-attention", "padding"}
 
 
+def test_keys_that_matter_are_not_called_ignored():
+    report = check_module(broken.ValuesOfKeys(), examples=3, only="cross-attention")
+    assert report.verdict == "failed"
+    assert not any("has no effect" in cause.text for cause in report.causes)
+
+
 def test_a_mask_of_the_wrong_keys_is_judged_in_the_form_that_hides():
     """A bool would be added as a number; the form that hides as many keys is judged."""
 
@@ -380,6 +392,45 @@ def test_a_mask_of_the_wrong_keys_is_judged_in_the_form_that_hides():
     report = check_module(m, examples=3, only=["mask", "inside"])
     assert "0 or −inf is added" in report.settings["reads"]
     assert "key s has the mask of key (s − 1) % S" in report.causes[0].text
+
+
+class Scaled(Attention):
+    """Rotary positions of heads of 8, whose slow frequencies are scaled."""
+
+    num_heads = 2
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (2, 8)).transpose(1, 2)
+                   for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        o = F.scaled_dot_product_attention(turn(q, 50.0), turn(k, 50.0), v)
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.thorough
+def test_scaled_frequencies_are_named_and_judged_where_they_are_passed():
+    report = check_module(Scaled(), examples=3, only="agreement")
+    assert report.verdict == "no verdict"
+    assert "rotary positions with scaled frequencies (rotary= says them)" in report.reason
+    values = 50.0 ** (-np.arange(4) / 4) / [1, 1, 4, 4]
+    rotary = Rotary(layout="half", frequencies=Frequencies(values, 1.0))
+    report = check_module(Scaled(), examples=3, only="agreement", rotary=rotary)
+    assert report.passed, report
+
+
+def test_a_mask_that_hides_queries_too_is_named():
+    class Padded(Attention):
+        def forward(self, x, mask=None):
+            if mask is None:
+                return self.attend(x, None)
+            return self.attend(x, mask[:, None, None]) * mask[..., None]
+
+    report = check_module(Padded(), examples=3, only=["agreement-output", "mask", "padding"])
+    assert {o.rule for o in report.outcomes if o.failed} == {"mask", "padding"}
+    assert report.causes[0].text == "the mask sets the output of hidden tokens to 0 too, as queries"
 
 
 def test_latent_keys_are_a_sentence():

@@ -99,9 +99,23 @@ def test_changes_differ_from_each_other(plan):
         if changed is not None:
             outs.append((change.text, changed.results(given, np.float64).values["out"]))
     assert len(outs) == len(CHANGES)
+    outs = [x for x in outs if "hidden tokens" not in x[0]]  # of a mask without an axis of queries
     for i, (_, one) in enumerate(outs):
         same = [t for t, x in outs[i + 1 :] if x.shape == one.shape and np.allclose(x, one, 1e-6)]
         assert same == []
+
+
+def test_a_mask_of_padding_may_set_outputs_to_zero(plan):
+    given = inputs(masked=False)
+    shown = np.ones((B, 1, 1, T), bool)
+    shown[0, ..., 3:] = False
+    given = given._replace(key=None, value=None, visible=shown)
+    [change] = [c for c in CHANGES if "hidden tokens" in c.text]
+    found, right = (p.results(given, np.float64).values for p in (change.apply(plan), plan))
+    assert (found["out"][0, 3:] == 0).all()
+    assert np.array_equal(found["out"][0, :3], right["out"][0, :3])
+    assert np.array_equal(found["out"][1], right["out"][1])
+    assert np.array_equal(found["weights"], right["weights"])
 
 
 @pytest.mark.parametrize("kind", ["merge", "split"])
