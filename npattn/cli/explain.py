@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from npattn.testing.judge import choose_rules
+from npattn.testing.judging import choose_rules
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.modules.rules import RULES as MODULE_RULES
 from npattn.testing.rules import ON_REQUEST, PROPERTIES

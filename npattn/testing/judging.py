@@ -188,7 +188,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
         )
         judge = Judge(
             trial,
-            s.examples if s.budget is None else min(s.examples, FIRST_ROUNDS[0]),
+            min(s.examples, FIRST_ROUNDS[0]) if s.budget is not None and s.goes_on else s.examples,
             s.seed,
             s.progress if callable(s.progress) else bar.advance,
             s.shrink,
@@ -380,7 +380,7 @@ def _ask(plan: _Plan, answers: _Answers, executor: InProcess | Processes) -> Non
             begun.restore()
             executor.ask(begun)
     executor.finish()
-    if plan.settings.budget is not None:
+    if plan.settings.budget is not None and plan.settings.goes_on:
         _ask_more(rounds, plan.settings.examples, executor, plan.judges[0].deadline)
     answers.collect(implementation)
     if any(done.stopped for done in rounds):
