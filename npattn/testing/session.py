@@ -136,8 +136,9 @@ class Session:
         """Judge a target in a worker that ends with the verdict, while another one starts."""
         deadline = began + self.seconds
         spare, self.spare = self.spare if waits else None, None if waits else self.spare
-        if spare is not None and spare[0] != target:
-            spare = spare[1].end()  # of another name
+        if spare is not None and spare[0] != target:  # of another name
+            spare[1].end()
+            spare = None
         implementation = connect(
             target,
             limits=Limits(self.seconds, self.memory),
