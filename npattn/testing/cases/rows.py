@@ -36,7 +36,7 @@ def rows_of(recipes: Sequence[Recipe]) -> Rows:
     lists: list[tuple[Any, ...]] = list(zip(*map(_read, recipes), strict=True))
     lists = lists or [()] * len(_FIELDS)
     rows = {name: column(values) for name, values in zip(_FIELDS, lists, strict=True)}
-    leads = [lead or () for lead in lists[0]]
+    leads: list[tuple[int, ...]] = [lead or () for lead in lists[0]]
     rows["rank"] = column(2 if lead is None else 3 + len(lead) for lead in lists[0])
     rows["B"] = column(lead[0] if lead else 1 for lead in leads)
     rows["N"] = column(lead[1] if len(lead) > 1 else 1 for lead in leads)
