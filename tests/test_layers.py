@@ -47,7 +47,7 @@ TESTING_LAYERS = (
     {"reference"},
     {"runner", "difference", "variants", "dumps"},
     {"settings"},
-    {"judge"},
+    {"judging"},
     {"modules"},
     {"units", "suite", "session"},
     {"pytest_plugin"},
@@ -269,7 +269,7 @@ def test_the_judge_imports_no_mistake():
     def mistakes(file, source):
         return [n for n in imported(file, source) if n.startswith("npattn.mistakes")]
 
-    assert mistakes("testing/judge.py", "from ..mistakes import MISTAKES")
+    assert mistakes("testing/judging.py", "from ..mistakes import MISTAKES")
     assert by_file(mistakes, [file for file in FILES if file.startswith("testing/")]) == {}
 
 
@@ -296,7 +296,7 @@ def test_loops_shares_no_code_with_the_other_oracle():
         ("engines/dense.py", "from .. import conventions"),
         ("engines/dense.py", "def f():\n    from ..testing import check"),
         ("__init__.py", "from npattn.testing import check"),
-        ("testing/judge.py", "from ..cli import main"),
+        ("testing/judging.py", "from ..cli import main"),
     ],
 )
 def test_an_arrow_back_is_seen(file, source):
@@ -307,8 +307,8 @@ def test_an_arrow_back_is_seen(file, source):
     ("file", "source"),
     [
         ("engines/dense.py", "from npattn.problem import Problem"),
-        ("testing/judge.py", "from npattn.testing.report.report import Report"),
-        ("testing/judge.py", "from . import report\nfrom .. import attention"),
+        ("testing/judging.py", "from npattn.testing.report.report import Report"),
+        ("testing/judging.py", "from . import report\nfrom .. import attention"),
         ("cli.py", "import npattn\nfrom npattn import testing"),
     ],
 )
@@ -319,7 +319,7 @@ def test_an_arrow_forward_is_let_through(file, source):
 @pytest.mark.parametrize(
     ("file", "source", "stray"),
     [
-        ("testing/judge.py", "import torch.nn", ["torch"]),
+        ("testing/judging.py", "import torch.nn", ["torch"]),
         ("oracle/api.py", "def f():\n    from hypothesis import given", ["hypothesis"]),
         ("testing/targets/torch.py", "import torch", []),
         ("torch/__init__.py", "import torch", []),
@@ -355,7 +355,7 @@ def test_import_loads_nothing_heavy():
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [
-        (["--help"], {"numpy", "npattn.testing.judge", "npattn.cli.check"}),
+        (["--help"], {"numpy", "npattn.testing.judging", "npattn.cli.check"}),
         (["explain", "agreement-o"], {"npattn.testing.units", "npattn.cli.cluster"}),
         (
             ["check", "numpy.flash", "--in-process", "--only", "agreement-o", "--examples", "3"],

@@ -23,7 +23,7 @@ from benchmarks.options import list_flags_beside, open_journal
 from npattn.cli import Command
 from npattn.cli.cluster import open_cluster
 from npattn.errors import NpattnError, OptionError
-from npattn.testing.judge import DTYPES
+from npattn.testing.judging import DTYPES
 from npattn.testing.parsing import (
     INTERRUPTED,
     interruptible,

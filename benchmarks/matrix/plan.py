@@ -11,7 +11,7 @@ from benchmarks.matrix import device as on_device
 from benchmarks.matrix.result import Row, Run
 from npattn.errors import OptionError
 from npattn.profiles import PROFILES
-from npattn.testing.judge import DTYPES, SWEEPS
+from npattn.testing.judging import DTYPES, SWEEPS
 from npattn.testing.report.outcome import OUT_OF_TIME
 from npattn.testing.runner.merge import merge_answers
 from npattn.testing.targets import TARGETS, Target, spec_of

@@ -24,7 +24,7 @@ from benchmarks.zoo.correct import CORRECT
 from benchmarks.zoo.mutants import MUTANTS
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import format_exception_line
-from npattn.testing.judge import check
+from npattn.testing.judging import check
 from npattn.testing.report.report import Report
 
 LETTERS = {

@@ -22,7 +22,7 @@ from npattn.cli.watch import Watcher, watch
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
-from npattn.testing.judge import OF_IMPLEMENTATION, OF_REFERENCE, check
+from npattn.testing.judging import OF_IMPLEMENTATION, OF_REFERENCE, check
 from npattn.testing.parsing import INTERRUPTED, interruptible
 from npattn.testing.report.formats import annotate, markdown, sarif
 from npattn.testing.report.place import Place, find_place

@@ -18,7 +18,7 @@ from npattn.cli.completion import complete_rule
 from npattn.errors import OptionError
 from npattn.testing.diagnosis.conduct import TEXTS as CAUSES
 from npattn.testing.diagnosis.names import NAMES as CAUSES_BY_PATTERN
-from npattn.testing.judge import choose_rules
+from npattn.testing.judging import choose_rules
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.modules.rules import RULES as MODULE_RULES
 from npattn.testing.report.green import read_limits

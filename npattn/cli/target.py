@@ -15,7 +15,7 @@ from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
 from npattn.testing.adapters.child import format_line, place_of
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.judge import OF_IMPLEMENTATION
+from npattn.testing.judging import OF_IMPLEMENTATION
 from npattn.testing.targets import TARGETS, load_implementation
 from npattn.testing.targets.environments import choose_python
 from npattn.testing.worker.connect import connect

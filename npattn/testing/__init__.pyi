@@ -23,13 +23,14 @@ from .dumps.judge import compare_dump as compare_dump
 from .dumps.record import record as record
 from .gradients.check import check_gradients as check_gradients
 from .gradients.report import GradientReport as GradientReport
-from .judge import check as check
+from .judging import check as check
 from .modules.check import check_module as check_module
 from .modules.port import compare_module as compare_module
 from .report.cause import Cause as Cause
 from .report.outcome import Outcome as Outcome
 from .report.report import Report as Report
 from .session import Session as Session
+from .session import judge as judge
 from .spot import SpotCheck as SpotCheck
 from .spot import spot_check as spot_check
 from .suite import Suite as Suite

@@ -15,19 +15,20 @@ from types import TracebackType
 from typing import Any
 
 from npattn.errors import OptionError
-from npattn.testing.judge import check
+from npattn.testing.judging import check
 from npattn.testing.report.report import Report
 from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import Settings, options
 from npattn.testing.targets import spec_of
 from npattn.testing.worker.connect import connect
+from npattn.testing.worker.connection import Connection
 from npattn.testing.worker.supervisor import Limits
 
 OF_WORKER = ("framework", "backward", "layout", "like", "rename", "features", "quantized")
 """Settings of how a candidate is called."""
 NOT_HERE = (
-    *("budget", "journal", "resume", "isolate", "processes", "progress", "sweep", "timeout"),
-    *("reference", "inputs", "options"),
+    *("budget", "goes_on", "journal", "resume", "isolate", "processes", "progress", "sweep"),
+    *("timeout", "reference", "inputs", "options"),
 )
 """Settings of `check` that a session has its own answer to."""
 LAST = 0.3
@@ -96,6 +97,8 @@ class Session:
         self.settings: dict[str, Any] = {"fail_fast": True, "strict": untrusted, **seed, **settings}
         Settings(**self.settings)  # what is not legal is an error now
         self.folder = Path(tempfile.mkdtemp(prefix="npattn-session-"))
+        self.spare: tuple[str, Connection] | None = None
+        """Target of source text, and a process that has imported its framework, and waits."""
 
     def judge(self, candidate: str | Path, name: str | None = None) -> Report:
         """Judge one candidate.
@@ -119,22 +122,29 @@ class Session:
             If the candidate cannot be imported, or cannot be called with q, k, v.
         """
         began = time.monotonic()
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        if "\n" not in str(candidate):
+            return self._check(_name(str(candidate), name), began)
+        # Always the same file: a process that waits was started for it, and has not read it.
         try:
-            target = self._write(candidate, folder) if "\n" in str(candidate) else str(candidate)
-            target = f"{target}:{name}" if name is not None else spec_of(target)
-            return self._check(target, began)
+            self.folder.joinpath("candidate.py").write_text(str(candidate), "utf-8")
+            return self._check(_name(str(self.folder / "candidate.py"), name), began, waits=True)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            for path in self.folder.iterdir():  # compiled files too: the next may be as long
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _check(self, target: str, began: float) -> Report:
-        """Judge a target in a worker that ends with the verdict."""
+    def _check(self, target: str, began: float, waits: bool = False) -> Report:
+        """Judge a target in a worker that ends with the verdict, while another one starts."""
         deadline = began + self.seconds
+        spare, self.spare = self.spare if waits else None, None if waits else self.spare
+        if spare is not None and spare[0] != target:  # of another name
+            spare[1].end()
+            spare = None
         implementation = connect(
             target,
             limits=Limits(self.seconds, self.memory),
             untrusted=self.untrusted,
             unconfined=self.unconfined,
+            spare=None if spare is None else spare[1],
             **self.calls,
         )
 
@@ -146,8 +156,11 @@ class Session:
         if self.untrusted and not own.get("must"):
             own["must"] = name_everything(implementation)
         left = (deadline - time.monotonic()) * (1 - LAST)
+        own |= {"budget": max(left, 0.01), "goes_on": False, "progress": stop_at_deadline}
         try:
-            return check(implementation, budget=max(left, 0.01), progress=stop_at_deadline, **own)
+            if waits:
+                self.spare = target, implementation.worker.start_spare()
+            return check(implementation, **own)
         except KeyboardInterrupt as err:
             if time.monotonic() <= deadline or not hasattr(err, "report"):  # of the user
                 raise
@@ -156,14 +169,11 @@ class Session:
         finally:
             implementation.worker.close()
 
-    def _write(self, source: str | Path, folder: Path) -> str:
-        """Write source text to a file, and return its path."""
-        path = folder / "candidate.py"
-        path.write_text(str(source), "utf-8")
-        return str(path)
-
     def close(self) -> None:
-        """Remove what the session has written."""
+        """End the process that waits, and remove what the session has written."""
+        if self.spare is not None:
+            self.spare[1].end()
+            self.spare = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Session:
@@ -176,3 +186,24 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def judge(candidate: str | Path, name: str | None = None, **settings: Any) -> Report:
+    """Judge one candidate, as `Session(**settings).judge(candidate, name)` does.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    OptionError
+        As of `Session` and of its method.
+    """
+    with Session(**settings) as session:
+        return session.judge(candidate, name)
+
+
+def _name(path: str, name: str | None) -> str:
+    """Return the spec of a candidate."""
+    return spec_of(path) if name is None else f"{path}:{name}"

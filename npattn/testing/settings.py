@@ -221,6 +221,8 @@ class Settings:
         "seeds while there is time. The report does not pass if a required rule could not be "
         "tested at all.",
         parse=parse_seconds, report=lambda seconds: f"{seconds:g} s")
+    goes_on: bool = option(True, AMOUNT, "", "",
+        "Spend all of the budget; False: end after `examples` problems.")
     sweep: int = option(0, AMOUNT, "--sweep N", "int",
         "Also judge N problems of every length up to 4096 on the device.",
         "They are sampled and computed there; a few very long ones are added. Only for torch "

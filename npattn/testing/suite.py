@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from npattn.errors import NpattnError, OptionError, optional_import
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.judge import OF_IMPLEMENTATION, check, name_rules
+from npattn.testing.judging import OF_IMPLEMENTATION, check, name_rules
 from npattn.testing.report.report import Report
 from npattn.testing.report.verdicts import Verdict, rest_verdict, rule_verdict
 from npattn.testing.settings import JUDGED, Settings, options

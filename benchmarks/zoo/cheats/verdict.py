@@ -13,7 +13,7 @@ import sys
 
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import load_callable
-from npattn.testing.judge import check
+from npattn.testing.judging import check
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -68,7 +68,7 @@ def options_on(recipe: Recipe) -> list[str]:
 
 def count_options(rows: Rows) -> Array:
     """Return the number of options of each row that are not at their default."""
-    return np.sum([*_options_of(rows).values()], axis=0)
+    return np.asarray(np.sum([*_options_of(rows).values()], axis=0))
 
 
 def _options_of(rows: Rows) -> dict[str, Array]:
@@ -80,7 +80,7 @@ def _options_of(rows: Rows) -> dict[str, Array]:
 
 def _whole(rows: Rows) -> Array:
     """Return the rows without a size of 0."""
-    return np.logical_and.reduce([rows[x] > 0 for x in "BNHTSDE"])
+    return np.asarray(np.logical_and.reduce([rows[x] > 0 for x in "BNHTSDE"]))
 
 
 def traits(rows: Rows) -> dict[str, Array]:

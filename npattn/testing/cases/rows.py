@@ -33,9 +33,10 @@ def column(values: Iterable[Any]) -> Array:
 
 def rows_of(recipes: Sequence[Recipe]) -> Rows:
     """Return the columns of recipes."""
-    lists = list(zip(*map(_read, recipes), strict=True)) or [()] * len(_FIELDS)
+    lists: list[tuple[Any, ...]] = list(zip(*map(_read, recipes), strict=True))
+    lists = lists or [()] * len(_FIELDS)
     rows = {name: column(values) for name, values in zip(_FIELDS, lists, strict=True)}
-    leads = [lead or () for lead in lists[0]]
+    leads: list[tuple[int, ...]] = [lead or () for lead in lists[0]]
     rows["rank"] = column(2 if lead is None else 3 + len(lead) for lead in lists[0])
     rows["B"] = column(lead[0] if lead else 1 for lead in leads)
     rows["N"] = column(lead[1] if len(lead) > 1 else 1 for lead in leads)
@@ -43,7 +44,7 @@ def rows_of(recipes: Sequence[Recipe]) -> Rows:
     return rows
 
 
-def recipes_of(rows: Rows, chosen: Sequence[int] | slice = slice(None)) -> list[Recipe]:
+def recipes_of(rows: Rows, chosen: Any = slice(None)) -> list[Recipe]:
     """Build the recipes of these rows."""
     columns = {name: values[chosen].tolist() for name, values in rows.items()}
     leads = zip(*(columns.pop(name) for name in ("rank", "B", "N")), strict=True)

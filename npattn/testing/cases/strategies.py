@@ -360,7 +360,7 @@ class Pools:
         )
 
     def _build(self, seed: int, shape: Mapping[str, Any], *chosen: tuple[str, Any]) -> Recipe:
-        columns = {name: column([value]) for name, value in (dict(chosen) | shape).items()}
+        columns = {name: column([value]) for name, value in {**dict(chosen), **shape}.items()}
         (recipe,) = recipes_of(self._assemble([seed], columns))
         return recipe
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from npattn.conventions import Conventions
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.judge import check
+from npattn.testing.judging import check
 from npattn.testing.modules.call import Form
 from npattn.testing.modules.judge import Judge
 from npattn.testing.modules.rules import INSIDE, RULES

@@ -17,7 +17,7 @@ from typing import Any
 from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.judge import check, choose_rules
+from npattn.testing.judging import check, choose_rules
 from npattn.testing.levels import LEVELS
 from npattn.testing.report.report import Report
 from npattn.testing.runner.journal import answer_of

@@ -21,7 +21,7 @@ import npattn
 from npattn.conventions import Conventions
 from npattn.errors import NpattnError, OptionError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.judge import check
+from npattn.testing.judging import check
 from npattn.testing.report.escape import escape_controls
 from npattn.testing.runner.journal import Journal
 from npattn.testing.targets import TARGETS, load_implementation

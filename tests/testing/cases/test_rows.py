@@ -25,7 +25,13 @@ def test_recipes_survive_columns():
 
 @pytest.mark.parametrize(
     ("values", "dtype"),
-    [([2, 3], np.int64), ([True, False], bool), ([1, True], object), ([(1, 2), None], object)],
+    [
+        ([2, 3], np.int64),
+        ([2**63 + 1, -1], object),
+        ([True, False], bool),
+        ([1, True], object),
+        ([(1, 2), None], object),
+    ],
 )
 def test_columns_hold_integers_flags_or_objects(values, dtype):
     assert column(values).dtype == dtype

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from threadpoolctl import threadpool_limits
 
 from npattn.cli import cli
 from npattn.errors import OptionError
@@ -630,5 +631,6 @@ def test_products_of_small_problems_have_one_thread(tmp_path, monkeypatch, apart
     implementation = (
         connect(f"{path}:attention") if apart else load_implementation(f"{path}:attention")
     )
-    check(implementation, examples=2, only=["agreement-o"], diagnosis=False)
+    with threadpool_limits(2, "blas"):
+        check(implementation, examples=2, only=["agreement-o"], diagnosis=False)
     assert (tmp_path / "threads").read_text() == "1 3"

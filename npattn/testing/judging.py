@@ -191,7 +191,7 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
         )
         judge = Judge(
             trial,
-            examples if s.budget is None else min(examples, FIRST_ROUNDS[0]),
+            min(examples, FIRST_ROUNDS[0]) if s.budget is not None and s.goes_on else examples,
             s.seed,
             s.progress if callable(s.progress) else bar.advance,
             s.shrink,
@@ -384,7 +384,7 @@ def _ask(plan: _Plan, answers: _Answers, executor: InProcess | Processes) -> Non
             begun.restore()
             executor.ask(begun)
     executor.finish()
-    if plan.settings.budget is not None:
+    if plan.settings.budget is not None and plan.settings.goes_on:
         examples = plan.settings.examples or EXAMPLES
         _ask_more(rounds, examples, executor, plan.judges[0].deadline)
     answers.collect(implementation)

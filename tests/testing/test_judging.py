@@ -13,7 +13,7 @@ from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem.options import OPTIONS
 from npattn.testing import Implementation, Recipe, Rounding, check
-from npattn.testing.judge import name_rules
+from npattn.testing.judging import name_rules
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward, naive
 
@@ -356,14 +356,14 @@ def test_an_exception_has_the_place_in_code_of_the_user(isolate):
     (line,) = (line for line in report.refused if "nothing: " in line)
     assert "even the plainest problem fails (raised NameError: " in line
     number = fails_by_mistake.__code__.co_firstlineno + 1
-    assert line.endswith(f" (test_judge.py:{number}))")
+    assert line.endswith(f" (test_judging.py:{number}))")
 
 
 def test_what_a_library_raises_has_the_place_of_its_call():
     report = judge(lambda q, k, v: np.concatenate([q, v[..., :1, :]], -1))
     (line,) = (line for line in report.refused if "nothing: " in line)
     assert "raised ValueError: all the input" in line
-    assert re.search(r"\(test_judge\.py:\d+\)\)$", line)
+    assert re.search(r"\(test_judging\.py:\d+\)\)$", line)
 
 
 def test_a_backward_that_is_said_to_be_missing_is_a_refusal():
@@ -880,7 +880,7 @@ def test_untested_lines_come_first():
         "options it does not have: mask, causal, window",
         "gradients: no backward= was given",
         "lse: no return_lse parameter",
-        "float32: rank 3: refused (raised ValueError: rank 4 only (test_judge.py:",
+        "float32: rank 3: refused (raised ValueError: rank 4 only (test_judging.py:",
     ):
         lines = (*report.untested, *report.refused)
         assert any(entry.startswith(line) for entry in lines), line
