@@ -293,7 +293,7 @@ class Judgement:
 
             exact, allowed = self.spread.exact[c.name], self.allowed[c.name]
             unseen = find_unseen(self.results[c.name], exact, allowed, fails)
-            lines += [f"{c.name}: {x} would have passed" for x in unseen]
+            lines += [f"{c.name}: {x}" for x in unseen]
         return lines
 
 
