@@ -53,8 +53,15 @@ def diff_command(
             sides = [load_implementation(name) for name in sides]
     sizes, json_file = sizes or {}, options.pop("json")
     accept = options.pop("accept") or ()
-    own = {"profiles": profiles, "dtype": dtypes, "sizes": sizes, "accept": accept}
-    difference = diff(*sides, **own, timeout=timeout, **options)
+    difference = diff(
+        *sides,
+        profiles=profiles,
+        dtype=dtypes,
+        sizes=sizes,
+        timeout=timeout,
+        accept=accept,
+        **options,
+    )
     if json_file is not None:
         text = json.dumps(difference.as_dict(), allow_nan=False, indent=1)
         json_file.write_text(text + "\n", "utf-8")

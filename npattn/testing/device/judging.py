@@ -77,7 +77,7 @@ class DeviceEvaluation:
         ends = np.cumsum([pair.shape[1] for pair in pairs])
         parts = np.split(host, ends[:-1], axis=1)
         return {
-            name: Power.of(*part, numpy_dtype(name, real(x).dtype))
+            name: Power.of(part[0], part[1], numpy_dtype(name, real(x).dtype))
             for (name, x), part in zip(found.items(), parts, strict=True)
         }
 

@@ -270,9 +270,9 @@ class Judgement:
         share = self.alarm / max(len(self.results), 1)
         allowed = self.spread.tolerance(name, share, last)
         if turned:
-            crosses = self.spread.turn(share)[name] > allowed / 8
+            crosses = np.asarray(self.spread.turn(share)[name] > allowed / 8)
             if crosses.size and crosses.mean() > LEFT_OUT:
-                crosses[...] = True
+                crosses = np.ones(crosses.shape, bool)
             allowed = np.where(crosses, np.inf, allowed)
             self.crossed[name] = int(crosses.sum())
         self.allowed[name] = allowed
