@@ -218,8 +218,11 @@ class Implementation(Passing, HostProcess):
 
     @property
     def first_calls(self) -> tuple[tuple[Problem, Cotangents, Results], ...]:
-        """The call that found out its framework, if one did, as `Trial` has first calls."""
-        if self.first_result is None:
+        """The call that found out its framework, if one did, as `Trial` has first calls.
+
+        None of a function with defaults of its own: they had a part in it.
+        """
+        if self.first_result is None or self.signature.defaults:
             return ()
         layout = self.arrangement
         arrays = (x.swapaxes(-2, -3) if layout.swaps(n, 4) else x for n, x in TINY.items())

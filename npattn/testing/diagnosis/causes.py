@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
@@ -111,11 +112,14 @@ def diagnose(
             )
             for o in bad if vague else ():
                 if (sharper := _read_suspicion(trial, o)) is not None:
+                    tail = [o, *_find_tail(trial, o, bad)]
+                    ids = tuple(dict.fromkeys(x.id for x in tail))
                     found = [
-                        replace(c, rules=tuple(r for r in c.rules if r != o.id)) for c in found
+                        replace(c, rules=tuple(r for r in c.rules if r not in ids)) for c in found
                     ]
-                    found = [*(c for c in found if c.rules), sharper]
-                    mine[id(o)], said[id(o)] = sharper.name, sharper.text
+                    found = [*(c for c in found if c.rules), replace(sharper, rules=ids)]
+                    mine |= {id(x): sharper.name for x in tail}
+                    said[id(o)] = sharper.text
         for cause in found:
             known = causes.get(cause.name)
             joined = known and replace(known, rules=known.rules + cause.rules)
@@ -188,6 +192,13 @@ def _read_window(point: Point) -> Reading | None:
     marks = Excerpt.around(first, q.wrong, q.wrong, q.wrong, SIDE).got > 0
     line = recipe_line(point.recipe, point.evidence.trial, None)
     return Reading(q.name, q.axes, excerpt, marks, line)
+
+
+def _find_tail(trial: Trial, suspect: Outcome, bad: Sequence[Outcome]) -> list[Outcome]:
+    """Return the failures that errors too large by as much as those of a suspicion would make."""
+    found = collect_suspicion(trial, suspect)
+    excess = 0.0 if found is None else math.sqrt(max(found.wrong.values()))
+    return [o for o in bad if o is not suspect and 1 < o.worst <= excess]
 
 
 def _read_suspicion(trial: Trial, outcome: Outcome) -> Cause | None:

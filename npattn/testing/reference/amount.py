@@ -35,13 +35,14 @@ def describe_amount(name: str, got: Array, exact: Array, allowed: Array) -> str:
         wrong = judged & (abs(wide - exact) > allowed)
         if wrong.sum() < LEAST:
             return ""
+        where = _where(wrong, judged)
+        some = where or ("" if (wrong == judged).all() else _count(wrong, judged))
         if not wide[wrong].any():
-            return f"{name} is 0{_where(wrong, judged)}"
+            return f"{name} is 0{some}"
         for text, other in (*_describe_factor(wide, exact, wrong), *_describe_shift(exact)):
             fits = abs(wide - other[0]) <= other[1] * allowed
             if fits[wrong].all() and (abs(other[0] - exact) > 2 * allowed)[wrong].all():
-                return f"{name} is {text}{_where(wrong, judged)}"
-    where = _where(wrong, judged)
+                return f"{name} is {text}{some}"
     return f"{name} is wrong{where}" if where else ""
 
 
@@ -70,16 +71,26 @@ def _describe_shift(exact: Array) -> Iterator[tuple[str, tuple[Array, float]]]:
                 yield words, (np.roll(exact, -shift, axis), 1.0)
 
 
+def _count(wrong: Array, judged: Array) -> str:
+    return f" in {np.count_nonzero(wrong)} of {np.count_nonzero(judged)} elements"
+
+
 def _where(wrong: Array, judged: Array) -> str:
     """Return " where …" if the wrong elements are all those of some indices of one axis."""
     for axis in range(wrong.ndim - 1, -1, -1):
         others = tuple(n for n in range(wrong.ndim) if n != axis)
         bad, seen = np.asarray(wrong.any(others)), np.asarray(judged.any(others))
-        n, first, last = len(bad), int(bad.argmax()), len(bad) - 1 - int(bad[::-1].argmax())
-        if not (seen & ~bad).any() or not bad[first : last + 1].all():
+        at = np.flatnonzero(bad)
+        n, first, last, gaps = len(bad), int(at[0]), int(at[-1]), np.unique(np.diff(at))
+        if not (seen & ~bad).any() or len(gaps) > 1:
+            continue
+        step = int(gaps[0]) if len(at) > 2 else 1
+        if len(at) == 2 and last - first > 1:
             continue
         if first == last:
             return f" at index {first} of axis {axis} (of {n})"
+        if step > 1:
+            return f" at index {first}, {first + step}, … of axis {axis} (of {n})"
         if last == n - 1:
             return f" at index ≥ {first} of axis {axis} (of {n})"
         if first == 0:

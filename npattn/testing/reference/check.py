@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from npattn.testing.reference.pairs import AttentionPair, Function, FunctionPair
 from npattn.testing.reference.sides import Sides, open_sides
 from npattn.testing.reference.spread import ALARM, Judgement, judge
 from npattn.testing.report.cause import Cause
-from npattn.testing.report.outcome import DEFECT, Outcome
+from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 
 SHRINK_SECONDS = 6.0
@@ -473,10 +473,7 @@ class Found:
 def _note_defect(outcome: Outcome, unseen: Sequence[str]) -> Outcome:
     """Return the outcome without a verdict, if changes of its result would have passed."""
     own = [x for x in unseen if f"reference-{x.partition(':')[0]}" == outcome.rule]
-    if not own or outcome.status != "passed":
-        return outcome
-    message = f"{'; '.join(own)}: that is a defect of npattn; please report it with both functions"
-    return replace(outcome, status="not judged", kind=DEFECT, message=message)
+    return outcome.with_defects(own) if outcome.status == "passed" else outcome
 
 
 def _keep_judged(powers: Sequence[Power]) -> Sequence[Power]:

@@ -270,9 +270,9 @@ class Judgement:
         share = self.alarm / max(len(self.results), 1)
         allowed = self.spread.tolerance(name, share, last)
         if turned:
-            crosses = self.spread.turn(share)[name] > allowed / 8
+            crosses = np.asarray(self.spread.turn(share)[name] > allowed / 8)
             if crosses.size and crosses.mean() > LEFT_OUT:
-                crosses[...] = True
+                crosses = np.ones(crosses.shape, bool)
             allowed = np.where(crosses, np.inf, allowed)
             self.crossed[name] = int(crosses.sum())
         self.allowed[name] = allowed
@@ -293,7 +293,7 @@ class Judgement:
 
             exact, allowed = self.spread.exact[c.name], self.allowed[c.name]
             unseen = find_unseen(self.results[c.name], exact, allowed, fails)
-            lines += [f"{c.name}: {x} would have passed" for x in unseen]
+            lines += [f"{c.name}: {x}" for x in unseen]
         return lines
 
 

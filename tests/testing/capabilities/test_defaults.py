@@ -78,3 +78,9 @@ def test_a_default_that_is_npattns_is_left_out():
     implementation = Implementation(f, framework="numpy", features=("causal",))
     assert not implementation.signature.defaults
     assert np.isfinite(implementation.f(*np.ones((3, 1, 1, 1, 1)))).all()
+
+
+def test_call_that_finds_the_framework_counts_for_no_default():
+    """It leaves every option out, so that its result is that of the function's own default."""
+    report = check(causal_by_default, only=["first-calls"], examples=2, diagnosis=False)
+    assert [o.status for o in report.outcomes if o.rule == "first-calls"] == ["passed"]

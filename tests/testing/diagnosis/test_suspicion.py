@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 
 import npattn
+from npattn.testing import check
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis import causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.report.outcome import Outcome
 from tests.testing.diagnosis.failures import trial_of
@@ -43,3 +47,25 @@ def test_an_infinite_error_is_explained_by_no_finite_result():
     evidence = suspect(trial_of(lambda q, k, v: npattn.attention(q, k, v) * np.float32(np.inf)))
     assert evidence.wrong == {"o": np.inf}
     assert not evidence.reproduces("o", [evidence.exact["o"].astype(np.float32)])
+
+
+def test_failures_as_large_as_the_excess_are_its_tail(monkeypatch):
+    """Errors that are twice too large reach twice the tolerance at most."""
+    one = Outcome("aggregate", "1", "", "bfloat16", "suspect", worst=4.0)
+    worst = {"agreement-o": 1.9, "agreement-dv": 2.1, "agreement-dq": 0.9}
+    bad = [one, *(Outcome(n, "1", "", "bfloat16", "failed", worst=x) for n, x in worst.items())]
+    monkeypatch.setattr(causes, "collect_suspicion", lambda *_: SimpleNamespace(wrong={"o": 4.0}))
+    assert [o.rule for o in causes._find_tail(trial_of(gained), one, bad)] == ["agreement-o"]
+    monkeypatch.setattr(causes, "collect_suspicion", lambda *_: None)
+    assert causes._find_tail(trial_of(gained), one, bad) == []
+
+
+def percent(q, k, v):
+    """Scores that are 1 % too large, which only errors taken together show in bfloat16."""
+    return npattn.attention(q, k, v, scale=1.01 * max(q.shape[-1], 1) ** -0.5).astype(q.dtype)
+
+
+def test_scale_that_is_a_percent_too_large_is_named():
+    report = check(percent, framework="numpy", dtypes="bfloat16", only=["aggregate"], shrink=False)
+    text = " ".join(str(report).split())
+    assert "the scores s are wrong everywhere: q·k × 1.01" in text

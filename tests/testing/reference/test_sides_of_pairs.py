@@ -112,6 +112,9 @@ def test_time_is_planned_and_said():
     assert any("3 of 50 problems were asked" in line for line in report.untested)
 
 
+HALF = "y is 2 times as large in 15 of 30 elements"
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -119,6 +122,11 @@ def test_time_is_planned_and_said():
         (lambda y: -y, "y is negated"),
         (lambda y: np.roll(y, -1, 0), "y is that of the index 1 later, along axis 0"),
         (lambda y: np.where(np.arange(6) < 4, y, 0), "y is 0 at index ≥ 4 of axis 1 (of 6)"),
+        (
+            lambda y: np.where(np.arange(6) % 2, 1.5 * y, y),
+            "y is 1.5 times as large at index 1, 3, … of axis 1 (of 6)",
+        ),
+        (lambda y: np.where(y > np.median(y), 2 * y, y), HALF),
         (lambda y: y + (np.arange(6) == 2) * y**2, "y is wrong at index 2 of axis 1 (of 6)"),
         (lambda y: y + 1e-9, ""),
         (lambda y: y + np.sin(y), ""),
