@@ -17,7 +17,7 @@ from npattn.cli.flags import GroupedCommand, add_flags
 from npattn.cli.target import open_target
 from npattn.errors import OptionError
 from npattn.testing.adapters.implementation import Implementation
-from npattn.testing.judge import check
+from npattn.testing.judging import check
 from npattn.testing.parsing import parse_sizes
 from npattn.testing.report.report import Report
 from npattn.testing.report.words import headline
