@@ -367,7 +367,7 @@ class _Diagnosis:
             causes.append(cause)
             yield replace(cause, rules=ids(mine)), mine
         reached: set[str] = set().union(*map(_reach, told))
-        rules = {e.outcome.rule for e in left if e.outcome and _own_names(e) <= reached}
+        rules = {e.outcome.rule for e in evidence if e.outcome and _own_names(e) <= reached}
         mine = [o for o in outcomes if o.rule in rules]
         if mine and len(causes) > 1:  # dk and dv are wrong there, each by its own cause
             yield replace(causes[0], rules=ids(mine)), mine
@@ -422,7 +422,7 @@ class _Diagnosis:
         if not where and len(tried) == 1 and asked is None and of_hidden:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:
-            where = BACKWARD + (where or EVERYWHERE)
+            where = f"{BACKWARD} {where}".rstrip()
         name, known = name_of(step, where, amount)
         return Cause(
             say(step, where, amount, known),

@@ -191,7 +191,7 @@ def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
     if not left:
         return ""
     best = min(left, key=left.__getitem__)
-    kind = best.split()[:4]
-    rivals = [x for x, n in left.items() if n == left[best] and x.split()[:4] == kind]
+    kind = best.split()[:3]
+    rivals = [x for x, n in left.items() if n == left[best] and x.split()[:3] == kind]
     forms = {re.sub(r"\d+", "n", x) for x in rivals}  # of numbers alone, the smallest is taken
     return best if len(forms) == 1 else ""  # no problem was long enough to tell them apart
