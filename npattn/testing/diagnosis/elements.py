@@ -26,7 +26,7 @@ from npattn.testing.diagnosis.explore import (
     sample,
     sample_of,
 )
-from npattn.testing.diagnosis.locate import Fault
+from npattn.testing.diagnosis.locate import Fault, visible_keys
 from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, Sample, Where, learn
 from npattn.testing.places import Atom, Place
 
@@ -204,5 +204,9 @@ def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bo
     if fault.axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
         letters["h"] = sizes["K"]
     every = np.ones(tuple(letters[x] for x in fault.axes), bool)
+    if fault.step == "visible" and fault.axes == "bhts":  # of hidden keys, or of visible ones
+        every &= visible_keys(near.trial, problem).reshape(every.shape) ^ (fault.form == "extra")
+    if not every.any():
+        return True
     whole = sample(near.trial, passing, problem, fault.axes, every, every)
     return best.errors_on([whole]) >= 1

@@ -163,9 +163,11 @@ def _lengths(base: Recipe) -> Iterator[Recipe]:
     T, S = base.T, base.S
     for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
         yield replace(base, T=t, S=s)
-    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 100, 5):
+    yield replace(base, T=70)  # of several tiles, as few other problems are
+    yield replace(base, S=100)
+    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 5):
         yield replace(base, S=max(s, 2))
-    for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 70, 3):
+    for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 3):
         yield replace(base, T=max(t, 1))
 
 
