@@ -109,8 +109,8 @@ def test_a_mask_that_others_fit_as_well_is_not_named():
 
 
 def test_the_mask_of_the_first_sample():
-    trial, recipe = trial_of(attend), Recipe(lead=(4,), H=2, K=2, T=3, S=5, D=5, E=7, mask="full")
+    trial, recipe = trial_of(attend), Recipe(lead=(5,), H=2, K=2, T=3, S=7, D=5, E=7, mask="full")
     problem = recipe.problem()
     mask = np.asarray(problem.mask_array)
-    case = trial, problem, mask[[0, 0, 0, 0]], np.ones(mask.shape, bool)
+    case = trial, problem, mask[[0] * 5], np.ones(mask.shape, bool)
     assert mask_source([case]) == "sample b has the mask of sample 0"
