@@ -49,7 +49,8 @@ def problems() -> Iterator[Elements]:
         if rng.random() < 0.3:
             sizes["E"] = sizes["D"]
         sizes["H"] = sizes["K"] * sizes["G"]
-        values = sizes | {x: bool(rng.random() < 0.5) for x in OPTIONS}
+        values: dict[str, Any] = {**sizes}
+        values |= {x: bool(rng.random() < 0.5) for x in OPTIONS}
         values |= {x.lower(): rng.integers(0, sizes[x], ELEMENTS) for x in "BHTSDE"}
         beside = values["s"] - values["t"] - sizes["S"] + sizes["T"]
         seen = rng.random(ELEMENTS) < 0.5 if values["mask"] else np.ones(ELEMENTS, bool)

@@ -150,8 +150,8 @@ def _choose(of_failing: Where | None, of_all: Where | None) -> Where | None:
     """Return the better of two predicates: one that holds for nothing that passes says more."""
     if of_failing is None or of_all is None or not of_all.atoms:
         return of_failing
-    lost, lost_of_all = (x.errors + ATOM * len(x.atoms) for x in (of_failing, of_all))
-    return of_all if lost_of_all <= lost + ATOM else of_failing
+    longer = len(of_all.atoms) > len(of_failing.atoms) + 1
+    return of_failing if longer or of_all.errors > of_failing.errors else of_all
 
 
 def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -> Where | None:
