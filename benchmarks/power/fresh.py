@@ -117,7 +117,7 @@ def _mask_of_first_sample(self: Any, mask: Any, c: Any) -> Any:
 
 
 ROWS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "divided-by-key-heads": ("PSAL-POSTECH/ONNXim#34", "s", "h // K ≠ h // G",
+    "divided-by-key-heads": ("PSAL-POSTECH/ONNXim#34", "s", "h // K ≠ h // G and K > 1",
         {"share": _share(lambda h, H, K: h // K)}),
     "every-head-is-the-first": ("BobMcDear/attorch#14", "o", "h ≥ 1", {"results": _first_head}),
     "scale-of-one-half": ("BobMcDear/attorch#14", "s", "D ≠ 4 and no scale",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -48,7 +49,8 @@ def problems() -> Iterator[Elements]:
         if rng.random() < 0.3:
             sizes["E"] = sizes["D"]
         sizes["H"] = sizes["K"] * sizes["G"]
-        values = sizes | {x: bool(rng.random() < 0.5) for x in OPTIONS}
+        values: dict[str, Any] = {**sizes}
+        values |= {x: bool(rng.random() < 0.5) for x in OPTIONS}
         values |= {x.lower(): rng.integers(0, sizes[x], ELEMENTS) for x in "BHTSDE"}
         beside = values["s"] - values["t"] - sizes["S"] + sizes["T"]
         seen = rng.random(ELEMENTS) < 0.5 if values["mask"] else np.ones(ELEMENTS, bool)
@@ -105,6 +107,8 @@ def excluded(condition: str, declared: str) -> float:
 def false_words(mistake: Mistake, cause: Cause) -> list[str]:
     """Return what is false in a cause that names the right step."""
     found = []
+    if cause.where == "backward:":  # and no place
+        cause = replace(cause, where="")
     of_hidden = " and hidden keys" * (mistake.step == "visible" and "hidden keys" in cause.amount)
     stated, declared = cause.where + of_hidden, mistake.where + of_hidden
     of_problems = not re.search(r"\b[bhtsde]\b", cause.where)
@@ -137,7 +141,10 @@ def grade(mistake: Mistake, cause: Cause) -> tuple[str, list[str]]:
         return ("false step" if cause.step else "no step"), []
     false = false_words(mistake, cause)
     hidden = " and hidden keys" * (mistake.step == "visible" and "hidden keys" in cause.amount)
-    placed = cause.where and disagreement(cause.where + hidden, mistake.where + hidden) <= ALLOWED
+    placed = (
+        cause.where not in ("", "backward:")
+        and disagreement(cause.where + hidden, mistake.where + hidden) <= ALLOWED
+    )
     return ("right step and place" if placed else "right step"), false
 
 

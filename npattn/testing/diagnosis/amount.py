@@ -259,7 +259,7 @@ def _visible(faults: Faults, points: Sequence[Point]) -> str:
         return both
     if "extra" in kinds:
         return extra
-    return none if faults[0][0].form == "rows of zeros" else zeros
+    return none if all(f.form == "rows of zeros" for f, _ in faults) else zeros
 
 
 SEEN = (

@@ -131,12 +131,12 @@ class Neighbours:
 
     def fails_again(self, sample: Mapping[str, Value]) -> Answer:
         """Return whether a result is wrong with some of other numbers."""
-        return self.ask is None and any(map(self._fails, _reseed(self.recipe(sample))))
+        return self.ask is None and any(map(self._fails, _draw_again(self.recipe(sample))))
 
     @cached_property
     def _answers(self) -> list[Answer]:
         """Answers for the base with other numbers."""
-        return [] if self.ask is not None else [*map(self._fails, _reseed(self.base))]
+        return [] if self.ask is not None else [*map(self._fails, _draw_again(self.base))]
 
     @property
     def is_chancy(self) -> bool:
@@ -227,7 +227,7 @@ class Neighbours:
         found = min(place.pairs, key=order, default=None)
         line = recipe_line(self.base, self.trial, None)
         if self.is_of_numbers:
-            other = next(_reseed(self.base))
+            other = next(_draw_again(self.base))
             text = f"fails with seed = {self.base.seed}, passes with seed = {other.seed}"
             return Pair(f"{text}, all else equal", line, recipe_line(other, self.trial, None))
         if found is None:
@@ -240,7 +240,7 @@ class Neighbours:
         return Pair(str(found), bad, good, tuple(others))
 
 
-def _reseed(recipe: Recipe) -> Iterator[Recipe]:
+def _draw_again(recipe: Recipe) -> Iterator[Recipe]:
     return (replace(recipe, seed=recipe.seed + 4 * n) for n in range(1, SEEDS))
 
 

@@ -360,7 +360,7 @@ class _Diagnosis:
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             near = neighbours_of_fault(first, points[0], fault)
-            asked = near and Asked.of(near, points, *PLACES[min(turn, 1)])
+            asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
             claimed = [e for e in left if e is first or self._claims(fault, e, asked)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
@@ -377,8 +377,8 @@ class _Diagnosis:
             told.add(fault.step)
             causes.append(cause)
             yield replace(cause, rules=ids(mine)), mine
-        reached: set[str] = set().union(*map(_reach, told))
-        rules = {e.outcome.rule for e in left if e.outcome and _own_names(e) <= reached}
+        of_all: set[str] = set().union(*map(_reach, told))
+        rules = {e.outcome.rule for e in evidence if e.outcome and _own_names(e) <= of_all}
         mine = [o for o in outcomes if o.rule in rules]
         if mine and len(causes) > 1:  # dk and dv are wrong there, each by its own cause
             yield replace(causes[0], rules=ids(mine)), mine
@@ -433,7 +433,7 @@ class _Diagnosis:
         if not where and len(tried) == 1 and asked is None and of_hidden:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:
-            where = BACKWARD + (where or EVERYWHERE)
+            where = f"{BACKWARD} {where}".rstrip()
         name, known = name_of(step, where, amount)
         return Cause(
             say(step, where, amount, known),
@@ -444,7 +444,7 @@ class _Diagnosis:
             passes_when=asked.condition if asked is not None else "",
             confirmed=len(tried),
             name=name,
-            pair=asked and asked.near.pair(asked.place, where),
+            pair=None if asked is None else asked.near.pair(asked.place, where),
             reading=next(filter(None, map(_read_window, sorted(like, key=_readability))), None),
         )
 

@@ -26,7 +26,7 @@ from npattn.testing.diagnosis.explore import (
     sample,
     sample_of,
 )
-from npattn.testing.diagnosis.locate import Fault
+from npattn.testing.diagnosis.locate import Fault, visible_keys
 from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, Sample, Where, learn
 from npattn.testing.places import Atom, Place
 
@@ -150,8 +150,8 @@ def _choose(of_failing: Where | None, of_all: Where | None) -> Where | None:
     """Return the better of two predicates: one that holds for nothing that passes says more."""
     if of_failing is None or of_all is None or not of_all.atoms:
         return of_failing
-    lost, lost_of_all = (x.errors + ATOM * len(x.atoms) for x in (of_failing, of_all))
-    return of_all if lost_of_all <= lost + ATOM else of_failing
+    longer = len(of_all.atoms) > len(of_failing.atoms) + 1
+    return of_failing if longer or of_all.errors > of_failing.errors else of_all
 
 
 def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -> Where | None:
@@ -204,5 +204,9 @@ def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bo
     if fault.axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
         letters["h"] = sizes["K"]
     every = np.ones(tuple(letters[x] for x in fault.axes), bool)
+    if fault.step == "visible" and fault.axes == "bhts":  # of hidden keys, or of visible ones
+        every &= visible_keys(near.trial, problem).reshape(every.shape) ^ (fault.form == "extra")
+    if not every.any():
+        return True
     whole = sample(near.trial, passing, problem, fault.axes, every, every)
     return best.errors_on([whole]) >= 1

@@ -121,14 +121,6 @@ class Evidence:
         """Return evidence that `is_of` any problem whose results are within tolerance."""
         return replace(self, closer=False)
 
-    @cached_property
-    def is_clear(self) -> bool:
-        """True if each wrong result is off by more than the rounding of its largest element."""
-        return all(
-            max(_errors(x, self.exact[name], self, name)[0] for x in self.observed[name]) > 1
-            for name in self.wrong
-        )
-
     def equals(self, other: Evidence) -> bool:
         """Return True if another call returned the same results, bit for bit and as many times."""
         for name, arrays in other.observed.items():

@@ -163,9 +163,12 @@ def _lengths(base: Recipe) -> Iterator[Recipe]:
     T, S = base.T, base.S
     for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
         yield replace(base, T=t, S=s)
-    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 100, 5):
+    for n in (61, 91):  # where last tiles of 8, 16, 32 and 64 begin is not the same
+        yield replace(base, T=n)
+        yield replace(base, S=n)
+    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 5):
         yield replace(base, S=max(s, 2))
-    for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 70, 3):
+    for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 3):
         yield replace(base, T=max(t, 1))
 
 

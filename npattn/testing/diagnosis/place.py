@@ -17,7 +17,6 @@ import numpy as np
 from npattn.problem.arrays import Array
 
 SIZES = "BHKTSDEG"
-INDICES = "bhtsde"
 LENGTH = {"t": "T", "s": "S", "d": "D", "e": "E", "h": "H", "b": "B"}
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 MOST = 3000

@@ -62,7 +62,7 @@ WHOLE = {
     "layout": "results are arranged otherwise",
 }
 PLURAL = ("s", "p")
-BACKWARD = "backward: "
+BACKWARD = "backward:"
 
 
 @cache
@@ -78,7 +78,7 @@ def line_of(step: str) -> int:
 def say(step: str, where: str, amount: str, name: str = "") -> str:
     """Return the sentence of a cause."""
     backward = where.startswith(BACKWARD)
-    place = where.removeprefix(BACKWARD)
+    place = where.removeprefix(BACKWARD).strip()
     subject = WORDS.get(step, step)
     if not step:
         text = "no step was found: results are out of tolerance"

@@ -125,7 +125,8 @@ def masks_like(trial: Trial, problem: Problem) -> Iterator[tuple[str, Array]]:
     mask, visible = problem.mask_array, _flat(trial.visible(problem), problem)
     for axis, x in enumerate("bhts"):
         index = np.arange(visible.shape[axis])
-        for text, value in expressions(x):
+        known = [e for e in expressions(x) if x != "b" or "//" not in e.text]  # samples: no tiles
+        for text, value in (*known, Expression("0", lambda i, n: 0 * i)):
             source = value(index, np.full(len(index), len(index)))
             source = np.where((source >= 0) & (source < len(index)), source, index)
             if (source == index).all():
@@ -191,7 +192,8 @@ def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
     if not left:
         return ""
     best = min(left, key=left.__getitem__)
-    kind = best.split()[:4]
-    rivals = [x for x, n in left.items() if n == left[best] and x.split()[:4] == kind]
-    forms = {re.sub(r"\d+", "n", x) for x in rivals}  # of numbers alone, the smallest is taken
+    kind = best.split()[:3]
+    rivals = [x for x, n in left.items() if n == left[best] and x.split()[:3] == kind]
+    # Of expressions that differ in a number the smallest is taken.
+    forms = {re.sub(r"one key|\d+ keys|\d+", "n", x) for x in rivals}
     return best if len(forms) == 1 else ""  # no problem was long enough to tell them apart

@@ -1,11 +1,13 @@
 """Sources of wrong values, as functions of the indices."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
-from tests.testing.diagnosis.failures import trial_of
+from tests.testing.diagnosis.failures import attend, trial_of
 
 
 @pytest.mark.parametrize(
@@ -83,3 +85,32 @@ def test_options_that_are_taken_otherwise_are_told(changes, option, text):
 
 def test_a_mask_of_nothing_known_has_no_source():
     assert masks(lambda x, p: np.random.default_rng(1).random(x.shape) < 0.5, mask="full") == ""
+
+
+def test_a_mask_that_others_fit_as_well_is_not_named():
+    """One key too long and an open side are the same where no key is further away."""
+    trial, recipe = trial_of(attend), Recipe(lead=(2,), H=2, K=2, T=2, S=2, D=5, E=7)
+    short, long = (replace(recipe, window=(0, 0), S=n, T=n, seed=1) for n in (2, 5))
+
+    def case(recipe, **other):
+        problem = recipe.problem()
+        wrong = problem.replace(**other)
+        shape = (2, 2, problem.T, problem.S)
+        seen = np.broadcast_to(wrong.visible, shape)
+        return trial, problem, seen, np.ones(shape, bool)
+
+    assert mask_source([case(short, window=(1, 0))]) == ""
+    assert mask_source([case(short, window=(1, 0)), case(long, window=(1, 0))]) == (
+        "the window is one key too long on the left"
+    )
+    assert mask_source([case(short, window=(None, 0)), case(long, window=(None, 0))]) == (
+        "the window is not applied on the left"
+    )
+
+
+def test_the_mask_of_the_first_sample():
+    trial, recipe = trial_of(attend), Recipe(lead=(5,), H=2, K=2, T=3, S=7, D=5, E=7, mask="full")
+    problem = recipe.problem()
+    mask = np.asarray(problem.mask_array)
+    case = trial, problem, mask[[0] * 5], np.ones(mask.shape, bool)
+    assert mask_source([case]) == "sample b has the mask of sample 0"

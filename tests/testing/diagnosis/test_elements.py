@@ -1,0 +1,125 @@
+"""Places join the elements that are wrong with the problems that were asked, or say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import npattn
+from npattn.testing.diagnosis.borders import Neighbours
+from npattn.testing.diagnosis.elements import Asked
+from npattn.testing.diagnosis.explore import try_recipe
+from npattn.testing.places import asking
+from tests.testing.diagnosis.failures import (
+    RECIPES,
+    attend,
+    attention_with,
+    diagnose,
+    fail,
+    only_cause,
+    trial_of,
+)
+
+LONG = RECIPES["longest"]
+
+
+def doubled(part, when):
+    """Return a function whose o is doubled in some columns, on some problems."""
+
+    def f(q, k, v, causal=False):
+        o = attend(q, k, v, causal=causal).copy()
+        o[..., part] *= 2 if when(q, k, causal) else 1
+        return o
+
+    return trial_of(f)
+
+
+def neighbours(trial, **changes):
+    return Neighbours(trial, replace(LONG, **changes), frozenset({"o"}))
+
+
+@pytest.mark.thorough
+def test_a_place_has_elements_and_problems():
+    trial = doubled(slice(8, None), lambda q, k, causal: k.shape[-2] > 16)
+    cause = only_cause(trial, fail(trial, ["longest"]))
+    assert (cause.step, cause.where, cause.amount) == ("o", "e ≥ 8 and S > 16", "× 2")
+    assert cause.passes_when == "fails only where S > 16 and E > 8"
+    assert cause.pair.text == "fails with S = 17, passes with S = 16, all else equal"
+
+
+@pytest.fixture(autouse=True)
+def _without_the_wall(monkeypatch):
+    """A busy machine does not end a search."""
+    monkeypatch.setattr(asking, "SLACK", 100.0)
+
+
+def test_a_place_holds_on_the_failing_problems_at_hand():
+    """Alone it is S > 16; another problem fails at S = 11."""
+    trial = doubled(slice(None), lambda q, k, causal: k.shape[-2] > 16)
+    other = doubled(slice(None), lambda q, k, causal: True)
+    asked = Asked.of(neighbours(trial), [], 120, 60.0)
+    assert asked.held
+    assert asked.condition == "fails only where S > 16"
+    assert asked.fails_on(RECIPES["longest"])
+    assert asked.fails_on(RECIPES["plain"]) is False
+    points = [try_recipe(other, RECIPES["wide"])]
+    assert Asked.of(neighbours(trial), points, 120, 60.0).fails_on(RECIPES["wide"]) is not False
+
+
+def test_a_problem_with_another_window_refutes_a_place():
+    """From window (2, None) the border is a number of keys; with (4, None) it is another."""
+
+    def f(q, k, v, window=None):
+        o = npattn.attention(q, k, v, window=window).astype(q.dtype)
+        hidden = window is not None and k.shape[-2] - q.shape[-2] - (window[0] or 0) > 5
+        return 2 * o if hidden else o
+
+    near = Neighbours(trial_of(f), replace(LONG, S=20, window=(2, None)), frozenset({"o"}))
+    assert Asked.of(near, [], 200, 60.0).held
+    points = [try_recipe(near.trial, replace(LONG, S=12, window=(4, None)))]
+    assert points[0].fault is None
+    assert not Asked.of(near, points, 200, 60.0).held
+
+
+def test_nothing_is_said_of_options_that_were_not_asked():
+    trial = doubled(slice(None), lambda q, k, causal: True)
+    asked = Asked.of(neighbours(trial), [], 120, 60.0)
+    assert asked.fails_on(RECIPES["mask"]) is None
+    assert asked.fails_on(RECIPES["causal"])
+    assert asked.fails_on(None) is None
+    assert asked.condition == ""
+
+
+def test_numbers_that_fail_alone_are_contents():
+    marked = float(LONG.problem().q.flat[0])
+    trial = doubled(slice(None), lambda q, k, causal: float(q.flat[0]) == marked)
+    near = neighbours(trial)
+    assert near.is_of_numbers
+    place = near.place()
+    assert (place.clauses, place.held) == ((), False)
+    pair = near.pair(place)
+    assert pair.text == "fails with seed = 12, passes with seed = 16, all else equal"
+    assert "seed=16" in pair.passing
+
+
+def test_problems_that_fail_by_chance_are_asked_with_other_numbers():
+    """Every other draw shows the fault, wherever S > 16."""
+    trial = doubled(slice(None), lambda q, k, causal: k.shape[-2] > 16 and q.flat[0] > 0)
+    some = (neighbours(trial, seed=seed) for seed in range(8))
+    near = next(n for n in some if n.is_chancy and not n.is_of_numbers)
+    assert near.fails({**near.sample(near.base), "S": 16}) is False
+    assert near.fails({**near.sample(near.base), "S": 40}) is True
+
+
+def test_what_two_causes_make_wrong_together_is_explained():
+    wrong = attention_with(
+        dk=lambda up, *args: 2 * up(*args),
+        gradients=lambda up, *args: tuple(
+            x * (3 if n == 2 else 1) for n, x in enumerate(up(*args))
+        ),
+    )
+    trial = trial_of(wrong.forward, wrong.backward)
+    found = diagnose(trial, fail(trial, ["plain", "wide", "groups"]))
+    assert {(c.step, c.amount) for c in found} == {("dk", "× 2"), ("dv", "× 3")}
+    assert sum(len(c.rules) for c in found) == 3
