@@ -53,7 +53,7 @@ def diff_command(
     sides: list[Any] = [a, b]
     if in_process and timeout is not None:
         raise OptionError("--timeout needs a worker, and --in-process calls A and B here")
-    if module and (beside := given_flags("profiles", "sizes", "timeout")):
+    if module and (beside := given_flags("profiles", "sizes", "timeout", "accept")):
         raise OptionError(f"got {', '.join(beside)} beside --module, which has no such setting")
     if in_process and choose_kind(a, b, profiles)[0] == "implementations":
         with report_import_errors():
@@ -63,7 +63,8 @@ def diff_command(
     try:
         if not module:
             settings: dict[str, Any] = {"profiles": profiles, "dtype": dtypes, "sizes": sizes}
-            difference = diff(*sides, **settings, accept=accept, timeout=timeout, **options)
+            settings |= {"timeout": timeout}
+            difference = diff(sides[0], sides[1], **settings, accept=accept, **options)
             module = difference.answer[0] == INCOMPARABLE and all(map(_is_module, (a, b)))
     except OptionError:
         module = all(map(_is_module, (a, b)))
