@@ -163,7 +163,7 @@ def _lengths(base: Recipe) -> Iterator[Recipe]:
     T, S = base.T, base.S
     for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
         yield replace(base, T=t, S=s)
-    for n in (61, 91):  # where last tiles of 8, 16, 32 and 64 begin is not the same
+    for n in (61, 109):  # where last tiles of 8, 16, 32 and 64 begin is not the same
         yield replace(base, T=n)
         yield replace(base, S=n)
     for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 5):
