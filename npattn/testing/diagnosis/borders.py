@@ -101,7 +101,8 @@ class Neighbours:
         heads = {} if base.lead is None or {"H", "K"} & set(space.sizes) else FEW
         domains: dict[str, Sequence[int]] = {**heads}
         for x in "TSDE":
-            domains[x] = range(1, max(LONGEST, 2 * getattr(base, x)))
+            size = getattr(base, x)
+            domains[x] = range(min(size, 1), max(LONGEST, 2 * size))
             if x in "DE" and "D % 8" not in space.structure:
                 domains[x] = range(8, LONGEST, 8)
         for name, own in (("T != S", "T"), ("E != D", "E")):

@@ -18,6 +18,8 @@ from npattn.problem.arrays import Array
 
 SIZES = "BHKTSDEG"
 LENGTH = {"t": "T", "s": "S", "d": "D", "e": "E", "h": "H", "b": "B"}
+CONFUSED = {"t": "S", "s": "T", "d": "E", "e": "D", "h": "K"}
+"""Lengths that a kernel takes for that of the index; others are no place: h ≥ D says D = 0."""
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 MOST = 3000
 """Elements of each kind that are taken from one problem."""
@@ -94,6 +96,8 @@ class Where(NamedTuple):
     def errors_on(self, samples: Sequence[Sample]) -> float:
         """Return the share of elements of other problems on which it is mistaken."""
         table = Table(samples)
+        if not len(table.y):
+            return 0.0
         holds = np.ones(len(table.y), bool)
         for atom in self.atoms:
             holds = holds & atom.holds(table)
@@ -244,10 +248,9 @@ def _along(table: Table, x: str) -> Iterator[Atom]:
     if len(above):
         for n in {high + 1, *_bounds(high + 1, int(above.min()) + 1)}:
             yield Atom(f"{x} < {n}", _round(n), lambda t, n=n: t[x] < n)
-    for other in SIZES:
-        if other != length and other != "B" and x != "b":
-            yield Atom(f"{x} ≥ {other}", 1.2, lambda t, n=other: t[x] >= t[n])
-            yield Atom(f"{x} < {other}", 1.4, lambda t, n=other: t[x] < t[n])
+    if other := CONFUSED.get(x):
+        yield Atom(f"{x} ≥ {other}", 1.2, lambda t: t[x] >= t[other])
+        yield Atom(f"{x} < {other}", 1.4, lambda t: t[x] < t[other])
     if x in "ts":
         a, b = ("S", "T") if x == "s" else ("T", "S")
         yield Atom(f"{x} ≥ {a} − {b}", 1.4, lambda t: t[x] >= t[a] - t[b])

@@ -109,6 +109,8 @@ def _failure_text(record: Record, outcome: Outcome) -> str:
     cause = next((c for c in causes if c.explains(outcome)), None)
     lines = [] if cause is None else [" ".join(cause.text.split())]
     told = escape_controls(outcome.message).splitlines()
+    if lines and outcome.rule == "structure":  # whose message begins with what was asked: D = 0
+        lines[0] = f"{told[0].partition(':')[0]}: {lines[0]}"
     lines += told[:TOLD] + [f"… and {len(told) - TOLD} lines more"] * (len(told) > TOLD)
     if contrast := FailureGroup(cause, (outcome,)).contrast:
         lines.append(contrast)

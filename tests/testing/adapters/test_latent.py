@@ -12,7 +12,7 @@ from npattn.oracle.api import backward, forward  # noqa: E402
 from npattn.problem import Cotangents  # noqa: E402
 from npattn.testing import Implementation, Recipe, check  # noqa: E402
 from npattn.testing.adapters.base import ImplementationError, NotAsked, ResultError  # noqa: E402
-from npattn.testing.adapters.on_device import results_on_device  # noqa: E402
+from npattn.testing.device.judging import results_on_device  # noqa: E402
 from tests.testing import latent_kernels as kernels  # noqa: E402
 
 AGREEMENT = ("agreement",)

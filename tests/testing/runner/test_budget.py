@@ -9,6 +9,7 @@ import pytest
 
 from npattn.errors import OptionError
 from npattn.testing import check
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.report.outcome import OUT_OF_TIME, Outcome
 from npattn.testing.runner import rounds, search
 from npattn.testing.runner.rounds import Judge, Round
@@ -102,7 +103,7 @@ def test_a_budget_is_a_number_of_seconds(budget):
 def test_a_sweep_ends_with_the_budget(clock, monkeypatch):
     sweep = pytest.importorskip("npattn.testing.device.sweep")
     one = object.__new__(sweep.Sweep)
-    vars(one).update(trial=trial_of(), progress=lambda *_: None, deadline=7)
+    vars(one).update(trial=trial_of(), progress=lambda *_: None, deadline=7, powers={})
     monkeypatch.setattr(sweep, "time", sys.modules[check.__module__].time)
     monkeypatch.setattr(sweep.Asked, "of", lambda _: sweep.Asked())
 
@@ -111,8 +112,9 @@ def test_a_sweep_ends_with_the_budget(clock, monkeypatch):
         return 0.5, None
 
     one._judge_within_memory = judge
-    assert one._judge_all("sweep", iter(range(11)), 11).examples == 3  # at 0, 3 and 6 seconds
-    late = one._judge_all("long", iter(range(11)), 11)
+    recipes = [Recipe(lead=(2,), H=3, K=3, T=5, S=7, D=11, E=13, dtype="float32")] * 11
+    assert one._judge_all("sweep", iter(recipes), 11).examples == 3  # at 0, 3 and 6 seconds
+    late = one._judge_all("long", iter(recipes), 11)
     assert (late.status, late.message) == ("not applicable", OUT_OF_TIME)
 
 

@@ -47,7 +47,7 @@ def storage_variance(x: Array, unit: StorageCost) -> Array:
         return np.zeros_like(x)
     # Of a float64, its exponent alone is the power of 2 below it; what is a little less than a
     # power may be stored as that.
-    power = ((x * (1 + 2.0**-40)).view(np.uint64) & EXPONENT).view(float)
+    power = ((x * np.float64(1 + 2.0**-40)).view(np.uint64) & EXPONENT).view(float)
     power *= unit.u
     power *= power
     power += unit.eta**2
