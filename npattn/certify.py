@@ -161,8 +161,8 @@ class _ForwardBounds:
             moved = a / c + 4 * u * abs(x) + TINY
             # The logarithm of the slope has the derivative −2 tanh.
             change = np.expm1(2 * moved * np.minimum(abs(tanh) + moved, 1))
-            own = 8 * (u + self.e) * (1.0 if self.pairs is None else self.slope)
-            self.slope_error = np.minimum(self.slope * change, 1) + own + TINY
+            rounding = 8 * (u + self.e) * (1.0 if self.pairs is None else self.slope)
+            self.slope_error = np.minimum(self.slope * change, 1) + rounding + TINY
             a = a * np.minimum(1, self.slope * (1 + change))
             a = a + 4 * (u + self.e) * abs(c * tanh) + 2 * (c + 1) * TINY
             s = c * tanh
@@ -183,8 +183,8 @@ class _ForwardBounds:
         if problem.sinks is not None:
             top = np.maximum(top, problem.sinks.astype(np.float64)[:, None, None])
         top = np.where(np.isneginf(top), 0, top)
-        own = np.where(self.live, self.a + u * (abs(self.s - top) + 2) + self.e, 0)
-        changed = np.where(self.live, (self.p + TINY) * np.expm1(own), 0).sum(-1, keepdims=True)
+        error = np.where(self.live, self.a + u * (abs(self.s - top) + 2) + self.e, 0)
+        changed = np.where(self.live, (self.p + TINY) * np.expm1(error), 0).sum(-1, keepdims=True)
         own_sink: Any = 0.0
         if self.p_sink is not None and problem.sinks is not None:
             sinks = problem.sinks.astype(np.float64)[:, None, None]
@@ -193,7 +193,7 @@ class _ForwardBounds:
         # The sum of a row is off by a factor between 1 / (1 + changed) and 1 / (1 − changed).
         common = changed / (1 - changed) + (problem.S + 4) * u
         self.unknown = self.unknown | ~(changed < 0.25) | ~(abs(top) <= LARGE)
-        e_p = (self.p + TINY) * np.expm1(own + common) + TINY
+        e_p = (self.p + TINY) * np.expm1(error + common) + TINY
         self.e_p = np.where(self.live, e_p, 0)
         if self.p_sink is not None:
             self.e_sink = (self.p_sink + TINY) * np.expm1(own_sink + common) + TINY
@@ -312,13 +312,15 @@ class _ForwardBounds:
             g, g_sink = (x.nearest for x in extended.less_mean(pair, r.p, r.p_sink))
         far = np.where(live, abs(left) + off + 2 * error + u * (abs(y) + abs(shift)), 0)
         far_sink = abs(shift) + off
-        own = error + u * far
+        error_of_row = error + u * far
         mean = (p * far).sum(-1, keepdims=True)
-        common = (self.e_p * (far + own) + p * (own + (S + 3) * u * far)).sum(-1, keepdims=True)
+        common = (self.e_p * (far + error_of_row) + p * (error_of_row + (S + 3) * u * far)).sum(
+            -1, keepdims=True
+        )
         if self.p_sink is not None:
             mean = mean + self.p_sink * far_sink
             common = common + (self.e_sink + (S + 3) * u * self.p_sink) * far_sink
         common = common + (S + 2) * TINY
         too_large = (live & ~(size <= LARGE)).any(-1, keepdims=True)
         e_sink = common + u * (far_sink + mean)
-        return g, own + common + u * (far + mean), g_sink, e_sink, too_large
+        return g, error_of_row + common + u * (far + mean), g_sink, e_sink, too_large

@@ -144,8 +144,8 @@ def quantize(
     if np.dtype(dtype) == np.int8 and np.isnan(scaled).any():
         raise OptionError("x has NaN, which int8 has not")
     bounded = np.clip(scaled, -top, top)
-    whole = np.rint(bounded) if np.dtype(dtype) == np.int8 else bounded
-    return Quantized(cast(whole, dtype), np.asarray(descale))
+    rounded = np.rint(bounded) if np.dtype(dtype) == np.int8 else bounded
+    return Quantized(cast(rounded, dtype), np.asarray(descale))
 
 
 @reject_unknown_options

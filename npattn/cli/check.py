@@ -352,14 +352,14 @@ def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[.
 
     refuse_beside_cluster(*ALONE)
     calls = {name: value for name, value in given.items() if value not in (None, "auto")}
-    own = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}
+    limits_of_unit = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}
 
     def check_on_cluster(implementation: Implementation, **arguments: Any) -> Report:
         for name in ("sweep", "budget", "journal", "processes", "fail_fast"):
             arguments.pop(name)  # they are not given: they are refused beside --cluster
         with open_cluster(where) as (executor, width):
             return check_in_units(
-                implementation, executor, width, calls=calls, limits=own, **arguments
+                implementation, executor, width, calls=calls, limits=limits_of_unit, **arguments
             )
 
     return check_on_cluster

@@ -81,10 +81,10 @@ def explain(rule: str) -> list[Explanation]:
         where = "a level of rules: npattn list rules"
         found.append(_explanation(rule, where, dict(LEVELS)[rule]))
     if rule in MODULE_RULES:
-        own = MODULE_RULES[rule]
-        where = f"npattn check TARGET --module; semantics {own.semantics}; level {own.level}"
-        where = f"of modules: {where}"
-        found.append(_explanation(rule, where, own.about))
+        module_rule = MODULE_RULES[rule]
+        where = f"of modules: npattn check TARGET --module; semantics {module_rule.semantics}; "
+        where += f"level {module_rule.level}"
+        found.append(_explanation(rule, where, module_rule.about))
     if found and not any(name.startswith(rule) for name in PROPERTIES):
         return found
     for one in choose_rules([rule]):

@@ -55,20 +55,20 @@ def add_flags(*names: str, **changes: dict[str, Any]) -> Callable[[F], F]:
 
     def decorate(command: F) -> F:
         for name in reversed(chosen):
-            own, one = known[name]
+            spec, one = known[name]
             change = dict(changes.get(name, {}))
             default = change.pop("value", None)
-            command = _add_flag(command, name, own, replace(one, **change), default)
+            command = _add_flag(command, name, spec, replace(one, **change), default)
         return command
 
     return decorate
 
 
-def _add_flag(command: F, name: str, own: Field[Any], one: SettingOption, default: Any) -> F:
+def _add_flag(command: F, name: str, spec: Field[Any], one: SettingOption, default: Any) -> F:
     """Add a flag; without a default None says that it is not given."""
-    words = describe_flag(one, own.default if default is None else default)
+    words = describe_flag(one, spec.default if default is None else default)
     details: dict[str, Any] = {"help": words, "group": one.group}
-    if own.type == "bool":
+    if spec.type == "bool":
         details["is_flag"] = True
     else:
         details |= {"metavar": one.metavar, "multiple": one.multiple, "default": default}
@@ -78,7 +78,7 @@ def _add_flag(command: F, name: str, own: Field[Any], one: SettingOption, defaul
             details["type"] = click.IntRange(one.least)
         elif one.path is not None:
             details["type"] = click.Path(exists=one.path == "old", dir_okay=False)
-        elif own.type == "float | None" and one.parse is None:
+        elif spec.type == "float | None" and one.parse is None:
             details["type"] = click.FloatRange(0, min_open=True)
     parse = one.parse or (lambda value: value)
     if name in OF_FLAGS:

@@ -40,7 +40,7 @@ def open_target(
     spare : Connection, optional
         A worker's process that waits for this target.
     """
-    own = {n: given[n] for n in OF_IMPLEMENTATION if given.get(n) is not None}
+    settings = {n: given[n] for n in OF_IMPLEMENTATION if given.get(n) is not None}
     command, envs, device = given.get("worker"), given.get("envs"), given.get("device")
     target = target or (DEFAULT_TARGET if command is None else None)
     here = "--in-process" if given.get("in_process") else "--sweep" if given.get("sweep") else ""
@@ -55,12 +55,12 @@ def open_target(
             python=None if envs is None else _python_in(envs, target),
             alone=given.get("processes", 1) == 1,
             spare=spare,
-            **own,
+            **settings,
         )
     if beside := given_flags(*OF_WORKER):
         raise OptionError(f"{' and '.join(beside)} need a worker, and {here} calls TARGET here")
     with report_import_errors():
-        implementation = load_implementation(target or DEFAULT_TARGET, **own)
+        implementation = load_implementation(target or DEFAULT_TARGET, **settings)
     if device is not None:
         implementation.on(device)
     return implementation

@@ -88,14 +88,14 @@ class Call:
 
     def _write_lse(self, lse: Array) -> Array:
         """Return lse in its base, with what an empty row has."""
-        own = self.terms.conventions
-        lse = lse / lse.dtype.type(math.log(2)) if own.lse_base == "2" else lse
-        return np.where(lse == -np.inf, lse.dtype.type(own.lse_empty), lse)
+        conventions = self.terms.conventions
+        lse = lse / lse.dtype.type(math.log(2)) if conventions.lse_base == "2" else lse
+        return np.where(lse == -np.inf, lse.dtype.type(conventions.lse_empty), lse)
 
     def _read_lse(self, lse: Array) -> Array:
-        own = self.terms.conventions
-        lse = np.where(lse == lse.dtype.type(own.lse_empty), lse.dtype.type(-np.inf), lse)
-        return lse * lse.dtype.type(math.log(2)) if own.lse_base == "2" else lse
+        conventions = self.terms.conventions
+        lse = np.where(lse == lse.dtype.type(conventions.lse_empty), lse.dtype.type(-np.inf), lse)
+        return lse * lse.dtype.type(math.log(2)) if conventions.lse_base == "2" else lse
 
     def _fill_empty_rows(self, results: dict[str, Array], v: Array) -> dict[str, Array]:
         """Give rows without a visible key what the conventions say of them."""

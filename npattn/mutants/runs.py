@@ -190,13 +190,13 @@ def _start(
     code = 1
     try:
         os.setsid()
-        own = folder / f"{os.getpid()}"
-        output = os.open(f"{own}.txt", os.O_WRONLY | os.O_CREAT)
+        stem = folder / f"{os.getpid()}"
+        output = os.open(f"{stem}.txt", os.O_WRONLY | os.O_CREAT)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        code = _run_here(patch, command, runner, own)
+        code = _run_here(patch, command, runner, stem)
     except SystemExit as err:
         code = int(err.code not in (0, None))
     except BaseException:  # noqa: BLE001  of a script: it is its verdict
@@ -208,11 +208,11 @@ def _start(
 
 
 def _run_here(
-    patch: Patch, command: Sequence[str], runner: Callable[[], int] | None, own: Path
+    patch: Patch, command: Sequence[str], runner: Callable[[], int] | None, stem: Path
 ) -> int:
     if runner is None:
-        own.with_suffix(".pickle").write_bytes(pickle.dumps(patch))
-        os.environ[VARIABLE] = str(own.with_suffix(".pickle"))
+        stem.with_suffix(".pickle").write_bytes(pickle.dumps(patch))
+        os.environ[VARIABLE] = str(stem.with_suffix(".pickle"))
         options = os.environ.get("PYTEST_ADDOPTS", "")
         os.environ["PYTEST_ADDOPTS"] = f"{options} -x -p npattn.mutants.patch"
         os.execvp(command[0], [*command])

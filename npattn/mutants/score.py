@@ -106,7 +106,7 @@ class Score:
         names: dict[str, list[str]] = {}
         for name in self.runs:
             names.setdefault(MISTAKES[name].family, []).append(name)
-        return {family: self.count(own) for family, own in names.items()}
+        return {family: self.count(of_family) for family, of_family in names.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -239,11 +239,11 @@ def score(
         _check_green(green, f"{spec} itself", command, progress)
         for module in green.record["modules"]:  # once, for all forks
             import_module(module)
-        own: dict[str, Any] = {"layout": layout, "rename": rename, "dtype": dtype}
-        own |= {"beside": tuple(green.record["beside"]), "change": conventions}
-        own |= {"sizes": green.record["sizes"]}
+        settings: dict[str, Any] = {"layout": layout, "rename": rename, "dtype": dtype}
+        settings |= {"beside": tuple(green.record["beside"]), "change": conventions}
+        settings |= {"sizes": green.record["sizes"]}
         with ProcessPoolExecutor(1, get_context("fork")) as executor:
-            subject = executor.submit(_inspect, spec, own).result()
+            subject = executor.submit(_inspect, spec, settings).result()
         terms = subject.terms
         ((_, right),) = run([Patch(spec, terms, RIGHT, f"{folder}/right")], timeout, 1)
         meant = write_conventions(terms.conventions)
@@ -317,9 +317,9 @@ def _find_reason(output: str) -> str:
     return (telling or lines or [""])[-1]
 
 
-def _inspect(spec: str, own: Mapping[str, Any]) -> Subject:
+def _inspect(spec: str, settings: Mapping[str, Any]) -> Subject:
     """Inspect the function in a process of its own: threads of torch do not survive a fork."""
-    return inspect_function(load_callable(spec), spec, **own)
+    return inspect_function(load_callable(spec), spec, **settings)
 
 
 def _find(subject: Subject, names: Sequence[str]) -> dict[str, Witness | None]:

@@ -55,12 +55,12 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
             arguments |= more if kind is inspect.Parameter.VAR_KEYWORD else {}
         (_, q), (_, k), (_, v), *rest = arguments.items()
         options = terms.options(dict(rest), defaults)
-        own = instance
+        mutant = instance
         if isinstance(options.get("causal"), str):  # a string says the alignment
-            own, options["causal"] = copy(instance), True
-            own.alignment = bound.arguments[terms.signature.names["causal"]]
+            mutant, options["causal"] = copy(instance), True
+            mutant.alignment = bound.arguments[terms.signature.names["causal"]]
         heads_last = terms.layout == "BTHD" and q.ndim == 4
-        call = Call(own, options, terms, heads_last)
+        call = Call(mutant, options, terms, heads_last)
         if hasattr(q, "detach"):
             from npattn.mutants.tensors import call_on_tensors
 

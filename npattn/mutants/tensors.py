@@ -48,8 +48,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         named = dict(zip(ctx.results, map(to_numpy, cotangents), strict=True))
         gradients = ctx.call.backward(ctx.qkv, ctx.results, named)
-        own = [gradients.get(n) for n in ctx.names]
-        found = [None if x is None else _tensor(x, ctx.device) for x in own]
+        grads = [gradients.get(n) for n in ctx.names]
+        found = [None if x is None else _tensor(x, ctx.device) for x in grads]
         shaped = [
             x if x is None or x.numel() != shape.numel() else x.reshape(shape)  # a gate of heads
             for x, shape in zip(found, ctx.shapes, strict=True)

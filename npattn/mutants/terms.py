@@ -122,8 +122,10 @@ def find_axes(sizes: Mapping[str, Sequence[int]], layout: str) -> tuple[int, ...
         return AXES
     at = {"BHTD": (1, 2), "BTHD": (2, 1)}[layout]
     (batch, heads, rows), keys = (sizes["q"][i] for i in (0, *at)), sizes["k"][at[1]]
-    own = (batch, heads, rows, keys)
-    fits = [p for p in permutations(AXES) if tuple(own[i] for i in p) == tuple(sizes["weights"])]
+    lengths = (batch, heads, rows, keys)
+    fits = [
+        p for p in permutations(AXES) if tuple(lengths[i] for i in p) == tuple(sizes["weights"])
+    ]
     return min(fits, key=lambda p: (p != AXES, p.index(2) > p.index(3), p), default=AXES)
 
 

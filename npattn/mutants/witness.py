@@ -90,9 +90,9 @@ class Subject:
 
     def implement(self, mistake: Mistake | None) -> Implementation:
         """Return a mistake in the place of the function; None for attention that is right."""
-        own = {"rename": self.rename, "layout": self.terms.layout, "framework": self.framework}
+        settings = {"rename": self.rename, "layout": self.terms.layout, "framework": self.framework}
         return implement(
-            stand_in(self.f, self.terms, mistake), self.terms.beside, self.terms.axes, **own
+            stand_in(self.f, self.terms, mistake), self.terms.beside, self.terms.axes, **settings
         )
 
     @cached_property
@@ -100,10 +100,10 @@ class Subject:
         """Recipes from the simplest to the largest, with the right results."""
         cases = Pools(self.space).cases(0, EXAMPLES)
         recipes = sorted(islice(cases, EXAMPLES), key=_size)
-        own, right = self.terms.conventions, self.implement(None)
+        conventions, right = self.terms.conventions, self.implement(None)
         found = []
         for recipe in recipes:
-            problem = recipe.problem(own.causal, own.mask_true)
+            problem = recipe.problem(conventions.causal, conventions.mask_true)
             cotangents = recipe.cotangents(problem, lse=False)  # that of an empty row is free
             found.append((recipe, problem, cotangents, self.evaluate(right, problem, cotangents)))
         return found
@@ -145,9 +145,11 @@ class Subject:
             return True
 
     def _agree(self, got: Mapping[str, Any], problem: Problem, given: Cotangents | None) -> bool:
-        own = self.terms.conventions
+        conventions = self.terms.conventions
         dout = None if given is None else given.dout
-        return all(c.passed for c in compare(dict(got), problem, dout=dout, conventions=own))
+        return all(
+            c.passed for c in compare(dict(got), problem, dout=dout, conventions=conventions)
+        )
 
     @cached_property
     def rules(self) -> list[Property]:
@@ -176,8 +178,8 @@ class Subject:
         """Return the source of the test of a problem or a rule."""
         module, _, name = self.spec.partition(":")
         signature, conventions = self.terms.signature, self.terms.conventions
-        own = write_conventions(conventions)
-        said = [] if own == "npattn.Conventions()" else ["conventions=conventions"]
+        text = write_conventions(conventions)
+        said = [] if text == "npattn.Conventions()" else ["conventions=conventions"]
         words, rename = [name], dict(self.rename)
         if self.terms.beside:  # whose parameters a lambda does not have
             words = [f"lambda *args, **kwargs: {name}(*args, **kwargs)[0]"]
@@ -187,7 +189,7 @@ class Subject:
         words += [f"layout={self.terms.layout!r}"] if self.terms.layout != "BHTD" else []
         lines = [f'"""{mistake.sentence}"""']
         lines += [f"f = npattn.testing.Implementation({', '.join(words)})"]
-        lines += [f"conventions = {own}"] if said else []
+        lines += [f"conventions = {text}"] if said else []
         if recipe is None:
             asked = ", ".join(["f", f'only="{rule}"', "examples=20", *said])
             lines += [f"report = npattn.testing.check({asked})"]
@@ -210,11 +212,11 @@ class Subject:
 
 
 def implement(
-    f: Callable[..., Any], beside: Sequence[str], axes: tuple[int, ...] = AXES, **own: Any
+    f: Callable[..., Any], beside: Sequence[str], axes: tuple[int, ...] = AXES, **settings: Any
 ) -> Implementation:
     """Return a function as an implementation: o alone where no more is asked, weights in order."""
     if not beside and axes == AXES:
-        return Implementation(f, **own)
+        return Implementation(f, **settings)
     back = tuple(int(i) for i in np.argsort(axes))
 
     @functools.wraps(f)
@@ -230,7 +232,7 @@ def implement(
         ]
         return (o, *found)
 
-    return Implementation(call_in_order, **own)
+    return Implementation(call_in_order, **settings)
 
 
 def inspect_function(
@@ -269,15 +271,15 @@ def inspect_function(
         raise OptionError(f"mistakes take arrays of NumPy or torch, not of {made.framework.name}")
     candidates = []
     for one in ("BHTD", "BTHD") if layout is None else (layout,):
-        own = {"layout": one, "rename": rename, "framework": made.framework.name}
-        candidates.append(implement(f, beside, find_axes(sizes or {}, one), **own))
+        settings = {"layout": one, "rename": rename, "framework": made.framework.name}
+        candidates.append(implement(f, beside, find_axes(sizes or {}, one), **settings))
     found = fingerprint_first(candidates, dtype=dtype)
     conventions = found.conventions if change is None else change(found.conventions)
     tiled = conventions.kv_head == "tile"
     conventions, left = translate(conventions)
     axes = find_axes(sizes or {}, found.layout)
     terms = Terms(made.signature, conventions, found.layout, beside, axes)
-    made = implement(f, beside, axes, **own | {"layout": found.layout})
+    made = implement(f, beside, axes, **settings | {"layout": found.layout})
     features = made.features - {"score_mod"} - left
     space = Space(features=features, dtype=dtype)
     model = Rounding.undeclared(dtype)

@@ -276,10 +276,10 @@ def _narrow(value: Any, dtype: str | None) -> Array:
     array = to_numpy(value)
     if dtype is None:
         return array
-    own = np.dtype(dtype)
+    narrow = np.dtype(dtype)
     if array.dtype == np.uint16:
-        return array.view(own)
-    return cast(array, own) if array.dtype.kind == "f" and _holds(array, own) else array
+        return array.view(narrow)
+    return cast(array, narrow) if array.dtype.kind == "f" and _holds(array, narrow) else array
 
 
 def _holds(array: Array, dtype: np.dtype[Any]) -> bool:

@@ -120,8 +120,8 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
     from npattn.testing.reference.check import check_reference  # slow to load, and seldom needed
 
     beside = [
-        name for name, (own, _) in options(Settings).items()
-        if name not in OF_REFERENCE and getattr(settings, name) not in (own.default, None)
+        name for name, (spec, _) in options(Settings).items()
+        if name not in OF_REFERENCE and getattr(settings, name) not in (spec.default, None)
     ]  # fmt: skip
     if beside:
         raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
@@ -185,9 +185,13 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     judges: list[Judge] = []
     for dtype, model in zip(s.dtypes, models, strict=True):
         first_calls = () if judges else implementation.first_calls
-        own = replace(space, dtype=dtype)
+        space_of_dtype = replace(space, dtype=dtype)
         trial = Trial(
-            implementation, implementation.conventions, model, own, first_calls=first_calls
+            implementation,
+            implementation.conventions,
+            model,
+            space_of_dtype,
+            first_calls=first_calls,
         )
         judge = Judge(
             trial,
@@ -257,10 +261,10 @@ def _begin(journal: Journal, implementation: Implementation, question: dict[str,
 
 def _read(f: Callable[..., Any] | Implementation, settings: Settings) -> Implementation:
     """Return `f` as an implementation, where it is called; nothing may be said of one twice."""
-    own = {name: getattr(settings, name) for name in OF_IMPLEMENTATION}
+    settings_of_function = {name: getattr(settings, name) for name in OF_IMPLEMENTATION}
     if not isinstance(f, Implementation):
-        f = Implementation(f, **own)
-    elif beside := [n for n, value in own.items() if value not in (None, "auto")]:
+        f = Implementation(f, **settings_of_function)
+    elif beside := [n for n, value in settings_of_function.items() if value not in (None, "auto")]:
         raise OptionError(
             f"got {', '.join(beside)} beside an Implementation: pass it to "
             "Implementation(f, ...) instead"
@@ -420,7 +424,7 @@ def _ask_more(
 def _explain(plan: _Plan, answers: _Answers) -> None:
     """Find the causes of what failed."""
     answers.left = "the causes"
-    known = [outcome for _, own in answers.judged for outcome in own]
+    known = [outcome for _, outcomes in answers.judged for outcome in outcomes]
     bad = any(outcome.failed or outcome.status == "suspect" for outcome in known)
     if not plan.settings.diagnosis or not bad:
         return
@@ -444,7 +448,7 @@ def _explain(plan: _Plan, answers: _Answers) -> None:
 def _find_way_out(plan: _Plan, answers: _Answers) -> None:
     """Find settings with which problems are taken, if none was, or few were."""
     trials = [trial for trial, _ in answers.judged]
-    ended = any(outcome.has_ended for _, own in answers.judged for outcome in own)
+    ended = any(outcome.has_ended for _, outcomes in answers.judged for outcome in outcomes)
     if not trials or ended:
         return
     few = {}
@@ -504,7 +508,9 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
     settings, implementation, rounds = plan.settings, plan.implementation, answers.rounds
     if not answers.judged:
         answers.collect(implementation)
-    outcomes = answers.explained or [o for _, own in answers.judged for o in own]
+    outcomes = answers.explained or [
+        o for _, outcomes_of_unit in answers.judged for o in outcomes_of_unit
+    ]
     by_dtype = {done.judge.trial.space.dtype: done for done in rounds}
     refused = [f"{d}: {line}" for d, done in by_dtype.items() for line in done.judge.refused]
     behaves = {d: done.behaves for d, done in by_dtype.items() if done.behaves}
@@ -567,9 +573,9 @@ def _limits(plan: _Plan, rounds: Mapping[str, Round]) -> tuple[str, str]:
     found = {d: describe_limits(done.judge.trial.space, sizes) for d, done in rounds.items()}
     sides = []
     for texts in zip(*found.values(), strict=True):
-        own = {d: text for d, text in zip(found, texts, strict=True) if text}
+        by_dtype = {d: text for d, text in zip(found, texts, strict=True) if text}
         alike = len({*texts}) == 1
-        sides.append(texts[0] if alike else "; ".join(f"{d}: {x}" for d, x in own.items()))
+        sides.append(texts[0] if alike else "; ".join(f"{d}: {x}" for d, x in by_dtype.items()))
     taken, refused = sides or ("", "")
     return taken, refused
 

@@ -33,8 +33,8 @@ def parse_seed(text: str | None) -> int | None:
 def parse_processes(text: str) -> int:
     """Parse a number of processes; "auto" is as many as there are cores."""
     if text == "auto":
-        own = getattr(os, "sched_getaffinity", None)  # of a container or a batch job
-        return len(own(0)) if own is not None else os.cpu_count() or 1
+        affinity = getattr(os, "sched_getaffinity", None)  # of a container or a batch job
+        return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     if not text.isdigit() or not int(text):
         raise OptionError(f"--processes is {text!r}, must be a number from 1 on, or auto")
     return int(text)
@@ -130,11 +130,11 @@ class Multiples(tuple[int, ...]):
 
     def __new__(cls, of: int) -> Multiples:
         most = max(2 * of, 192)
-        own = super().__new__(
+        multiples = super().__new__(
             cls, (of * k for k in (1, 1, 1, 1, 2, 1, 1, 1, 3, 5, 9) if of * k <= most)
         )
-        own.of = of
-        return own
+        multiples.of = of
+        return multiples
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return (self.of,)

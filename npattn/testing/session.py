@@ -152,15 +152,15 @@ class Session:
             if time.monotonic() > deadline:
                 raise KeyboardInterrupt
 
-        own = dict(self.settings)
-        if self.untrusted and not own.get("must"):
-            own["must"] = name_everything(implementation)
+        settings = dict(self.settings)
+        if self.untrusted and not settings.get("must"):
+            settings["must"] = name_everything(implementation)
         left = (deadline - time.monotonic()) * (1 - LAST)
-        own |= {"budget": max(left, 0.01), "goes_on": False, "progress": stop_at_deadline}
+        settings |= {"budget": max(left, 0.01), "goes_on": False, "progress": stop_at_deadline}
         try:
             if waits:
                 self.spare = target, implementation.worker.start_spare()
-            return check(implementation, **own)
+            return check(implementation, **settings)
         except KeyboardInterrupt as err:
             if time.monotonic() <= deadline or not hasattr(err, "report"):  # of the user
                 raise

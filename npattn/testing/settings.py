@@ -427,8 +427,10 @@ def takes_settings(
         functools.update_wrapper(check, judge)
         del vars(check)["__wrapped__"]  # it has another signature
         first, *_ = inspect.signature(judge).parameters.values()
-        own = inspect.signature(settings)
-        signature = own.replace(parameters=[first, *own.parameters.values()])
+        signature_of_settings = inspect.signature(settings)
+        signature = signature_of_settings.replace(
+            parameters=[first, *signature_of_settings.parameters.values()]
+        )
         vars(check)["__signature__"] = signature.replace(return_annotation="Report")
         before, returns, after = (judge.__doc__ or "").partition("    Returns\n")
         check.__doc__ = before.rstrip() + "\n" + _describe_in_python() + "\n" + returns + after
@@ -440,13 +442,13 @@ def takes_settings(
 def _describe_in_python() -> str:
     """Return the settings as entries of a docstring."""
     lines = []
-    for name, (own, one) in options(Settings).items():
+    for name, (spec, one) in options(Settings).items():
         kind = one.kind or "{" + ", ".join(f'"{x}"' for x in one.choices) + "}"
-        kind = kind if kind != "{}" else str(own.type)
-        if own.default in (None, ()) or one.default:
+        kind = kind if kind != "{}" else str(spec.type)
+        if spec.default in (None, ()) or one.default:
             kind += ", optional"
-        elif own.default is not False:
-            kind += f", default {own.default!r}"
+        elif spec.default is not False:
+            kind += f", default {spec.default!r}"
         default = f"Default: {one.default}." if one.default else ""
         text = " ".join(x for x in (one.help, one.more, default) if x)
         indented = textwrap.fill(

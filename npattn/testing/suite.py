@@ -199,7 +199,7 @@ class Judged:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
                 known = json.loads(path.read_text("utf-8"))
-                return {name: Verdict(**own) for name, own in known.items()}
+                return {name: Verdict(**fields) for name, fields in known.items()}
             lock.seek(0)
             if lock.read():
                 return self._fail_all(ENDED)
@@ -287,8 +287,8 @@ def improve(report: pytest.TestReport, item: pytest.Function) -> None:
 
 def generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize a marked test with its rules; what is not legal is an error of collection."""
-    own = any(mark.name == "npattn" for mark in metafunc.definition.own_markers)
-    if not own and "rule" not in metafunc.fixturenames:
+    marked = any(mark.name == "npattn" for mark in metafunc.definition.own_markers)
+    if not marked and "rule" not in metafunc.fixturenames:
         return  # another test of a class that is marked
     wrong = ""
     try:
@@ -325,8 +325,8 @@ def _read(metafunc: pytest.Metafunc) -> Judged:
         f, given = _load(target, given)
     settings = Settings(**given)
     if dtypes and settings.expect:
-        own = {name: why for name, why in settings.expect.items() if _is_of(name, dtypes)}
-        settings = replace(settings, expect=own)
+        reasons = {name: why for name, why in settings.expect.items() if _is_of(name, dtypes)}
+        settings = replace(settings, expect=reasons)
     return Judged(test.nodeid, f, settings, config)
 
 
@@ -359,6 +359,6 @@ def _load(target: str, given: Mapping[str, Any]) -> tuple[Implementation, dict[s
     if target in TARGETS:
         rest = {name: value for name, value in given.items() if name not in OF_FUNCTION}
         return load_implementation(target), rest
-    own = {n: given[n] for n in OF_IMPLEMENTATION if n in given and n != "backward"}
+    settings = {n: given[n] for n in OF_IMPLEMENTATION if n in given and n != "backward"}
     rest = {name: value for name, value in given.items() if name not in OF_IMPLEMENTATION}
-    return load_implementation(target, **own), rest
+    return load_implementation(target, **settings), rest

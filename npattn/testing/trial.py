@@ -206,8 +206,8 @@ class Trial:
         conventions = self.conventions
 
         def make() -> Problem:
-            own = self.translate(recipe).problem(conventions.alignment, conventions.mask_true)
-            return self.implementation.fit(own)
+            adapted = self.translate(recipe).problem(conventions.alignment, conventions.mask_true)
+            return self.implementation.fit(adapted)
 
         return self._remember(("problem", recipe), make)
 
@@ -259,8 +259,10 @@ class Trial:
         """Return the visible positions, broadcast to (..., H, T, S) (rank 2: (T, S))."""
         canonical = self._without_fill.canonical(problem)
         heads = () if problem.headless else (problem.H,)
-        whole = (*problem.lead, *heads, problem.T, problem.S)
-        return np.broadcast_to(True if canonical.visible is None else canonical.visible, whole)
+        scores_shape = (*problem.lead, *heads, problem.T, problem.S)
+        return np.broadcast_to(
+            True if canonical.visible is None else canonical.visible, scores_shape
+        )
 
     def empty(self, problem: Problem) -> Array:
         """Return the fully masked rows, (..., H, T); a score of −inf is not visible."""
@@ -477,13 +479,13 @@ class Trial:
         `queries` the number of queries of a longer problem, if this one has some of them.
         """
         dout, dlse, dweights = _float64(cotangents)
-        own = problem.q.dtype, self.rounding
+        setting = problem.q.dtype, self.rounding
         apart: Array | None = None  # error of out as a backward gets it
         if self.gradients and self.implementation.backward_gets_bytes:
             apart = self.deliver(problem, exact["o"])
         allowed = tolerance(
             problem,
-            *own,
+            *setting,
             dout=dout if self.gradients else None,
             dlse=dlse,
             dweights=dweights,
@@ -514,14 +516,14 @@ class Trial:
 
     def bounds(self, problem: Problem, o: Array) -> dict[str, Array]:
         """Return the worst case of o, whose exact values are given, of lse and of the weights."""
-        own = problem.q.dtype, self.rounding
-        limits = bounds(problem, *own, conventions=self.conventions)
+        setting = problem.q.dtype, self.rounding
+        limits = bounds(problem, *setting, conventions=self.conventions)
         return limits | {"o": self._deliver(problem, o, limits["o"])}
 
     def before_delivery(self, problem: Problem) -> Array:
         """Return the allowed error of o before it is rounded to 8 bits."""
-        own = problem.q.dtype, self.rounding
-        return tolerance(problem, *own, conventions=self.conventions)["o"]
+        setting = problem.q.dtype, self.rounding
+        return tolerance(problem, *setting, conventions=self.conventions)["o"]
 
     def deliver(self, problem: Problem, o: Array, descales: Array | None = None) -> Array:
         """Return the allowed error of o in 8 bits, by the descales of a call or others."""

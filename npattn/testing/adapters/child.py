@@ -436,8 +436,8 @@ class Torch(NumPy):
         grads: Any = [None] * len(leaves)
         if reached:
             outputs, given = [results[n] for n in reached], [cotangents[n] for n in reached]
-            own = list(leaves.values())
-            grads = self.torch.autograd.grad(outputs, own, given, allow_unused=True)
+            inputs = list(leaves.values())
+            grads = self.torch.autograd.grad(outputs, inputs, given, allow_unused=True)
         zeros = self.torch.zeros_like  # autograd returns None for zero
         return results, {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
 
@@ -695,16 +695,16 @@ def hash_files(*specs: str | None) -> str:
     homes = [spec.rpartition(":")[0] for spec in specs if spec]
     paths = [x if x.endswith(".py") else getattr(sys.modules.get(x), "__file__", x) for x in homes]
     files = [Path(path) for path in paths if path and Path(path).is_file()]
-    whole = b"".join(file.read_bytes() for file in files)
-    return hashlib.sha256(whole).hexdigest() if files else ""
+    contents = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(contents).hexdigest() if files else ""
 
 
 def list_own_files() -> list[str]:
     """Return the files of loaded modules that belong to no library: the user's own."""
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    own = {str(Path(path).absolute()) for path in loaded if isinstance(path, str)}
+    absolute = {str(Path(path).absolute()) for path in loaded if isinstance(path, str)}
     package = str(Path(__file__).absolute().parents[2])  # npattn, or nothing of it
-    return sorted(x for x in own if not x.startswith((*LIBRARIES, package)) and x != __file__)
+    return sorted(x for x in absolute if not x.startswith((*LIBRARIES, package)) and x != __file__)
 
 
 def import_module(home: str) -> ModuleType:
@@ -746,8 +746,10 @@ def is_installed(name: str, folder: Path) -> bool:
     """Return True if a module of this name is found outside `folder`."""
     elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     found = importlib.machinery.PathFinder.find_spec(name, elsewhere)
-    own = getattr(sys, "stdlib_module_names", sys.builtin_module_names)  # Python 3.9 has no list
-    return name in own or (found is not None and found.origin is not None)
+    standard = getattr(
+        sys, "stdlib_module_names", sys.builtin_module_names
+    )  # Python 3.9 has no list
+    return name in standard or (found is not None and found.origin is not None)
 
 
 def as_json(value: Any) -> Any:
@@ -1067,12 +1069,12 @@ class Session:
         wanted = [int(n) for n in message["cotangents"]]
 
         def run(leaves: dict[str, Any]) -> dict[int, Any]:
-            own = {**arrays, **leaves}
+            inputs = {**arrays, **leaves}
             if message.get("slices"):  # no leaves, but results of an operation on them
                 leading = {x.get("array") for x in message["call"]["positional"]}
-                own = {n: x[...] if n in leading else x for n, x in own.items()}
+                inputs = {n: x[...] if n in leading else x for n, x in inputs.items()}
             with during("forward"):
-                value = self.call(self.f, message["call"], own)
+                value = self.call(self.f, message["call"], inputs)
                 check_count(value, message)
             return {n: pick(value, n) for n in wanted}
 
@@ -1234,8 +1236,8 @@ def read_versions(modules: Iterable[str]) -> dict[str, str]:
     for name in modules:
         if name in sys.modules:
             with contextlib.suppress(metadata.PackageNotFoundError):
-                own = getattr(sys.modules[name], "__version__", None)
-                versions[name] = str(own or metadata.version(name))
+                version = getattr(sys.modules[name], "__version__", None)
+                versions[name] = str(version or metadata.version(name))
     return versions
 
 
@@ -1260,20 +1262,22 @@ def format_exception_line(err: BaseException) -> str:
 
 def place_of(err: BaseException) -> str:
     """Return file:line of the last call in code of the user's own; "" if there is none."""
-    own = _own_frame(err)
-    return "" if own is None else f"{Path(own.tb_frame.f_code.co_filename).name}:{own.tb_lineno}"
+    frame = _own_frame(err)
+    return (
+        "" if frame is None else f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}"
+    )
 
 
 def _own_frame(err: BaseException) -> TracebackType | None:
     """Return the last entry of the traceback that is in code of the user's own."""
-    own, trace = None, err.__traceback__
+    innermost, trace = None, err.__traceback__
     while trace is not None:
         file, module = trace.tb_frame.f_code.co_filename, trace.tb_frame.f_globals.get("__name__")
         foreign = file.startswith(("<", *LIBRARIES)) or file == __file__
         if not foreign and str(module).partition(".")[0] != "npattn":
-            own = trace
+            innermost = trace
         trace = trace.tb_next
-    return own
+    return innermost
 
 
 def refusing_line(err: BaseException) -> str:
@@ -1282,13 +1286,13 @@ def refusing_line(err: BaseException) -> str:
     Then the innermost call is one of the user's own, and stands at a ``raise`` or an ``assert``:
     an exception of a library, or of a sum of arrays that do not fit, is no refusal.
     """
-    own = _own_frame(err)
-    if own is None or own.tb_next is not None:
+    frame = _own_frame(err)
+    if frame is None or frame.tb_next is not None:
         return ""
-    code = own.tb_frame.f_code
-    if dis.opname[code.co_code[own.tb_lasti]] != "RAISE_VARARGS":
+    code = frame.tb_frame.f_code
+    if dis.opname[code.co_code[frame.tb_lasti]] != "RAISE_VARARGS":
         return ""
-    return linecache.getline(code.co_filename, own.tb_lineno).strip() or "raise"
+    return linecache.getline(code.co_filename, frame.tb_lineno).strip() or "raise"
 
 
 def describe_error(err: BaseException) -> dict[str, Any]:

@@ -372,8 +372,8 @@ class Implementation(Passing, HostProcess):
         """
         with self._calling(problem, cotangents):
             request = self._request(problem, view, inputs)
-            own = self.give_cotangents(problem, cotangents, view) if given is None else given
-            request.add_cotangents(own)
+            arrays = self.give_cotangents(problem, cotangents, view) if given is None else given
+            request.add_cotangents(arrays)
             hold = before_reading is not None
             if self.backward is None:
                 value = request.autograd(self._leaves(request.inputs, bias_gradient), hold)

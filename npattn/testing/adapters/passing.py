@@ -192,7 +192,7 @@ class Passing:
         Where samples have lengths, hidden keys are where causal and windows do not count them.
         """
         mask_true = self.conventions.mask_true
-        return reduce(lambda own, form: form.fit(own, mask_true), self.forms, problem)
+        return reduce(lambda fitted, form: form.fit(fitted, mask_true), self.forms, problem)
 
     def inputs(self, problem: Problem, view: str = "contiguous") -> dict[str, Any]:
         """Return fresh, writable arrays of the framework, by npattn's names."""

@@ -359,7 +359,7 @@ def read_quantized(
             "o_descale: rename={theirs: 'descale of heads of k'} says what a parameter is"
         )
     rows = dict(rows or {})
-    blocks = [x for x, own in per.items() if own == "block"]
+    blocks = [x for x, kind in per.items() if kind == "block"]
     if sorted(rows) != sorted(blocks):
         raise OptionError(f"rows of blocks are {rows}, must be of {', '.join(blocks) or 'nothing'}")
     output = None

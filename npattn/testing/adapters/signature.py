@@ -84,7 +84,7 @@ class Signature:
             note = "top_left" if ours == ("causal",) and self.top_left else NOTES.get(meaning, "")
             if theirs != meaning and words:
                 phrases.append(f"{theirs} as {words}{note and f' ({note})'}")
-        phrases += [f"{ours} is {own} by default" for ours, own in self.defaults.items()]
+        phrases += [f"{ours} is {default} by default" for ours, default in self.defaults.items()]
         return tuple(phrases)
 
 

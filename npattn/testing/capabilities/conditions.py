@@ -98,20 +98,22 @@ class Asked:
         space = trial.space
         self.domains: dict[str, Sequence[int]] = {x: FEW if x in "BKG" else LENGTHS for x in SIZES}
         if not free:
-            self.domains |= {x: sorted({*own}) for x, own in space.sizes.items() if x in SIZES}
+            self.domains |= {
+                x: sorted({*letters}) for x, letters in space.sizes.items() if x in SIZES
+            }
             self.domains["G"] = FEW if "K < H" in space.structure else (1,)
         self.on = {name: self._value(name) for name in OPTION_FIELDS}
         self.ties: dict[str, str] = {}
-        own = letters_of(recipe)
+        letters = letters_of(recipe)
         for x, y, name in (("S", "T", "T != S"), ("E", "D", "E != D")):
-            apart = {**own, x: 2 * own[y]}
+            apart = {**letters, x: 2 * letters[y]}
             if name not in space.structure and not (free and self.refuses(apart) is False):
                 self.ties[x] = y
 
     def _value(self, name: str) -> Any:
-        own = getattr(self.recipe, name)
+        value = getattr(self.recipe, name)
         off = getattr(Recipe(), name)
-        return own if own != off else next(iter(values_of(self.trial.space, name)), off)
+        return value if value != off else next(iter(values_of(self.trial.space, name)), off)
 
     def sample_of(self, letters: Sample) -> dict[str, Any]:
         """Return the letters that may be changed: S is tied to T where both must be equal."""
@@ -179,6 +181,6 @@ def _values(space: Space, letter: str, part: str) -> tuple[int, ...]:
     """Return sizes for which a condition holds: those that are sampled anyway, and the least."""
     holds = read_condition(part)
     pool: Mapping[int, None] = dict.fromkeys(space.pool(letter))
-    own = [n for n in pool if n and holds({letter: n})]
-    least = [n for n in LENGTHS if holds({letter: n})][: 4 if len(own) < 4 else 0]
-    return tuple(dict.fromkeys([*own, *least])) or tuple(pool)
+    taken = [n for n in pool if n and holds({letter: n})]
+    least = [n for n in LENGTHS if holds({letter: n})][: 4 if len(taken) < 4 else 0]
+    return tuple(dict.fromkeys([*taken, *least])) or tuple(pool)

@@ -59,19 +59,19 @@ def find_way_out(trial: Trial) -> WayOut | None:
 
     Conditions on two sizes, and shared heads, are learned by a check, and need no setting.
     """
-    for own in _trials(trial):
-        base = own.space.base()
+    for variant in _trials(trial):
+        base = variant.space.base()
         try:
-            own.implementation.forward(own.problem(base), base.view)
+            variant.implementation.forward(variant.problem(base), base.view)
         except ImplementationError:
             continue
-        asked = Asked(own, base, free=True)
+        asked = Asked(variant, base, free=True)
         sample = asked.sample_of(letters_of(base))
         clause = find_clause(asked.takes, sample, domains=asked.domains, seconds=30)
         alone = {a.names[0]: a.text for a in clause if len(a.names) == 1}
         sizes = {x: _describe(x, alone[x]) for x in "BKDETS" if x in alone}
-        dtype = own.space.dtype if own.space.dtype != trial.space.dtype else ""
-        layout = own.implementation.layout
+        dtype = variant.space.dtype if variant.space.dtype != trial.space.dtype else ""
+        layout = variant.implementation.layout
         found = WayOut(dtype, layout if layout != trial.implementation.layout else "", sizes)
         return found if found.flags else None
     return None
@@ -82,15 +82,17 @@ def _trials(trial: Trial) -> Iterator[Trial]:
     f, space = trial.implementation, trial.space
     layouts = [f.layout] if f.storage or f.packing else [f.layout, *({"BHTD", "BTHD"} - {f.layout})]
     for layout in layouts:
-        own = copy(f)
-        own.layout = layout
+        variant = copy(f)
+        variant.layout = layout
         for dtype in dict.fromkeys((space.dtype, *DTYPES)):
             for length, size in TRIED:
                 sizes = {"T": (length,), "S": (length,), "D": (size,), "E": (size,)}
                 sizes |= dict.fromkeys("BHK", (2,))
                 structure = frozenset({"rank 4"})
                 only = Space(space.features, structure, dtype, sizes | dict(space.sizes))
-                yield replace(trial, implementation=own, space=only, memo={}, gradients=frozenset())
+                yield replace(
+                    trial, implementation=variant, space=only, memo={}, gradients=frozenset()
+                )
 
 
 def _tuple(text: str) -> str:

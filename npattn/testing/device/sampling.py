@@ -175,8 +175,8 @@ def _empty_rows(recipe: Recipe, rng: torch.Generator) -> Tensor:
 def _documents(recipe: Recipe, rng: torch.Generator) -> Tensor:
     """Return a mask of packed documents, aligned at the end; each attends to itself alone."""
     document = (_uniform((max(recipe.T, recipe.S),), rng) < 8 / recipe.S).cumsum(0)
-    own, keys = (document[len(document) - n :] for n in (recipe.T, recipe.S))
-    return own[:, None] == keys
+    of_queries, keys = (document[len(document) - n :] for n in (recipe.T, recipe.S))
+    return of_queries[:, None] == keys
 
 
 def _uniform(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:

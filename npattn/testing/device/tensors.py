@@ -307,13 +307,13 @@ def worst_ratios(
     names: list[str] = []
     tops: list[Tensor] = []
     for group in groups.values():
-        whole = ratios(
+        all_ratios = ratios(
             torch.cat([x.reshape(-1) for _, x in group]),
             torch.cat([exact[name].reshape(-1) for name, _ in group]),
             torch.cat([tolerance[name].reshape(-1) for name, _ in group]),
         )
         names += [name for name, _ in group]
-        tops += [part.amax() for part in torch.split(whole, [x.numel() for _, x in group])]
+        tops += [part.amax() for part in torch.split(all_ratios, [x.numel() for _, x in group])]
     if tops:
         for name, ratio in zip(names, torch.stack(tops).tolist(), strict=True):
             worst[name] = max(worst.get(name, 0.0), ratio)

@@ -30,9 +30,9 @@ def describe_conventions(
     if differing:
         names = ", ".join(one.topic for one in differing)
         yield f"They follow different conventions: {names}. Where these matter nothing is compared."
-    for name, own in zip("AB", wrong, strict=True):
-        if own.follows:
-            yield f"{name} follows {own.follows}, which it does not declare."
+    for name, side in zip("AB", wrong, strict=True):
+        if side.follows:
+            yield f"{name} follows {side.follows}, which it does not declare."
 
 
 def describe_distance(measured: Measurement) -> Iterator[str]:
@@ -79,7 +79,7 @@ def describe_wrong(
     results: Sequence[ResultDifference], wrong: Sequence[Wrong], explained: bool
 ) -> Iterator[str]:
     """Say which results are out of tolerance, and why; a precision only if no step explains it."""
-    for name, own, column in (
+    for name, side, column in (
         ("A", wrong[0], [x.a_ratio for x in results]),
         ("B", wrong[1], [x.b_ratio for x in results]),
     ):
@@ -89,7 +89,7 @@ def describe_wrong(
         largest = max(bad.values())
         finite = f"up to {short(largest)} × tolerance"
         size = "NaN, inf or another shape" if math.isinf(largest) else finite
-        causes = "; ".join((*own.causes, *own.steps, *(() if explained else own.precision)))
+        causes = "; ".join((*side.causes, *side.steps, *(() if explained else side.precision)))
         yield f"{name} is wrong in {_join(list(bad))} ({size}){causes and ': '}{causes}."
 
 

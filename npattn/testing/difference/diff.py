@@ -122,8 +122,8 @@ def diff(
     check_integer("examples", examples)
     kind, notes = _choose_kind(a, b, profiles)
     if kind == "profiles":
-        own, other = (x if isinstance(x, Profile) else profile_of(str(x)) for x in (a, b))
-        return diff_profiles(own, other, notes)
+        first, other = (x if isinstance(x, Profile) else profile_of(str(x)) for x in (a, b))
+        return diff_profiles(first, other, notes)
     one, two = (_open(x, isolate, Limits(timeout)) for x in (a, b))
     settings = {"dtype": dtype, "examples": examples, "seed": seed}
     return _diff_implementations(one, two, sizes or {}, settings, notes, tuple(accept))
@@ -145,8 +145,12 @@ def _open(x: Side, isolate: bool, limits: Limits) -> Implementation:
     if isinstance(x, str):
         return connect(x, limits=limits)
     assert not isinstance(x, Profile)
-    own = x if isinstance(x, Implementation) else Implementation(x)
-    return isolate_in_worker(own, limits) if isolate and not own.is_isolated else own
+    implementation = x if isinstance(x, Implementation) else Implementation(x)
+    return (
+        isolate_in_worker(implementation, limits)
+        if isolate and not implementation.is_isolated
+        else implementation
+    )
 
 
 def _diff_implementations(
@@ -179,10 +183,10 @@ def _diff_implementations(
             settings=settings,
             reason=reason,
         )
-    if any(own.follows for own in wrong):
+    if any(side.follows for side in wrong):
         one, other = (
-            replace(t, conventions=own.conventions, memo={})
-            for t, own in zip(trials, wrong, strict=True)
+            replace(t, conventions=side.conventions, memo={})
+            for t, side in zip(trials, wrong, strict=True)
         )
         sides = replace(sides, a=one, b=other)
         measured = measure(sides, recipes)
@@ -270,11 +274,11 @@ def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], 
         plain = answer_plain(sides, seed)
     except ImplementationError as err:
         return (), [f"A plain problem was not answered: {err}"]
-    if any(x.array.shape != x.exact.shape for own in plain for x in own.answer.judged.values()):
+    if any(x.array.shape != x.exact.shape for side in plain for x in side.answer.judged.values()):
         return (), []
     factors = tuple(change_factors(sides, plain, seed))
     predictions = predict_roundings(sides.a, plain[0].answer)
-    explained = [explain_errors(own.answer, predictions) for own in plain]
-    answers = [own.answer for own in plain]
+    explained = [explain_errors(side.answer, predictions) for side in plain]
+    answers = [side.answer for side in plain]
     left = {name: remaining(answers, explained, predictions[RIGHT], name) for name in PASSES}
     return factors, list(describe_explanation(explained, left, factors, right))

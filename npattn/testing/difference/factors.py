@@ -72,23 +72,23 @@ def answer_plain(sides: Sides, seed: int) -> tuple[Plain, Plain]:
 
 def change_factors(sides: Sides, plain: tuple[Plain, Plain], seed: int) -> Iterator[Change]:
     """Yield how far each factor moves the results of either, and the two from each other."""
-    whole = [_as_it_is(own.answer) for own in plain]
-    yield Change(PLAIN, (0.0, 0.0), (0.0, 0.0), _apart(whole[0], whole[1]))
+    unchanged = [_as_it_is(side.answer) for side in plain]
+    yield Change(PLAIN, (0.0, 0.0), (0.0, 0.0), _apart(unchanged[0], unchanged[1]))
     for name, factor in FACTORS.items():
-        a, b = (_try(factor, own) for own in plain)
+        a, b = (_try(factor, side) for side in plain)
         yield Change(name, _largest(a), _largest(b), _apart(a, b))
     yield from _more_keys(sides, seed)
 
 
-def _as_it_is(own: Answer) -> Moved:
-    return {name: (x, x.array) for name, x in own.judged.items()}
+def _as_it_is(answer: Answer) -> Moved:
+    return {name: (x, x.array) for name, x in answer.judged.items()}
 
 
-def _try(factor: Callable[[Plain], Moved | str], own: Plain) -> Moved | str:
+def _try(factor: Callable[[Plain], Moved | str], side: Plain) -> Moved | str:
     """Return what a factor changes; words if it cannot be tried."""
-    with own.trial.implementation.framework.one_thread():
+    with side.trial.implementation.framework.one_thread():
         try:
-            return factor(own)
+            return factor(side)
         except ImplementationError as err:
             return str(err)
 
@@ -97,7 +97,7 @@ def _largest(moved: Moved | str) -> Move | str:
     """Return the largest distance between what was computed in two ways."""
     if isinstance(moved, str):
         return moved
-    moves = [_distance(name, whole, other) for name, (whole, other) in moved.items()]
+    moves = [_distance(name, judged, other) for name, (judged, other) in moved.items()]
     return max(moves, default=(0.0, 0.0))
 
 
@@ -109,13 +109,13 @@ def _apart(a: Moved | str, b: Moved | str) -> Move | str:
     return max((_distance(n, a[n][0], b[n][1]) for n in both), default="other rows")
 
 
-def _distance(name: str, whole: Judged, other: Array) -> Move:
-    if whole.array.shape != other.shape:
+def _distance(name: str, judged: Judged, other: Array) -> Move:
+    if judged.array.shape != other.shape:
         return np.inf, np.inf
     if not other.size:
         return 0.0, 0.0
-    ratio = ratios(whole, whole._replace(array=other)).ravel()
-    steps = ulps(name, whole.array, other, whole.exact).ravel()
+    ratio = ratios(judged, judged._replace(array=other)).ravel()
+    steps = ulps(name, judged.array, other, judged.exact).ravel()
     place = int(np.lexsort((steps, ratio))[-1])
     return float(ratio[place]), float(steps[place])
 
@@ -123,45 +123,45 @@ def _distance(name: str, whole: Judged, other: Array) -> Move:
 # --- the factors ----------------------------------------------------------------------------------
 
 
-def _ask(own: Plain, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
-    results = own.trial.results(problem, cotangents)
-    return {name: results[name] for name in own.answer.judged}
+def _ask(side: Plain, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
+    results = side.trial.results(problem, cotangents)
+    return {name: results[name] for name in side.answer.judged}
 
 
-def _cut(own: Plain, names: tuple[str, ...], picks: list[Pick]) -> dict[str, Judged]:
+def _cut(side: Plain, names: tuple[str, ...], picks: list[Pick]) -> dict[str, Judged]:
     """Return parts of the results, with their exact values and tolerances."""
-    judged = {name: x for name, x in own.answer.judged.items() if name in names}
+    judged = {name: x for name, x in side.answer.judged.items() if name in names}
     take = partial(pick, picks=picks)
     return {n: Judged(*(take(n, array) for array in x)) for n, x in judged.items()}
 
 
-def _part(own: Plain, names: tuple[str, ...], picks: list[Pick]) -> Moved:
+def _part(side: Plain, names: tuple[str, ...], picks: list[Pick]) -> Moved:
     """Compare with a call for a part of the problem, or for its entries in another order."""
-    whole = _cut(own, names, picks)
-    problem = pick_problem(own.answer.problem, picks)
-    results = _ask(own, problem, pick_cotangents(own.answer.cotangents, picks))
-    return {name: (x, results[name]) for name, x in whole.items()}
+    judged = _cut(side, names, picks)
+    problem = pick_problem(side.answer.problem, picks)
+    results = _ask(side, problem, pick_cotangents(side.answer.cotangents, picks))
+    return {name: (x, results[name]) for name, x in judged.items()}
 
 
-def _again(own: Plain) -> Moved:
-    results = _ask(own, own.answer.problem, own.answer.cotangents)
-    return {name: (x, results[name]) for name, x in own.answer.judged.items()}
+def _again(side: Plain) -> Moved:
+    results = _ask(side, side.answer.problem, side.answer.cotangents)
+    return {name: (x, results[name]) for name, x in side.answer.judged.items()}
 
 
-def _reorder(own: Plain) -> Moved:
-    S = own.answer.problem.S
-    order = np.random.default_rng([own.recipe.seed, 31]).permutation(S)
-    return _part(own, tuple(own.answer.judged), [pick_keys(own.answer.problem, order)])
+def _reorder(side: Plain) -> Moved:
+    S = side.answer.problem.S
+    order = np.random.default_rng([side.recipe.seed, 31]).permutation(S)
+    return _part(side, tuple(side.answer.judged), [pick_keys(side.answer.problem, order)])
 
 
-def _split(own: Plain) -> Moved | str:
+def _split(side: Plain) -> Moved | str:
     """Merge two parts of the keys by their lse, as split-KV decoding does."""
-    if "lse" not in own.answer.judged:
+    if "lse" not in side.answer.judged:
         return "returns no lse"
-    if "T != S" not in own.trial.space.structure:
+    if "T != S" not in side.trial.space.structure:
         return "takes no T ≠ S"
-    problem, cotangents = own.answer.problem, own.answer.cotangents
-    trial = replace(own.trial, gradients=frozenset())
+    problem, cotangents = side.answer.problem, side.answer.cotangents
+    trial = replace(side.trial, gradients=frozenset())
     parts = []
     for keys in np.array_split(np.arange(problem.S), 2):
         picks = [pick_keys(problem, keys)]
@@ -175,38 +175,38 @@ def _split(own: Plain) -> Moved | str:
         np.exp(one - total)[..., None] * x["o"].astype(np.float64)
         for one, x in zip(lse, parts, strict=True)
     )
-    whole = own.answer.judged
+    judged = side.answer.judged
     merged = {"o": np.asarray(o), "lse": total / unit}
-    return {n: (whole[n], x.astype(whole[n].array.dtype)) for n, x in merged.items()}
+    return {n: (judged[n], x.astype(judged[n].array.dtype)) for n, x in merged.items()}
 
 
-def _alone(own: Plain) -> Moved | str:
-    problem = own.answer.problem
+def _alone(side: Plain) -> Moved | str:
+    problem = side.answer.problem
     if not problem.lead or problem.lead[0] < 2:
         return "takes no batch"
     picks = [pick_samples(problem, np.array([problem.lead[0] - 1]))]
-    return _part(own, (*ROWS, "dk", "dv"), picks)
+    return _part(side, (*ROWS, "dk", "dv"), picks)
 
 
-def _one_query(own: Plain) -> Moved | str:
-    return _queries(own, 1)
+def _one_query(side: Plain) -> Moved | str:
+    return _queries(side, 1)
 
 
-def _half_the_queries(own: Plain) -> Moved | str:
-    return _queries(own, own.answer.problem.T // 2)
+def _half_the_queries(side: Plain) -> Moved | str:
+    return _queries(side, side.answer.problem.T // 2)
 
 
-def _queries(own: Plain, count: int) -> Moved | str:
+def _queries(side: Plain, count: int) -> Moved | str:
     """Ask for the last queries alone."""
-    if "T != S" not in own.trial.space.structure:
+    if "T != S" not in side.trial.space.structure:
         return "takes no T ≠ S"
-    order = np.arange(own.answer.problem.T)[-count:]
-    return _part(own, ROWS, [pick_queries(own.answer.problem, order)])
+    order = np.arange(side.answer.problem.T)[-count:]
+    return _part(side, ROWS, [pick_queries(side.answer.problem, order)])
 
 
-def _pad(own: Plain) -> Moved | str:
+def _pad(side: Plain) -> Moved | str:
     """Add keys that the mask hides."""
-    trial, problem = own.trial, own.answer.problem
+    trial, problem = side.trial, side.answer.problem
     if "mask" not in trial.space.features:
         return "takes no mask"
     if "T != S" not in trial.space.structure:
@@ -215,24 +215,24 @@ def _pad(own: Plain) -> Moved | str:
     keys = np.where(there, np.arange(there.size), 0)
     padded = pick_problem(problem, [pick_keys(problem, keys)])
     mask = np.broadcast_to(there, (problem.T, there.size)).copy()
-    results = _ask(own, padded.replace(mask=translate_mask(trial, mask)), own.answer.cotangents)
+    results = _ask(side, padded.replace(mask=translate_mask(trial, mask)), side.answer.cotangents)
     back = [pick_keys(padded, np.flatnonzero(there))]
-    return {n: (x, pick(n, results[n], back)) for n, x in own.answer.judged.items()}
+    return {n: (x, pick(n, results[n], back)) for n, x in side.answer.judged.items()}
 
 
-def _continue(own: Plain) -> Moved | str:
+def _continue(side: Plain) -> Moved | str:
     """Ask for half of the queries of a causal call, as a prompt is read in parts."""
-    trial, problem = own.trial, own.answer.problem
+    trial, problem = side.trial, side.answer.problem
     if "causal" not in trial.space.features:
         return "takes no causal"
     if "T != S" not in trial.space.structure:
         return "takes no T ≠ S"
     causal = problem.replace(causal=True, alignment=trial.conventions.alignment)
-    whole = Plain(trial, own.recipe, answer(trial, causal, own.answer.cotangents))
+    continued = Plain(trial, side.recipe, answer(trial, causal, side.answer.cotangents))
     last = trial.conventions.causal == "bottom_right"  # aligned with the same keys
     half = np.arange(problem.T // 2)
     order = half + (problem.T - half.size if last else 0)
-    return _part(whole, ROWS, [pick_queries(problem, order)])
+    return _part(continued, ROWS, [pick_queries(problem, order)])
 
 
 FACTORS: dict[str, Callable[[Plain], Moved | str]] = {

@@ -110,9 +110,9 @@ def measure(sides: Sides, recipes: Iterable[Recipe]) -> Measurement:
             continue
         measured.problems += 1
         _add(measured, sides, recipe, answers[0], answers[1])
-        for own, trial, found in zip(answers, (sides.a, sides.b), measured.evidence, strict=True):
-            assert own is not None
-            if evidence := _find_wrong(trial, own):
+        for side, trial, found in zip(answers, (sides.a, sides.b), measured.evidence, strict=True):
+            assert side is not None
+            if evidence := _find_wrong(trial, side):
                 found.append(evidence)
     return measured
 
@@ -142,11 +142,11 @@ def answer(trial: Trial, problem: Problem, cotangents: Cotangents) -> Answer:
     return Answer(problem, cotangents, results, judged)
 
 
-def _find_wrong(trial: Trial, own: Answer) -> Evidence | None:
+def _find_wrong(trial: Trial, side: Answer) -> Evidence | None:
     """Return evidence if a result is out of tolerance."""
-    exact = {name: x.exact for name, x in own.judged.items()}
-    observed = {name: x for name, x in group(own.results).items() if name in exact}
-    evidence = Evidence(trial, own.problem, own.cotangents, "contiguous", observed, exact)
+    exact = {name: x.exact for name, x in side.judged.items()}
+    observed = {name: x for name, x in group(side.results).items() if name in exact}
+    evidence = Evidence(trial, side.problem, side.cotangents, "contiguous", observed, exact)
     return evidence if evidence.wrong else None
 
 
@@ -162,9 +162,9 @@ def _add(measured: Measurement, sides: Sides, recipe: Recipe, a: Answer, b: Answ
 
 def _compare(tally: Tally, name: str, sides: Sides, recipe: Recipe, a: Judged, b: Judged) -> None:
     """Add one result of one problem to its tally."""
-    for side, own in enumerate((a, b)):
-        shaped = own.array.shape == own.exact.shape
-        error = compare_arrays(name, *own).ratio if shaped else np.inf
+    for side, judged in enumerate((a, b)):
+        shaped = judged.array.shape == judged.exact.shape
+        error = compare_arrays(name, *judged).ratio if shaped else np.inf
         tally.worst[side] = max(tally.worst[side], error)
     if not a.array.shape == b.array.shape == a.exact.shape == b.exact.shape:
         tally.elements, tally.ratio, tally.ulps = tally.elements + a.exact.size, np.inf, np.inf
@@ -210,9 +210,9 @@ def _find_unseen(name: str, sides: Sides, recipe: Recipe, a: Judged, b: Judged) 
 def _add_squares(tally: Tally, here: Array, sides: tuple[Judged, Judged]) -> None:
     """Add the squares of the errors of both, in units of the tolerance."""
     errors = []
-    for own in sides:
+    for judged in sides:
         with np.errstate(all="ignore"):
-            errors.append((real(own.array).astype(np.float64) - own.exact) / own.tolerance)
+            errors.append((real(judged.array).astype(np.float64) - judged.exact) / judged.tolerance)
     counted = here & np.logical_and(*map(np.isfinite, errors))
     tally.counted += int(counted.sum())
     for side, error in enumerate(errors):

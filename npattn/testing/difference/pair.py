@@ -26,8 +26,8 @@ NEITHER = (
 
 def is_plain(measured: Measurement, wrong: Sequence[Wrong]) -> bool:
     """Return False if o of both is wrong nearly everywhere, and nothing known explains it."""
-    shares = [sum("o" in e.wrong for e in own) for own in measured.evidence]
-    unknown = not any(own.causes or own.follows or own.precision for own in wrong)
+    shares = [sum("o" in e.wrong for e in side) for side in measured.evidence]
+    unknown = not any(side.causes or side.follows or side.precision for side in wrong)
     return not (unknown and measured.problems and min(shares) > MOST * measured.problems)
 
 

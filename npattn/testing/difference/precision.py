@@ -60,8 +60,8 @@ def _to_tf32(x: Array) -> Array:
     """Return float64 numbers rounded to tf32: to nearest, ties away from 0."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     half = np.uint32(1 << (TF32_BITS - 1))
-    whole = np.uint32(0xFFFFFFFF << TF32_BITS & 0xFFFFFFFF)
-    rounded = ((bits + half) & whole).view(np.float32).astype(np.float64)
+    kept_bits = np.uint32(0xFFFFFFFF << TF32_BITS & 0xFFFFFFFF)
+    rounded = ((bits + half) & kept_bits).view(np.float32).astype(np.float64)
     return np.where(np.isfinite(x), rounded, x)
 
 
@@ -105,7 +105,7 @@ def _round_unscaled(rounding: Callable[[Array], Array], p: Array) -> Array:
     return np.asarray(rounding(p / top) * top)
 
 
-def predict_roundings(trial: Trial, own: Answer) -> dict[str, Prediction]:
+def predict_roundings(trial: Trial, side: Answer) -> dict[str, Prediction]:
     """Return the results of a plain problem with each step rounded to each dtype, by its words.
 
     Under `RIGHT` nothing is rounded but the results. Last come the results in mixed precision,
@@ -113,28 +113,28 @@ def predict_roundings(trial: Trial, own: Answer) -> dict[str, Prediction]:
     """
 
     def predict(changes: Changes) -> Prediction:
-        results = replay(own.problem, own.cotangents, trial.conventions, changes)
-        dtypes = {name: x.array.dtype for name, x in own.judged.items()}
+        results = replay(side.problem, side.cotangents, trial.conventions, changes)
+        dtypes = {name: x.array.dtype for name, x in side.judged.items()}
         return {n: x.astype(dtypes.get(n, x.dtype)).astype(x.dtype) for n, x in results.items()}
 
     predictions = {RIGHT: predict({})}
     predictions |= {text: predict(changes) for text, changes in _steps()}
     for dtype, text in MIXED.items():
-        mixed = own.problem.replace(dtype=dtype)
-        predictions[text] = trial.exact(mixed, own.cotangents)
+        mixed = side.problem.replace(dtype=dtype)
+        predictions[text] = trial.exact(mixed, side.cotangents)
     return predictions
 
 
-def explain_errors(own: Answer, predictions: Mapping[str, Prediction]) -> dict[str, Explained]:
+def explain_errors(side: Answer, predictions: Mapping[str, Prediction]) -> dict[str, Explained]:
     """Return the rounding that explains the errors of each pass, where one does.
 
     Results without a prediction are left out: the predictions may be of the other function.
     """
     found = {}
     for name, results in PASSES.items():
-        judged = [n for n in results if n in own.judged and n in predictions[RIGHT]]
-        right = _stack(own, judged, predictions[RIGHT])
-        error = _stack(own, judged, {n: own.judged[n].array for n in judged}) - right
+        judged = [n for n in results if n in side.judged and n in predictions[RIGHT]]
+        right = _stack(side, judged, predictions[RIGHT])
+        error = _stack(side, judged, {n: side.judged[n].array for n in judged}) - right
         total = float((error**2).sum())
         best: Explained | None = None
         for text, prediction in predictions.items() if total else ():
@@ -142,7 +142,7 @@ def explain_errors(own: Answer, predictions: Mapping[str, Prediction]) -> dict[s
                 continue
             if best and text in MIXED.values():
                 break  # a step says more
-            left = error - (_stack(own, judged, prediction) - right)
+            left = error - (_stack(side, judged, prediction) - right)
             share = 1 - float((left**2).sum()) / total
             if share > (best.share if best else EXPLAINED):
                 best = Explained(text, share, prediction)
@@ -161,21 +161,21 @@ def remaining(
 
     In mean squares of one pass; None if there is no difference.
     """
-    judged = [n for n in PASSES[name] if all(n in own.judged for own in sides)]
-    errors = [_stack(own, judged, {n: own.judged[n].array for n in judged}) for own in sides]
+    judged = [n for n in PASSES[name] if all(n in side.judged for side in sides)]
+    errors = [_stack(side, judged, {n: side.judged[n].array for n in judged}) for side in sides]
     total = float(((errors[0] - errors[1]) ** 2).sum())
-    for i, (own, found) in enumerate(zip(sides, explained, strict=True)):
+    for i, (side, found) in enumerate(zip(sides, explained, strict=True)):
         if name in found:
-            predicted = _stack(own, judged, found[name].prediction)
-            errors[i] = errors[i] - (predicted - _stack(own, judged, right))
+            predicted = _stack(side, judged, found[name].prediction)
+            errors[i] = errors[i] - (predicted - _stack(side, judged, right))
     return float(((errors[0] - errors[1]) ** 2).sum()) / total if total else None
 
 
-def _stack(own: Answer, names: Iterable[str], arrays: Mapping[str, Array]) -> Array:
+def _stack(side: Answer, names: Iterable[str], arrays: Mapping[str, Array]) -> Array:
     """Return errors in units of the tolerance, one after the other; 0 for what is no number."""
     parts = [np.zeros(0)]
     for name in names:
-        judged = own.judged[name]
+        judged = side.judged[name]
         if arrays[name].shape == judged.exact.shape:
             with np.errstate(all="ignore"):
                 error = (real(arrays[name]).astype(np.float64) - judged.exact) / judged.tolerance

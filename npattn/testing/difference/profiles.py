@@ -52,8 +52,8 @@ def _count(conventions: Sequence[ConventionDifference], beside: Sequence[str]) -
 def _diff_signatures(a: Profile, b: Profile) -> Iterator[str]:
     """Yield the options that only one takes, and those that the two name differently."""
     ours, theirs = _names(a), _names(b)
-    for name, own, other in (("A", ours, theirs), ("B", theirs, ours)):
-        only = [_as(option, names) for option, names in own.items() if option not in other]
+    for name, here, other in (("A", ours, theirs), ("B", theirs, ours)):
+        only = [_as(option, names) for option, names in here.items() if option not in other]
         if only:
             yield f"only {name} takes: {', '.join(only)}"
     both = [n for n in ours if n in theirs and ours[n] != theirs[n]]
@@ -81,7 +81,7 @@ def _names(profile: Profile) -> dict[str, str]:
     names: dict[str, list[str]] = {}
     for option, name in pairs:
         names.setdefault(option, []).append(name)
-    return {option: " or ".join(own) for option, own in names.items()}
+    return {option: " or ".join(spellings) for option, spellings in names.items()}
 
 
 def _diff_layouts(a: Profile, b: Profile) -> Iterator[str]:
@@ -92,8 +92,8 @@ def _diff_layouts(a: Profile, b: Profile) -> Iterator[str]:
 
 def _diff_lines(a: Profile, b: Profile) -> Iterator[str]:
     """Yield what only one refuses, or does not promise."""
-    for name, own, other in (("A", a, b), ("B", b, a)):
-        yield from (f"only {name} refuses {x}" for x in own.refuses if x not in other.refuses)
-        for rule, source in own.promises.items():
+    for name, here, other in (("A", a, b), ("B", b, a)):
+        yield from (f"only {name} refuses {x}" for x in here.refuses if x not in other.refuses)
+        for rule, source in here.promises.items():
             if rule not in other.promises:
                 yield f"only {name} does not promise the rule {rule}: {source}"

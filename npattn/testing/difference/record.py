@@ -189,8 +189,8 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it; NaN and infinities are text."""
-        own: dict[str, Any] = _plain({**vars(self)})
-        return own
+        fields: dict[str, Any] = _plain({**vars(self)})
+        return fields
 
     def _table(self) -> Iterator[str]:
         head = ("", "same bits", "difference", "ulps", "error of A", "error of B")

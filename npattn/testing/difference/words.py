@@ -71,8 +71,8 @@ def describe(topic: str, conventions: Conventions) -> str:
 def _values(topic: str, conventions: Conventions) -> tuple[Any, ...]:
     """Return what is compared: numbers by their text, for NaN is not equal to itself."""
     if topic == "empty_row_bias":
-        own = conventions.empty_row_bias
-        return (None if own in (None, conventions.empty_row) else own,)
+        empty_bias = conventions.empty_row_bias
+        return (None if empty_bias in (None, conventions.empty_row) else empty_bias,)
     values = (getattr(conventions, name) for name in TOPICS[topic])
     return tuple(_format(x) if isinstance(x, float) else x for x in values)
 

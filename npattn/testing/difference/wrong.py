@@ -56,9 +56,11 @@ def explain_wrong(trial: Trial, evidence: Sequence[Evidence]) -> Wrong:
         if candidate.conventions is None:
             texts[candidate.step == "precision"].append(candidate.text)
             continue
-        own = {n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)}
-        if not own.keys() & changes.keys():
-            changes |= own
+        changed = {
+            n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)
+        }
+        if not changed.keys() & changes.keys():
+            changes |= changed
             names.append(candidate.name)
     return Wrong(
         replace(declared, **changes),
@@ -77,6 +79,6 @@ def _read(evidence: Sequence[Evidence]) -> tuple[str, ...]:
         if point.fault is not None:
             steps.setdefault((point.fault.step, point.fault.backward), []).append(point)
     return tuple(
-        say(step, BACKWARD if backward else "", describe(own)[0])
-        for (step, backward), own in steps.items()
+        say(step, BACKWARD if backward else "", describe(readings)[0])
+        for (step, backward), readings in steps.items()
     )

@@ -316,8 +316,8 @@ def _locate(name: str, dump: Dump, meaning: _Meaning) -> str | None:
     rows = tuple(sizes[x] for x in "BHT")
     visible = np.ones((*rows, p.S), bool)
     if p.visible is not None:
-        whole = np.broadcast_to(p.visible, (*p.lead, p.H, p.T, p.S))
-        visible = whole.reshape(visible.shape)
+        scores = np.broadcast_to(p.visible, (*p.lead, p.H, p.T, p.S))
+        visible = scores.reshape(visible.shape)
     empty = np.asarray(~visible.any(-1))
     first = np.where(empty, 2**31, visible.argmax(-1) if p.S else 0)
     known = np.ones(wrong.shape, bool)
@@ -379,8 +379,8 @@ def _option_changes(p: Problem) -> Iterator[tuple[str, Any]]:
     scales = {1.0, default_scale(p.D)[0], 1 / max(p.D, 1), default_scale(p.H * p.D)[0]}
     yield from (("scale", x) for x in sorted(scales) if x != p.scale)
     alignments = ("bottom_right", "top_left") if p.T != p.S else (True,)
-    own = (p.alignment if p.T != p.S else True) if p.causal else False
-    yield from (("causal", x) for x in (*alignments, False) if x != own)
+    declared = (p.alignment if p.T != p.S else True) if p.causal else False
+    yield from (("causal", x) for x in (*alignments, False) if x != declared)
     if p.window is not None:
         left, right = p.window
         yield from (("window", (left + i, right)) for i in (-1, 1) if left is not None and left + i)

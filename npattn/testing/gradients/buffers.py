@@ -50,8 +50,8 @@ def _find_changes_of_graph(function: Function, w: Array) -> str:
 
     def record() -> tuple[list[Any], Callable[[], list[Any]]]:
         with function.calling():
-            own = [x.detach().requires_grad_() for x in function.give(function.x, inputs)]
-            found = call(dict(zip(names, own, strict=True)))
+            leaves = [x.detach().requires_grad_() for x in function.give(function.x, inputs)]
+            found = call(dict(zip(names, leaves, strict=True)))
         pairs = zip(found.values(), douts, strict=True)
         reached = [(y, d) for y, d in pairs if y.requires_grad]
 
@@ -59,12 +59,12 @@ def _find_changes_of_graph(function: Function, w: Array) -> str:
             with function.calling():
                 results, given = zip(*reached, strict=True)
                 more = {"retain_graph": True, "allow_unused": True}
-                return [_copy(g) for g in torch.autograd.grad(results, own, given, **more)]
+                return [_copy(g) for g in torch.autograd.grad(results, leaves, given, **more)]
 
-        return own, differentiate if reached else list
+        return leaves, differentiate if reached else list
 
-    own, differentiate = record()
-    given = [*own, *douts]
+    leaves, differentiate = record()
+    given = [*leaves, *douts]
     before, first = [_copy(x) for x in given], differentiate()
     titles = [y.name for y in inputs] + [f"cotangent {y.name}" for y in function.results]
     if found := _name_changes(titles, before, given):

@@ -43,32 +43,32 @@ class Case:
     def __init__(self, function: Function, seed: int) -> None:
         self.function, self.rng = function, np.random.default_rng(seed)
         self.x, self.raised = function.x, ""
-        own, self.own_eps = function.values(self.x)
-        self.noise = self._repeat(own)
-        self.finite = np.isfinite(own)
-        own = np.where(self.finite, own, 0)
-        self.value, self._own, self.eps = own, own, self.own_eps
+        values, self.own_eps = function.values(self.x)
+        self.noise = self._repeat(values)
+        self.finite = np.isfinite(values)
+        values = np.where(self.finite, values, 0)
+        self.value, self._own, self.eps = values, values, self.own_eps
         self.cotangents = self._sample_cotangents()
         self.wide, self.gap = False, np.zeros(len(self.cotangents))
         if max(self.own_eps, *(leaf.eps for leaf in function.inputs)) > 2.0**-50:
-            self._widen(own)
+            self._widen(values)
 
-    def _repeat(self, own: Array) -> float:
+    def _repeat(self, values: Array) -> float:
         """Return the largest difference of two calls, as a part of the largest result."""
         again, _ = self.function.values(self.x)
         with np.errstate(invalid="ignore"):
-            differ = np.where(np.isfinite(own), abs(again - own), 0)
-        largest = np.abs(own[np.isfinite(own)]).max(initial=0)
+            differ = np.where(np.isfinite(values), abs(again - values), 0)
+        largest = np.abs(values[np.isfinite(values)]).max(initial=0)
         return float(differ.max(initial=0) / largest) if largest else float(differ.max(initial=0))
 
-    def _widen(self, own: Array) -> None:
+    def _widen(self, values: Array) -> None:
         """Take differences in float64 if f takes it and computes the same."""
         result = self._evaluate(self.x, True)
         if result is None or result[1] >= self.own_eps:
             return
         w = self.cotangents
         with np.errstate(invalid="ignore"):
-            difference, size = norm(w * (own - result[0])), norm(w * own)
+            difference, size = norm(w * (values - result[0])), norm(w * values)
         near = difference <= size / 8
         if near.any():
             self.cotangents, self.wide, (self.value, self.eps) = w[near], True, result
@@ -104,8 +104,8 @@ class Case:
             rows += list(np.eye(m)[self.finite] / sizes)
         w = np.stack(rows) if rows else np.zeros((1, m))
         for leaf in self.function.results:  # the numbers that the function is given
-            own = w[:, leaf.part].astype(_real(leaf)).astype(float)
-            w[:, leaf.part] = np.where(np.isfinite(own), own, np.sign(w[:, leaf.part]))
+            rounded = w[:, leaf.part].astype(_real(leaf)).astype(float)
+            w[:, leaf.part] = np.where(np.isfinite(rounded), rounded, np.sign(w[:, leaf.part]))
         return w
 
     @property
@@ -169,11 +169,11 @@ class Case:
         signs : (k, n) float64 array
             Parts by which they move, up or down.
         """
-        x, own = np.nan_to_num(self.x, posinf=0, neginf=0), self.function.units
+        x, units = np.nan_to_num(self.x, posinf=0, neginf=0), self.function.units
         rounding = self.own_eps * norm(self.cotangents * self.value)
         with np.errstate(all="ignore"):
             reach = rounding[:, None] / abs(gradient)
-        least, most = own * abs(x), np.maximum(abs(x), scale_of(x))
+        least, most = units * abs(x), np.maximum(abs(x), scale_of(x))
         reach = np.clip(np.nan_to_num(reach, nan=np.inf), least, most)
         found = np.tile(self.x, (len(gradient), 1))
         sizes, ties = np.unique(abs(x), return_inverse=True)  # ties stay ties
@@ -205,11 +205,11 @@ class Case:
             if not waiting or not waiting[0][0].size:
                 break
             groups, factor = waiting.pop(0)
-            own = np.zeros(len(moves))
-            own[groups] = factor * moves[groups]
-            near = self._evaluate(self.x + signs * (kept + own)[ties], False)
+            moved = np.zeros(len(moves))
+            moved[groups] = factor * moves[groups]
+            near = self._evaluate(self.x + signs * (kept + moved)[ties], False)
             if near is not None and abs(self.cotangents[row] @ (near[0] - self._own)) <= allowed:
-                kept += own
+                kept += moved
             elif len(groups) > 1:
                 waiting += [(half, factor) for half in np.array_split(groups, 2)]
             elif factor > self.own_eps:

@@ -62,9 +62,11 @@ class VjpClaims:
                 elif g.shape != leaf.shape:
                     shapes[leaf.name] = g.shape
                 fits = g is not None and g.shape == leaf.shape
-                own = g if fits and g is not None else np.zeros(leaf.shape)
-                real = np.where(np.imag(own) == 0, np.real(own), np.nan)  # none of a real array
-                parts.append(own.astype(complex) if leaf.dtype.kind == "c" else real)
+                claimed = g if fits and g is not None else np.zeros(leaf.shape)
+                real = np.where(
+                    np.imag(claimed) == 0, np.real(claimed), np.nan
+                )  # none of a real array
+                parts.append(claimed.astype(complex) if leaf.dtype.kind == "c" else real)
             return flatten(parts)
 
         def ask(x: Array, wide: bool) -> Array:
@@ -99,8 +101,8 @@ class VjpClaims:
         terms = self.gradient * u
         size = norm(terms)
         spread = np.fmax(norm(abs(self.spread).max(0) * u), abs(self.spread @ u).max(0))
-        own = ROUNDINGS * (abs(terms) @ self.units + abs(u) @ self.least + self.coarse)
-        return terms.sum(1), DEVIATIONS * (spread + self.gap * size) + own, size
+        rounding = ROUNDINGS * (abs(terms) @ self.units + abs(u) @ self.least + self.coarse)
+        return terms.sum(1), DEVIATIONS * (spread + self.gap * size) + rounding, size
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ class JvpClaims:
         known = np.where(np.isnan(claim), 0, claim)  # a NaN is wrong by any amount
         size = norm(w * known)
         independent = np.fmax(norm(w * abs(spread).max(0)), abs(spread @ w.T).max(0))
-        own = ROUNDINGS * (case.own_eps * abs(w) @ abs(known) + case.coarse)
-        return w @ claim, DEVIATIONS * (independent + case.gap * size) + own, size
+        rounding = ROUNDINGS * (case.own_eps * abs(w) @ abs(known) + case.coarse)
+        return w @ claim, DEVIATIONS * (independent + case.gap * size) + rounding, size
 
 
 Claims = VjpClaims | JvpClaims

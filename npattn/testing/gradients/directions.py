@@ -53,8 +53,8 @@ def directions(
     for kind in ("tied", "tied", "random", "random"):
         u = np.zeros_like(x)
         if kind == "tied":
-            own = np.concatenate([x[part] for part in parts])
-            moved = tied_direction(own, rng)
+            values = np.concatenate([x[part] for part in parts])
+            moved = tied_direction(values, rng)
         else:
             moved = np.concatenate(
                 [scale_of(x[p]) * random_signs(rng, p.stop - p.start) for p in parts]

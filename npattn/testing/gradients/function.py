@@ -209,8 +209,8 @@ class Function:
             array = array.view(np.complex128) if leaf.dtype.kind == "c" else array
             dtype = array.dtype if wide else leaf.dtype
             # Where a call would change its arguments, these are not the vector itself.
-            own = array.reshape(leaf.shape)
-            yield self.framework.give(own.copy() if own.dtype == dtype else cast(own, dtype))
+            part = array.reshape(leaf.shape)
+            yield self.framework.give(part.copy() if part.dtype == dtype else cast(part, dtype))
 
     def _arguments(self, parts: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(_fill(self.args, self.is_input, parts, _keep))
@@ -288,8 +288,8 @@ class Function:
         names = [f"x{i}" for i in range(len(self.inputs))]
         outputs = [y.name for y in self.results]
 
-        def call(own: dict[str, Any]) -> dict[str, Any]:
-            found = [y for _, y in leaves(self.run(list(own.values())), "")]
+        def call(inputs_by_name: dict[str, Any]) -> dict[str, Any]:
+            found = [y for _, y in leaves(self.run(list(inputs_by_name.values())), "")]
             kept = [y for y, flag in zip(found, self.is_result, strict=True) if flag]
             return dict(zip(outputs, kept, strict=True))
 
@@ -305,7 +305,9 @@ class Function:
         conjugates = self.framework.name == "jax"
         w = _conjugate(w, self.results) if conjugates else w
         given = dict(zip(outputs, self.give(w, self.results, wide), strict=True))
-        _, grads = self.framework.gradients(lambda **own: call(own), inputs, given, names)
+        _, grads = self.framework.gradients(
+            lambda **arguments: call(arguments), inputs, given, names
+        )
         arrays = [self.framework.take(grads[name]) for name in names]
         return [g.conj() if conjugates and g.dtype.kind == "c" else g for g in arrays]
 
@@ -332,8 +334,8 @@ def _fill(
     tree: Any, flags: Iterable[bool], parts: Iterable[Any], other: Callable[[Any], Any]
 ) -> Any:
     """Return a tree with the leaves flagged replaced by `parts`, all others by ``other(leaf)``."""
-    own, kept = iter(parts), iter(flags)
-    return rebuild(tree, lambda old: next(own) if next(kept) else other(old))
+    values, kept = iter(parts), iter(flags)
+    return rebuild(tree, lambda old: next(values) if next(kept) else other(old))
 
 
 def _array(value: Any) -> Array | None:

@@ -152,9 +152,9 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
             sharp = error <= np.maximum(PRECISION * size, rounding / 4)
             constant = (claim == 0) & (slope.odd == 0).all(0) & (slope.truncation == 0)
             if (agrees & (sharp | constant)).all():
-                own = np.maximum(_extrapolate(line, i, claim) + rounding, least)
+                error_of_line = np.maximum(_extrapolate(line, i, claim) + rounding, least)
                 told = np.where(constant, 0, abs(claim))
-                return Verdict(~agrees, np.where(constant, error, own), told)
+                return Verdict(~agrees, np.where(constant, error, error_of_line), told)
     return _judge_steps(line, claim, rounding, size)
 
 
@@ -174,16 +174,16 @@ def _judge_steps(line: Line, claim: Array, rounding: Array, size: Array) -> Verd
         bend = np.stack([np.nan_to_num(abs(s.right - s.left)) for s in slopes])
         kink = persists(bend, np.stack([s.side_error for s in slopes])).any()
         # Where the gradient is 0, errors are a share of the results.
-        whole = np.where(size > 0, abs(claim), norm(line.w * line.value))
+        magnitude = np.where(size > 0, abs(claim), norm(line.w * line.value))
         constant = (claim == 0) & (np.nan_to_num(values) == 0).all(0)
         bent = np.stack([_bend(s, s.value) for s in slopes])
         # Of steps that the claim agrees with: larger ones may fold what bends at a smaller scale.
-        own = np.where(gap <= error + rounding, np.maximum(error, bent), np.inf)
-        allowed = np.maximum(_least_pair(own) + rounding, least)
+        error_of_step = np.where(gap <= error + rounding, np.maximum(error, bent), np.inf)
+        allowed = np.maximum(_least_pair(error_of_step) + rounding, least)
         seen = (gap > error + rounding) & linear
         order = float(np.median(orders[seen])) if wrong.any() else np.nan
     allowed = np.nan_to_num(allowed, nan=np.inf)
-    return Verdict(wrong, allowed, np.where(constant, 0, whole), bool(kink), order)
+    return Verdict(wrong, allowed, np.where(constant, 0, magnitude), bool(kink), order)
 
 
 def _bend(slope: Slope, value: Array) -> Array:
@@ -244,8 +244,8 @@ def _leave_out_kinks(case: Case, claims: Claims, u: Array) -> Array:
     found = 0
     while groups and found <= KINKS:
         group = groups.pop()
-        own = np.where(np.isin(values, group), u, 0)
-        if not judge_line(*ask_line(case, claims, own)).kink:
+        direction = np.where(np.isin(values, group), u, 0)
+        if not judge_line(*ask_line(case, claims, direction)).kink:
             continue
         if len(group) > 1:
             groups += [group[: len(group) // 2], group[len(group) // 2 :]]
@@ -291,8 +291,10 @@ def judge_kink(
         if near is None:
             return _pass_over(case), None
         beside = Line(case.evaluate, line.x + step, line.u, near[0], w, line.eps, line.moved)
-        own = np.stack(_side_slopes(beside)[:2])
-        more = abs(w) @ np.maximum(own.max(0) - sides.max(0), sides.min(0) - own.min(0)).clip(0)
+        slopes = np.stack(_side_slopes(beside)[:2])
+        more = abs(w) @ np.maximum(slopes.max(0) - sides.max(0), sides.min(0) - slopes.min(0)).clip(
+            0
+        )
         if (more > np.maximum(allowed, apart / 8)).any():
             return _pass_over(case), None
     # A cotangent of one result, if there is such, whose slopes are those of f.

@@ -177,9 +177,9 @@ class Line:
         )
 
         lost = ~finite.all(0) @ (self.w != 0).T
-        whole = np.isfinite(p).all(0) & ~lost
-        self.noise[i] = np.where(whole, noise, 0)
-        truncation, side_error = (np.where(whole, x, np.inf) for x in (truncation, side_error))
+        usable = np.isfinite(p).all(0) & ~lost
+        self.noise[i] = np.where(usable, noise, 0)
+        truncation, side_error = (np.where(usable, x, np.inf) for x in (truncation, side_error))
         return Slope(h, d8, truncation, odd, left, right, side_error)
 
     def error(self, i: int, finest: int) -> Array:

@@ -70,9 +70,9 @@ def describe_forms(forms: Iterable[Form]) -> str:
         axes = f"({form.shape.replace(' ', ', ')})"
         shapes.setdefault((form.parameter, form.kind), []).append(axes)
     kinds: dict[tuple[str, str], list[str]] = {}
-    for (parameter, kind), own in shapes.items():
-        kinds.setdefault((parameter, ", ".join(own)), []).append(kind)
-    return "; ".join(f"{name} {own}: {' or '.join(k)}" for (name, own), k in kinds.items())
+    for (parameter, kind), shape in shapes.items():
+        kinds.setdefault((parameter, ", ".join(shape)), []).append(kind)
+    return "; ".join(f"{name} {shape}: {' or '.join(k)}" for (name, shape), k in kinds.items())
 
 
 @dataclass
@@ -147,15 +147,15 @@ class Call:
             If it raises, or returns something else.
         """
         arrays: list[Array | None] = list(inputs[:3])
-        own = self.inputs
-        if self.crosses and own[1] in CONTEXTS:
+        names = self.inputs
+        if self.crosses and names[1] in CONTEXTS:
             arrays[2] = None
-            if inputs.key is None and not self.module.arguments()[own[1]]:
-                own = own[:1]  # self-attention is the default
+            if inputs.key is None and not self.module.arguments()[names[1]]:
+                names = names[:1]  # self-attention is the default
         options = self._options(case.ask, case.B, case.T, inputs.visible, form)
         first = self.module.batch_first is not False
         given = {n: x if x is None or first else x.swapaxes(0, 1)
-                 for n, x in zip(own, arrays, strict=False)}  # fmt: skip
+                 for n, x in zip(names, arrays, strict=False)}  # fmt: skip
         if first or cotangents is None:
             returned = self.module.call(given, options, cotangents)
         else:
@@ -192,9 +192,9 @@ class Call:
         given = {n: self.module.framework.give(x) if isinstance(x, np.ndarray) else x
                  for n, x in options.items()}  # fmt: skip
         swap = self.module.batch_first is False
-        own = {n: x.transpose(0, 1) if swap else x
+        tensors = {n: x.transpose(0, 1) if swap else x
                for n, x in zip(self.inputs, inputs, strict=False)}  # fmt: skip
-        out, _ = self.module.results(self.module.method(**own, **given))
+        out, _ = self.module.results(self.module.method(**tensors, **given))
         return out.transpose(0, 1) if swap else out
 
 

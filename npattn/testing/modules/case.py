@@ -67,8 +67,8 @@ class ModuleCase:
         return self.S if isinstance(self.S, int) else self.T
 
     def __repr__(self) -> str:
-        own = [f"{n}={x!r}" for n, x in vars(self).items() if x != getattr(type(self), n)]
-        return f"ModuleCase({', '.join(own)})"
+        fields = [f"{n}={x!r}" for n, x in vars(self).items() if x != getattr(type(self), n)]
+        return f"ModuleCase({', '.join(fields)})"
 
     def inputs(self, widths: Mapping[str, int], dtype: Any, shape: str) -> Inputs:
         """Return the inputs in a dtype; a mask of a shape like "B 1 T S".

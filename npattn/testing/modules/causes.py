@@ -67,8 +67,8 @@ def _find_changes(judge: Judge, failed: Failed) -> Cause | None:
     plans = [replace(judge.own_plan, conventions=c) for c in (judge.plan.conventions, *EMPTY_ROWS)]
     given: dict[ModuleCase, bool] = {}
     for plan in plans:
-        own = {case: _reproduces(judge, plan, case) for case in tried if case in judge.seen}
-        given = own if sum(own.values()) > sum(given.values()) else given
+        reproduced = {case: _reproduces(judge, plan, case) for case in tried if case in judge.seen}
+        given = reproduced if sum(reproduced.values()) > sum(given.values()) else given
         if all(given.values()):
             break
     rules = tuple(
@@ -138,13 +138,13 @@ def _find_gradients(judge: Judge, failed: Failed) -> Cause | None:
         texts = {name: _relate(name, *pairs[name]) for name in sorted(wrong)}
         if not all(texts.values()):
             continue
-        own = tuple(
+        cases = tuple(
             o.id for o, _ in failed.values()
             if {c.name for c in o.comparisons if not c.passed} and not
             {c.name for c in o.comparisons if not c.passed} & {"out", "weights"}
         )  # fmt: skip
         step = _step_of(judge, next(iter(wrong)))
-        return Cause("; ".join(texts.values()), own, step, "backward: everywhere", confirmed=1,
+        return Cause("; ".join(texts.values()), cases, step, "backward: everywhere", confirmed=1,
                      name="gradient")  # fmt: skip
     return None
 

@@ -316,16 +316,16 @@ class _Asked:
         self, sizes: Mapping[str, Sequence[int]], examples: int, seed: int
     ) -> tuple[Outcome, ModuleCase | None]:
         """Return the outcome, and the smallest case if it failed."""
-        own = self.rule.fields(self.judge)
+        fields = self.rule.fields(self.judge)
         outcome = Outcome(
             self.name, self.rule.semantics, self.rule.about, self.judge.module.dtype,
             "not applicable", level=self.rule.level,
         )  # fmt: skip
         if self.judge.is_unknown and self.rule.level != "conduct":
-            own = f"not judged: {self.judge.unknown}"
-        if isinstance(own, str):
-            return replace(outcome, message=own), None
-        choices = FIELDS | {"S": self.judge.lengths} | dict(own)
+            fields = f"not judged: {self.judge.unknown}"
+        if isinstance(fields, str):
+            return replace(outcome, message=fields), None
+        choices = FIELDS | {"S": self.judge.lengths} | dict(fields)
         for name, values in sizes.items():
             if name != "S" or any(isinstance(x, int) for x in choices["S"]):
                 choices[name] = values
@@ -390,12 +390,12 @@ def _choose_rules(only: str | Iterable[str] | None) -> dict[str, Rule]:
         return {rule: x for rule, x in RULES.items() if rule not in SLOW}
     chosen: dict[str, Rule] = {}
     for name in names:
-        own = {rule: x for rule, x in RULES.items() if rule.startswith(name)}
-        if not own:
+        named = {rule: x for rule, x in RULES.items() if rule.startswith(name)}
+        if not named:
             raise OptionError(
                 f"{name!r} is not a rule of modules, must be one of {', '.join(RULES)}"
             )
-        chosen |= own
+        chosen |= named
     return chosen
 
 
@@ -411,7 +411,7 @@ def _read_sizes(sizes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]
 def _settings(judge: Judge) -> dict[str, Any]:
     """Return what a report says of the module: its conventions, and how it is read."""
     default = Conventions()
-    own = {f.name: getattr(judge.plan.conventions, f.name) for f in fields(Conventions)}
+    conventions = {f.name: getattr(judge.plan.conventions, f.name) for f in fields(Conventions)}
     masks = describe_forms(judge.call.forms) or "no mask"
     causal = judge.plan.causal and (
         "causal where no mask is given, the mask alone where one is"
@@ -420,7 +420,7 @@ def _settings(judge: Judge) -> dict[str, Any]:
     aside = dict.fromkeys(judge.aside.values())
     parts = [*aside, *judge.notes, str(judge.reading), masks, *([causal] if causal else [])]
     return {
-        "conventions": {n: x for n, x in own.items() if x != getattr(default, n)},
+        "conventions": {n: x for n, x in conventions.items() if x != getattr(default, n)},
         "reads": "; ".join(parts),
     }
 

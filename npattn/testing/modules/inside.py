@@ -90,9 +90,9 @@ class Inside:
     @property
     def head_sizes(self) -> tuple[int, int]:
         """Number of features of a query or key head, and of a value head."""
-        own = self.reading
-        wide = own.indices["wq"].shape[1], own.indices["wv"].shape[1]
-        return wide[0] // own.num_heads, wide[1] // own.num_kv_heads
+        reading = self.reading
+        wide = reading.indices["wq"].shape[1], reading.indices["wv"].shape[1]
+        return wide[0] // reading.num_heads, wide[1] // reading.num_kv_heads
 
     def fit(self, features: Sequence[int], values: int = 0) -> Selection | None:
         """Return the selection of most groups for these features; None if none fits.
@@ -107,10 +107,13 @@ class Inside:
         for groups in range(self.reading.num_kv_heads, 0, -1):
             parts = {"q": groups * self.group * d, "k": groups * d, "v": 0}
             room = [out // (groups * self.group), E]
-            for own in self.inputs_by_letter:
-                room.append((width[own[0]] - sum(parts[n] for n in own)) // groups
-                            if "v" in own else E)  # fmt: skip
-            fits = all(sum(parts[n] for n in own) <= width[own[0]] for own in self.inputs_by_letter)
+            for letters in self.inputs_by_letter:
+                room.append((width[letters[0]] - sum(parts[n] for n in letters)) // groups
+                            if "v" in letters else E)  # fmt: skip
+            fits = all(
+                sum(parts[n] for n in letters) <= width[letters[0]]
+                for letters in self.inputs_by_letter
+            )
             if fits and min(room) >= least:
                 return Selection(tuple(features), min(*room, max(values, FEATURES)), groups)
         return None
@@ -160,10 +163,10 @@ class Inside:
         heads = {"q": chosen.groups * self.group, "k": chosen.groups, "v": chosen.groups}
         for name, index in ((n, self.reading.indices["w" + n]) for n in "qkv"):
             size = E if name == "v" else D
-            own = range(chosen.values) if name == "v" else chosen.features
+            columns = range(chosen.values) if name == "v" else chosen.features
             for h in range(heads[name]):
-                for i, feature in enumerate(own):
-                    values[index[starts[name] + h * len(own) + i, h * size + feature]] = 1
+                for i, feature in enumerate(columns):
+                    values[index[starts[name] + h * len(columns) + i, h * size + feature]] = 1
         wo = self.reading.indices.get("wo")
         for h in range(heads["q"]):
             for i in range(chosen.values if wo is not None else 0):
@@ -176,9 +179,9 @@ class Inside:
         d, n = len(chosen.features), chosen.groups
         length = {"q": n * self.group * d, "k": n * d, "v": n * chosen.values}
         return {
-            x: sum(length[y] for y in own[: own.index(x)])
-            for own in self.inputs_by_letter
-            for x in own
+            x: sum(length[y] for y in letters[: letters.index(x)])
+            for letters in self.inputs_by_letter
+            for x in letters
         }
 
     def attend(
@@ -217,15 +220,15 @@ class Inside:
             out = out[..., : n * e].unflatten(-1, (n, e))
         return out.movedim(-2, 1)
 
-    def _inputs(self, chosen: Selection, own: Mapping[str, Any]) -> list[Any]:
+    def _inputs(self, chosen: Selection, arrays: Mapping[str, Any]) -> list[Any]:
         """Return the inputs (B, length, C) that carry q, k and v."""
         inputs, starts = [], self._starts(chosen)
         for letters in self.inputs_by_letter:
             width = self.reading.indices["w" + letters[0]].shape[0]
-            first = own[letters[0]]
+            first = arrays[letters[0]]
             x = first.new_zeros(first.shape[0], first.shape[2], width)
             for name in letters:
-                part = own[name].movedim(1, 2).flatten(2)  # (B, length, heads · features)
+                part = arrays[name].movedim(1, 2).flatten(2)  # (B, length, heads · features)
                 start = starts[name]
                 pads = (
                     x.new_zeros(*x.shape[:2], start),
@@ -265,8 +268,8 @@ class Inside:
             x = self._turn_back(chosen, q.to(wide) * factor, k.to(wide), T, S)
             visible = None if mask is None else mask.detach().cpu().numpy()
             if triangle is not None and (visible is not None or not triangle):
-                own = np.tri(T, S, dtype=bool) if triangle else np.ones((T, S), bool)
-                visible = own if visible is None else visible & own
+                triangle_mask = np.tri(T, S, dtype=bool) if triangle else np.ones((T, S), bool)
+                visible = triangle_mask if visible is None else visible & triangle_mask
             if visible is not None:
                 visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
                 visible = np.broadcast_to(visible, (*visible.shape[:2], T, S))
@@ -311,12 +314,12 @@ class Inside:
     @property
     def frequencies(self) -> Array:
         """Angle of a step of each pair, in radians."""
-        own = self.rotary
-        assert own is not None
-        if own.frequencies is not None:
-            return np.asarray(own.frequencies.values, float)
-        R = own.size or self.head_sizes[0]
-        return np.asarray(own.base ** (-np.arange(R // 2) * 2 / R))
+        rotary = self.rotary
+        assert rotary is not None
+        if rotary.frequencies is not None:
+            return np.asarray(rotary.frequencies.values, float)
+        R = rotary.size or self.head_sizes[0]
+        return np.asarray(rotary.base ** (-np.arange(R // 2) * 2 / R))
 
     # --- what it does -----------------------------------------------------------------------------
 

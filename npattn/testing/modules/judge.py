@@ -87,15 +87,15 @@ class Judge:
     ) -> None:
         self.module, self.call = module, Call.read(module)
         self.named = named or Named()
-        own = self.named.roles, self.named.num_heads, self.named.num_kv_heads
+        declared = self.named.roles, self.named.num_heads, self.named.num_kv_heads
         self.notes: list[str] = []
-        self.flat, readings, self.unread = find_roles(module, *own)
+        self.flat, readings, self.unread = find_roles(module, *declared)
         norms = {n.rpartition(".")[0] for n in self.unread if "norm" in module.holder(n).lower()}
         self.left_out = sorted(norms)
         if norms:
             module.stack.enter_context(module.leaving_out(self.left_out))
             self.notes.append(f"{', '.join(self.left_out)} not judged: replaced by the identity")
-            self.flat, readings, self.unread = find_roles(module, *own)
+            self.flat, readings, self.unread = find_roles(module, *declared)
         width = {n: readings[0].indices["w" + n].shape[0] for n in "qkv"}
         if len(self.call.inputs) == 1 and len(set(width.values())) > 1:
             raise OptionError(
@@ -254,11 +254,11 @@ class Judge:
     ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
         """Yield the plans that give a result with some of the changes that are tried."""
         plans = [x for x in plans if x[1].forward(inputs).out.shape == got.out.shape]
-        for own in tried:
+        for changes in tried:
             for reading, plan in plans:
-                changed = apply(plan, own)
+                changed = apply(plan, changes)
                 if changed is not None and self._fits(changed, inputs, got):
-                    yield reading, plan, list(own)
+                    yield reading, plan, list(changes)
 
     # --- what selections show ---------------------------------------------------------------------
 
@@ -309,14 +309,14 @@ class Judge:
             for names in itertools.chain.from_iterable(
                 itertools.combinations(shown, n) for n in range(len(shown) + 1)
             ):
-                own = {n: shown[n] for n in names}
+                read = {n: shown[n] for n in names}
                 for change in SCALES if names == ("scale",) else ():  # a mistake that has a name
                     known = change.apply(declared)
                     if known is not None and self._fits(known, inputs, got):
                         yield reading, declared, [change]
-                if self._fits(replace(declared, **own), inputs, got):
+                if self._fits(replace(declared, **read), inputs, got):
                     self.notes += [x for x in (note, words) if x]
-                    yield reading, declared, [describe_unnamed(own)] if own else []
+                    yield reading, declared, [describe_unnamed(read)] if read else []
 
     def _learn_lengths(self) -> None:
         """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
@@ -427,12 +427,12 @@ class Judge:
         others must too.
         """
         suspects, others = [], []
-        whole = {form.kind for form in known if len(form.shape.split()) == 4}
+        four_axes = {form.kind for form in known if len(form.shape.split()) == 4}
         shape = answers[0][1].out.shape if answers else ()
         for form, got in answers:
             if form in known or form.kind not in {f.kind for f in known}:
                 continue
-            if form.kind in whole and len(form.shape.split()) == 4 and got.out.shape == shape:
+            if form.kind in four_axes and len(form.shape.split()) == 4 and got.out.shape == shape:
                 suspects.append(form)
             else:
                 others.append(form)
@@ -508,9 +508,9 @@ class Judge:
         """Return the inputs of a case, in the dtype of the module."""
         mha, form = self.plan.mha, form or self.form_of(case)
         widths = {"query": mha.wq.shape[0], "key": mha.wk.shape[0], "value": mha.wv.shape[0]}
-        own = case.inputs(widths, self.module.array_dtype, form.shape if form else "T S")
+        inputs = case.inputs(widths, self.module.array_dtype, form.shape if form else "T S")
         shared = self.call.crosses and len(self.call.inputs) == 2
-        return own._replace(value=None) if shared else own
+        return inputs._replace(value=None) if shared else inputs
 
     def ask(self, case: ModuleCase, form: Form | None = None, record: bool = False) -> Returned:
         """Return the results of the module; with `record` those that autograd has followed."""

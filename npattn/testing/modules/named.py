@@ -57,12 +57,12 @@ class Named:
             changes["scale"] = float(scalar) ** -0.5
             notes.append(f"scale 1/√{scalar} by config.query_pre_attn_scalar")
         elif self.scale is None and config is None:
-            own = module.attribute(SCALES, float)
+            scale = module.attribute(SCALES, float)
             mistakes = (1.0, D**0.5, D**-0.5, 1 / D, float(D), (H * D) ** -0.5, (H * D) ** 0.5,
                         H**-0.5, H**0.5, 0.0)  # fmt: skip
-            if own is not None and not any(math.isclose(own, x) for x in mistakes):
-                changes["scale"] = own
-                notes.append(f"scale {own:.6g} by its attribute")
+            if scale is not None and not any(math.isclose(scale, x) for x in mistakes):
+                changes["scale"] = scale
+                notes.append(f"scale {scale:.6g} by its attribute")
         if self.softcap is None and (cap := module.attribute(CAPS, (int, float))):
             changes["softcap"] = float(cap)
             notes.append(f"softcap {cap:g} by its attribute")

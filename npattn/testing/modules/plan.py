@@ -257,8 +257,8 @@ def _weights(**names: str | None) -> Callable[[Plan], Plan | None]:
     """Replace parameters by others, by name: "wq", or "wq.T" for the transpose."""
 
     def read(mha: MultiHeadAttention, name: str | None) -> Any:
-        own, _, turns = (name or "").partition(".")
-        array = getattr(mha, own) if own else None
+        attribute, _, turns = (name or "").partition(".")
+        array = getattr(mha, attribute) if attribute else None
         return array.T if turns and array is not None else array
 
     def apply(plan: Plan) -> Plan | None:

@@ -76,13 +76,13 @@ class Reading:
 
     def build(self, flat: Array) -> MultiHeadAttention:
         """Return the reference with the weights of a flat vector."""
-        own: dict[str, Any] = {name: flat[index] for name, index in self.indices.items()}
+        parameters: dict[str, Any] = {name: flat[index] for name, index in self.indices.items()}
         for name in ("norm_q", "norm_k") if self.norm_offset else ():
-            own[name] = own[name].astype(float) + self.norm_offset
+            parameters[name] = parameters[name].astype(float) + self.norm_offset
         if self.norm:
-            own |= {"qk_norm": self.norm, "norm_eps": self.norm_eps}
+            parameters |= {"qk_norm": self.norm, "norm_eps": self.norm_eps}
         return MultiHeadAttention(
-            **own,
+            **parameters,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             add_zero_attn=self.add_zero_attn,
@@ -105,7 +105,7 @@ class Reading:
 
     def __str__(self) -> str:
         D = self.indices["wq"].shape[1] // self.num_heads
-        own = ", ".join(f"w{role} = {name}" for role, name in self.names.items())
+        roles = ", ".join(f"w{role} = {name}" for role, name in self.names.items())
         kv = "" if self.num_kv_heads == self.num_heads else f", {self.num_kv_heads} of keys"
         packed = {
             "": "",
@@ -116,7 +116,7 @@ class Reading:
         kind = self.norm.replace("_projection", " of all heads together")
         norm = f"; {kind} norm of q and k, eps {self.norm_eps:g}" if self.norm else ""
         norm += ", weight + 1" if self.norm_offset else ""
-        return f"{own}{packed[self.order]}; {heads} of {D}{kv}{norm}"
+        return f"{roles}{packed[self.order]}; {heads} of {D}{kv}{norm}"
 
 
 class Flat:
@@ -202,7 +202,7 @@ def find_roles(
         projection = given.get(name, "" if by_name in given.values() else by_name)
         if projection:
             found.setdefault(projection, []).append(name)
-    weights = {x for x, own in found.items() if any(len(flat.shapes[n]) > 1 for n in own)}
+    weights = {x for x, names in found.items() if any(len(flat.shapes[n]) > 1 for n in names)}
     kinds = {"q", "k", "v"} if "qkv" not in weights else set()
     kinds -= {"k", "v"} if "kv" in weights else set()
     if missing := sorted(kinds - weights):
@@ -228,7 +228,7 @@ def find_roles(
                 readings.append(reading)
     if not readings:
         why = errors[0] if errors else (
-            f"widths of {', '.join(n for own in found.values() for n in own)} do not fit "
+            f"widths of {', '.join(n for names in found.values() for n in names)} do not fit "
             f"{heads or 'any number of'} heads and {kv or 'any number'} of keys"
         )  # fmt: skip
         raise OptionError(
@@ -244,7 +244,7 @@ def find_roles(
 
 def _with_norms(module: TorchModule, flat: Flat, reading: Reading) -> Iterator[Reading]:
     """Yield the reading with each meaning that norms of q and k may have; itself without any."""
-    own: dict[str, str] = {}
+    norms: dict[str, str] = {}
     for name in flat.shapes:
         *_, layer, last = ("", *name.lower().split("."))
         words = set(re.split(r"_|(?<=[qk])(?=norm|ln)", layer if layer else last))
@@ -253,21 +253,23 @@ def _with_norms(module: TorchModule, flat: Flat, reading: Reading) -> Iterator[R
                 letter,
                 {"q": "query", "k": "key"}[letter],
             }:
-                own[f"norm_{letter}{'_bias' if last == 'bias' else ''}"] = name
+                norms[f"norm_{letter}{'_bias' if last == 'bias' else ''}"] = name
     H, K = reading.num_heads, reading.num_kv_heads
     D = reading.indices["wq"].shape[1] // H
-    width = flat.shapes[own["norm_q"]] if {"norm_q", "norm_k"} <= own.keys() else ()
+    width = flat.shapes[norms["norm_q"]] if {"norm_q", "norm_k"} <= norms.keys() else ()
     if width not in ((D,), (H * D,)):
         yield reading
         return
-    indices = {**reading.indices, **{n: flat.index(name) for n, name in own.items()}}
-    holder = module.owner.get_submodule(own["norm_q"].rpartition(".")[0])
+    indices = {**reading.indices, **{n: flat.index(name) for n, name in norms.items()}}
+    holder = module.owner.get_submodule(norms["norm_q"].rpartition(".")[0])
     eps = next((float(x) for n in ("eps", "variance_epsilon") if (x := getattr(holder, n, None))),
                1e-6)  # fmt: skip
-    whole = "_projection" if width != (D,) or (D == H * D and K != H) else ""
+    suffix = "_projection" if width != (D,) or (D == H * D and K != H) else ""
     kinds = [("rms", 0.0), ("rms", 1.0), ("layer", 0.0)]
-    for kind, offset in kinds[2:] if "norm_q_bias" in own else kinds:
-        yield replace(reading, indices=indices, norm=kind + whole, norm_eps=eps, norm_offset=offset)
+    for kind, offset in kinds[2:] if "norm_q_bias" in norms else kinds:
+        yield replace(
+            reading, indices=indices, norm=kind + suffix, norm_eps=eps, norm_offset=offset
+        )
 
 
 def _read_roles(roles: Mapping[str, str], flat: Flat) -> tuple[dict[str, str], str]:
@@ -281,12 +283,12 @@ def _read_roles(roles: Mapping[str, str], flat: Flat) -> tuple[dict[str, str], s
         order = ORDERS[" ".join(axes.split())] if axes else order
         if role not in EXPLICIT:
             raise OptionError(f"roles has {role!r}, must have {', '.join(EXPLICIT)}")
-        own = [n for n in flat.shapes if n == holder or n.startswith(f"{holder}.")]
-        if not own:
+        inside = [n for n in flat.shapes if n == holder or n.startswith(f"{holder}.")]
+        if not inside:
             raise OptionError(
                 f"roles[{role!r}] is {holder!r}, must name one of {', '.join(flat.shapes)}"
             )
-        given |= dict.fromkeys(own, EXPLICIT[role])
+        given |= dict.fromkeys(inside, EXPLICIT[role])
     return given, order
 
 
@@ -310,9 +312,9 @@ def _read(
     """
     matrices: dict[str, Array] = {}
     names: dict[str, str] = {}
-    for projection, own in found.items():
-        weights = [n for n in own if len(flat.shapes[n]) > 1]
-        biases = [n for n in own if len(flat.shapes[n]) == 1]
+    for projection, parameters in found.items():
+        weights = [n for n in parameters if len(flat.shapes[n]) > 1]
+        biases = [n for n in parameters if len(flat.shapes[n]) == 1]
         if not weights:  # the biases of separate weights may be packed
             matrices["b" + projection] = np.concatenate([flat.index(n) for n in biases])
             continue
@@ -372,13 +374,13 @@ def _matrix(module: TorchModule, flat: Flat, name: str, turned: bool) -> Array:
     return index if right or (right is None and not turned) else index.T
 
 
-def _unpack(own: dict[str, Array], H: int, K: int, order: str) -> dict[str, Array] | None:
+def _unpack(arrays: dict[str, Array], H: int, K: int, order: str) -> dict[str, Array] | None:
     """Split packed columns; None where they do not fit."""
     for packed, letters in (("qkv", "qkv"), ("kv", "kv")):
         for kind in ("w", "b"):
-            if kind + packed not in own:
+            if kind + packed not in arrays:
                 continue
-            x = own.pop(kind + packed)
+            x = arrays.pop(kind + packed)
             width = x.shape[-1]
             groups = {"q": H, "k": K, "v": K}
             total = sum(groups[n] for n in letters)
@@ -393,5 +395,5 @@ def _unpack(own: dict[str, Array], H: int, K: int, order: str) -> dict[str, Arra
             else:
                 ends = np.cumsum([groups[n] * D for n in letters])[:-1]
                 parts = np.split(x, ends, -1)
-            own |= {kind + n: p for n, p in zip(letters, parts, strict=True)}
-    return own
+            arrays |= {kind + n: p for n, p in zip(letters, parts, strict=True)}
+    return arrays

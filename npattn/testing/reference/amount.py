@@ -51,9 +51,9 @@ def _describe_factor(
 ) -> Iterator[tuple[str, tuple[Array, float]]]:
     """Yield multiples of the right result, with a factor for its tolerance."""
     ratio = wide[wrong] / exact[wrong]
-    own = float(np.median(ratio[np.isfinite(ratio)])) if np.isfinite(ratio).any() else 0.0
-    near = [x for x in FACTORS if abs(x - own) < 0.01 * abs(own)]
-    for factor in (*near, own):
+    median = float(np.median(ratio[np.isfinite(ratio)])) if np.isfinite(ratio).any() else 0.0
+    near = [x for x in FACTORS if abs(x - median) < 0.01 * abs(median)]
+    for factor in (*near, median):
         if factor:
             words = {-1.0: "negated"}
             yield words.get(factor, f"{factor:.3g} times as large"), (

@@ -111,8 +111,8 @@ def check_reference(
             continue
         found = Found(pair, dtype, ALARM / len(dtypes) / examples)
         found.ask(pair.cases(seed, TRIES * examples), examples, seconds)
-        own, cause = found.outcomes(reference_name, shrink, diagnosis)
-        outcomes += own
+        of_results, cause = found.outcomes(reference_name, shrink, diagnosis)
+        outcomes += of_results
         causes += [cause] if cause else []
         refused += [f"{dtype}: {line}" for line in found.refusal_lines]
         untested |= dict.fromkeys(found.name_untested(reference_name))
@@ -221,8 +221,8 @@ def _attention(
     if not isinstance(g, Implementation):
         plain = Implementation(g, backward=g_backward, framework=frameworks[1])
         watched = Watched(g, plain.framework.name)
-        own = None if g_backward is None else watched.watch(g_backward)
-        g = Implementation(watched, backward=own, framework=plain.framework)
+        watched_backward = None if g_backward is None else watched.watch(g_backward)
+        g = Implementation(watched, backward=watched_backward, framework=plain.framework)
     else:
         watched = Watched(g.f, "")  # it may live elsewhere: its operations are not seen
     for one in (f, g):
@@ -360,9 +360,9 @@ class Found:
             yield f"{about}: its results in {self.dtype} stand for exact ones"
         for name in sorted(self.narrowed):
             yield f"a cast to {name} in {reference}, which was computed without it"
-        for name, own in self.powers.items():
-            if len(_keep_judged(own)) < len(own) and name not in self.failed:
-                count = f"{len(_keep_judged(own))} of {len(own)}"
+        for name, powers in self.powers.items():
+            if len(_keep_judged(powers)) < len(powers) and name not in self.failed:
+                count = f"{len(_keep_judged(powers))} of {len(powers)}"
                 yield f"{self.dtype}: {name} was judged on {count} problems"
         for name, power in self.union().items():
             at_kinks = self.crossed.get(name, 0)
@@ -376,7 +376,7 @@ class Found:
         In 16 bits the sums of large cases tell little, and these have most elements: cases that do
         not judge a result are left out, and said, if half of all do.
         """
-        return {name: Power.union(_keep_judged(own)) for name, own in self.powers.items()}
+        return {name: Power.union(_keep_judged(powers)) for name, powers in self.powers.items()}
 
     def outcomes(
         self, reference: str, shrink: bool, diagnosis: bool
@@ -412,20 +412,20 @@ class Found:
         found = self.wrong_one
         if found is None:
             return []
-        own = (
+        texts = (
             describe_amount(c.name, found.results[c.name], found.spread.exact[c.name],
                             found.allowed[c.name])
             for c in found.comparisons if not c.passed
         )  # fmt: skip
-        return [text for text in own if text]
+        return [text for text in texts if text]
 
     def _outcome(self, name: str, reference: str) -> Outcome:
         about = f"{name} agrees with that of {reference}, element by element."
         rule, tried = f"reference-{name}", self.tried
         if name not in self.failed:
             passed = Outcome(rule, "", about, self.dtype, "passed", self.worst[name], tried)
-            own = self.powers.get(name)
-            powers = {name: Power.union(_keep_judged(own))} if own else {}
+            of_result = self.powers.get(name)
+            powers = {name: Power.union(_keep_judged(of_result))} if of_result else {}
             return passed.with_powers(powers) if powers else passed
         case, c = self.failed[name]
         return Outcome(
@@ -472,8 +472,8 @@ class Found:
 
 def _note_defect(outcome: Outcome, unseen: Sequence[str]) -> Outcome:
     """Return the outcome without a verdict, if changes of its result would have passed."""
-    own = [x for x in unseen if f"reference-{x.partition(':')[0]}" == outcome.rule]
-    return outcome.with_defects(own) if outcome.status == "passed" else outcome
+    undetected = [x for x in unseen if f"reference-{x.partition(':')[0]}" == outcome.rule]
+    return outcome.with_defects(undetected) if outcome.status == "passed" else outcome
 
 
 def _keep_judged(powers: Sequence[Power]) -> Sequence[Power]:

@@ -50,7 +50,9 @@ def convert_modules(f: Callable[..., Any], *dtypes: str) -> Callable[..., Any]:
         if isinstance(g, torch.nn.Module):
             return convert(g)
         if isinstance(g, types.MethodType):
-            return g if (own := convert(g.__self__)) is g.__self__ else getattr(own, g.__name__)
+            return (
+                g if (copied := convert(g.__self__)) is g.__self__ else getattr(copied, g.__name__)
+            )
         if isinstance(g, functools.partial):
             args = [convert(x) for x in g.args]
             words = {n: convert(x) for n, x in g.keywords.items()}
@@ -69,10 +71,10 @@ def _rebuild_function(g: types.FunctionType, convert: Callable[[Any], Any]) -> t
             cells.append(types.CellType(convert(cell.cell_contents)))
         except ValueError:  # the cell is still empty
             cells.append(cell)
-    own = {name: convert(g.__globals__[name]) for name in g.__code__.co_names
+    globals_used = {name: convert(g.__globals__[name]) for name in g.__code__.co_names
            if name in g.__globals__}  # fmt: skip
     defaults = tuple(map(convert, g.__defaults__ or ())) or None
-    made = types.FunctionType(g.__code__, {**g.__globals__, **own}, g.__name__, defaults,
+    made = types.FunctionType(g.__code__, {**g.__globals__, **globals_used}, g.__name__, defaults,
                               tuple(cells) or None)  # fmt: skip
     words = g.__kwdefaults__
     made.__kwdefaults__ = None if words is None else {n: convert(x) for n, x in words.items()}

@@ -93,8 +93,8 @@ class Decisions:
         """
         if self.mode == "record":
             result = evaluate(given)
-            own = np.zeros(0) if given is None else np.zeros(given.shape)
-            self.sites.append(Site(result, None if given is None else given.copy(), own))
+            margin = np.zeros(0) if given is None else np.zeros(given.shape)
+            self.sites.append(Site(result, None if given is None else given.copy(), margin))
             return result
         site = self.sites[self.at] if self.at < len(self.sites) else None
         self.at += 1

@@ -107,16 +107,16 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 continue
             new = _memory(x) not in known or func._schema.is_mutable
             if new and x.numel() and not moves and self.noise is not None:
-                own = None if terms is None else terms[i]
-                self._round(x, own, exact)
+                of_part = None if terms is None else terms[i]
+                self._round(x, of_part, exact)
             self.reached[_memory(x)] = x
         return result
 
     def _round(self, x: Any, terms: Any, exact: Any) -> None:
         assert self.noise is not None
-        own = None if terms is None else terms.detach().cpu().numpy()
+        sizes = None if terms is None else terms.detach().cpu().numpy()
         where = None if exact is None else find_exact(exact[0], exact[1], tuple(x.shape))
-        rounded = self.noise.round(x.detach().cpu().numpy(), own, where)
+        rounded = self.noise.round(x.detach().cpu().numpy(), sizes, where)
         x.copy_(_tensor(rounded, x))
 
     def _keep_wide(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -141,8 +141,8 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if table is not None:
             result = table(self, func, args, kwargs)
         else:
-            own = getattr(getattr(torch.ops.aten, name), func._overloadname, func)
-            decomposition = decomposition_table.get(own, decomposition_table.get(func))
+            overload = getattr(getattr(torch.ops.aten, name), func._overloadname, func)
+            decomposition = decomposition_table.get(overload, decomposition_table.get(func))
             if decomposition is None:
                 return self._compute(func, name, args, kwargs, set())
             with self:
@@ -264,8 +264,8 @@ def _extremum(least: bool) -> Callable[..., Any]:
     def extremum(mode: RoundingMode, func: Any, args: Any, kwargs: Any) -> Any:
         """max(x), max(x, dim), amax(x, dims): the last is of several axes, without indices."""
         x, *rest = args
-        own = dict(zip(("dim", "keepdim"), rest, strict=False)) | kwargs
-        keep, dim = own.get("keepdim", False), own.get("dim", ())
+        options = dict(zip(("dim", "keepdim"), rest, strict=False)) | kwargs
+        keep, dim = options.get("keepdim", False), options.get("dim", ())
         if isinstance(dim, int) and "amax amin".find(func._schema.name[-4:]) < 0:
             return _along(mode, x, dim, keep, least)
         axes = [dim] if isinstance(dim, int) else list(dim) or list(range(x.ndim))
@@ -469,8 +469,8 @@ def _root(name: str, func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 def _change(func: Any, args: Any, kwargs: Any, how: Callable[[Any], Any]) -> list[Any]:
     """Return the results of an operation on other numbers."""
-    own = [how(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
-    return [*_tensors(func(*own, **kwargs))]
+    changed = [how(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+    return [*_tensors(func(*changed, **kwargs))]
 
 
 def _operand(x: Any) -> Array | None:

@@ -88,17 +88,17 @@ class Rounded(np.ndarray[Any, Any]):
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         """Leave out a cast to a narrower dtype, and note it."""
-        own = np.dtype(dtype)
+        target = np.dtype(dtype)
         if (
             self.run is not None
             and self.dtype == np.float64
-            and own.kind in "fV"
-            and own != self.dtype
+            and target.kind in "fV"
+            and target != self.dtype
         ):
-            self.run.narrowed.add(own.name)
+            self.run.narrowed.add(target.name)
             return self.copy()
         result = super().astype(dtype, *args, **kwargs)
-        if own.kind in "biu" and self.run is not None:
+        if target.kind in "biu" and self.run is not None:
             return self.run.decide("fixed", None, lambda _: _plain(result))
         return result
 
@@ -113,8 +113,8 @@ class Rounded(np.ndarray[Any, Any]):
 
     def sort(self, axis: Any = -1, *args: Any, **kwargs: Any) -> None:
         """Sort in place, in the order of the run."""
-        own = _plain(self)
-        own[...] = np.take_along_axis(own, self._index(np.argsort, axis), axis)
+        plain = _plain(self)
+        plain[...] = np.take_along_axis(plain, self._index(np.argsort, axis), axis)
 
     def _index(self, find: Callable[..., Any], axis: Any, **kwargs: Any) -> Any:
         if self.run is None:
@@ -243,9 +243,9 @@ def _wrap(x: Any, run: Run | None, exact: bool, terms: Any = None, where: Any = 
     plain = np.asarray(x).view(np.ndarray)
     if not (exact or run is None or run.noise is None):
         plain = run.noise.round(plain, terms, _find_exact(where, plain))
-    own = plain.view(Rounded)
-    own.run = run
-    return own
+    rounded = plain.view(Rounded)
+    rounded.run = run
+    return rounded
 
 
 def _find_exact(where: Any, x: Array) -> Any:

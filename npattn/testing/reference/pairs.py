@@ -129,8 +129,8 @@ class Function:
 
     def set_function(self, f: Callable[..., Any], framework: str) -> None:
         self.watched = self.f = Watched(f, framework)
-        own = self.plain_backward
-        self.backward = None if own is None else self.watched.watch(own)
+        backward = self.plain_backward
+        self.backward = None if backward is None else self.watched.watch(backward)
 
     def convert(self, *dtypes: str) -> Function:
         """Return the function with its torch modules, if it holds any, cast to these dtypes."""
@@ -194,8 +194,8 @@ class Function:
                 return self.results(arrays, options)
             given, inputs = self._give(cotangents), self._give(arrays)
 
-            def run(**own: Any) -> dict[str, Any]:
-                return self._call({**inputs, **own}, options)
+            def run(**arguments: Any) -> dict[str, Any]:
+                return self._call({**inputs, **arguments}, options)
 
             with catch_foreign("its gradient raised"):
                 if self.backward is None:
@@ -287,8 +287,10 @@ class FunctionPair:
         return describe_clauses([clause]) if clause else ""
 
     def _domains(self) -> dict[str, Sequence[int]]:
-        own = self.space.sizes
-        return {x: sorted(own[x]) if x in own else range(1, LARGEST) for x in self.space.letters}
+        sizes = self.space.sizes
+        return {
+            x: sorted(sizes[x]) if x in sizes else range(1, LARGEST) for x in self.space.letters
+        }
 
     def _case(self, problem: Mapping[str, Any], seed: int) -> Case:
         sizes = {x: problem[x] for x in self.space.letters}
@@ -315,9 +317,9 @@ class FunctionPair:
             }
 
         def ask(function: Function, given: Mapping[str, Array]) -> dict[str, Array]:
-            own = {name: given[name] if name in leaves else fixed[name] for name in arrays}
+            arguments = {name: given[name] if name in leaves else fixed[name] for name in arrays}
             douts = {n.removeprefix("cotangent of "): given[n] for n in cotangents}
-            return function.everything(own, case.options, douts, leaves)
+            return function.everything(arguments, case.options, douts, leaves)
 
         sizes = sorted(case.sizes.values())[-2:]
         return Call(

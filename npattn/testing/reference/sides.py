@@ -55,13 +55,13 @@ def open_sides(
         If one refuses every problem, or they accept none in common.
     """
     both = [_probe(f, dtype, sizes) for f in (a, b)]
-    wrong = [_format_findings(x, own) for x, own in zip("AB", both, strict=True)]
-    if any(not own.trial.space.structure for own in both):
-        for f, own in zip((a, b), both, strict=True):
-            if any(finding.status == "not applicable" for finding in own.findings):
-                raise OptionError(f"{f.name} accepts {own.refused[0]}")
+    wrong = [_format_findings(x, side) for x, side in zip("AB", both, strict=True)]
+    if any(not side.trial.space.structure for side in both):
+        for f, side in zip((a, b), both, strict=True):
+            if any(finding.status == "not applicable" for finding in side.findings):
+                raise OptionError(f"{f.name} accepts {side.refused[0]}")
         return tuple(x for found in wrong for x in found)
-    trials = [own.trial for own in both]
+    trials = [side.trial for side in both]
     space = _common_space(*(trial.space for trial in trials))
     gradients = trials[0].gradients & trials[1].gradients
     one, other = (replace(x, space=space, gradients=gradients, memo={}) for x in trials)
@@ -126,9 +126,9 @@ def _common_space(a: Space, b: Space) -> Space:
 def _list_alone(a: Capabilities, b: Capabilities) -> list[str]:
     """Return what one of them takes or returns alone, and what neither does."""
     lines = []
-    for name, own, other in (("A", a, b), ("B", b, a)):
+    for name, here_side, other in (("A", a, b), ("B", b, a)):
         refused = {line.partition(":")[0] for line in other.refused}
-        here, there = own.trial, other.trial
+        here, there = here_side.trial, other.trial
         kinds: dict[str, Sequence[Any]] = {
             "takes": sorted(here.space.features - there.space.features),
             "accepts": [x for x in STRUCTURE if x in here.space.structure and x in refused],
@@ -145,5 +145,5 @@ def _results(trial: Trial) -> list[str]:
     f = trial.implementation
     beside = {"lse": f.returns_lse, "weights": f.returns_weights}
     beside["max_score"] = f.returns_max_score
-    own = [name for name, there in beside.items() if there]
-    return [*own, *(name for name in GRADIENTS if name in trial.gradients)]
+    of_forward = [name for name, there in beside.items() if there]
+    return [*of_forward, *(name for name in GRADIENTS if name in trial.gradients)]

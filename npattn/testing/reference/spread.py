@@ -155,9 +155,9 @@ class Spread:
         except ImplementationError:
             results = {}  # it takes float64 alone
         for name, exact in self.exact.items():
-            own = results.get(name)
+            result = results.get(name)
             with np.errstate(all="ignore"):
-                error = np.full(exact.shape, np.nan) if own is None else (own - exact) ** 2
+                error = np.full(exact.shape, np.nan) if result is None else (result - exact) ** 2
                 ratios = error * self.draws / self.squares[name]
             known = ratios[np.isfinite(ratios)]
             self.own[name] = max(1.0, float(np.median(known)) / MEDIAN) if known.size else 1.0

@@ -42,9 +42,9 @@ def _names(*path: str) -> tuple[str, ...]:
     return tuple(schema["properties"])
 
 
-def _fields(value: Any, *path: str, **own: Any) -> dict[str, Any]:
+def _fields(value: Any, *path: str, **replaced: Any) -> dict[str, Any]:
     """Return the fields of the object at a path in the schema: `own` ones, else attributes."""
-    return {n: own[n] if n in own else _plain(getattr(value, n)) for n in _names(*path)}
+    return {n: replaced[n] if n in replaced else _plain(getattr(value, n)) for n in _names(*path)}
 
 
 def as_dict(record: Record) -> dict[str, Any]:

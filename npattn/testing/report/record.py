@@ -134,9 +134,9 @@ class Record:
     def __post_init__(self) -> None:
         counting = [o for o in self.outcomes if self.counts(o)]
         causes = (*self.causes, *self.other_causes)
-        own = tuple(c for c in causes if any(map(c.explains, counting)))
-        object.__setattr__(self, "causes", own)
-        object.__setattr__(self, "other_causes", tuple(c for c in causes if c not in own))
+        explaining = tuple(c for c in causes if any(map(c.explains, counting)))
+        object.__setattr__(self, "causes", explaining)
+        object.__setattr__(self, "other_causes", tuple(c for c in causes if c not in explaining))
 
     @property
     def passed(self) -> bool:

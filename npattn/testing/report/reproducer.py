@@ -156,9 +156,9 @@ def _implementation(f: Implementation) -> str:
         like = f"like={f.profile.name!r}, "
     elif f.profile is not None:
         fields = ("name", "version", "about", "layout", "quantized")
-        own = {n: getattr(f.profile, n) for n in fields}
-        own["signature"] = dict(f.profile.signature)
-        like = f"like=npattn.profiles.Profile({_keywords(own)}), "
+        profile = {n: getattr(f.profile, n) for n in fields}
+        profile["signature"] = dict(f.profile.signature)
+        like = f"like=npattn.profiles.Profile({_keywords(profile)}), "
     backward = "" if f.backward is None else "backward=f_backward, "
     return f"f, {backward}{like}{_keywords(words)}"
 

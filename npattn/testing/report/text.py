@@ -169,14 +169,14 @@ def _group(
 
     Beyond the blocks that there is room for, one line of the failure and few of other rules.
     """
-    cause, shown, whole = group.cause, group.smallest, number < room.blocks
-    yield from _cause_lines(group, width, None if whole else CAUSE_LINES)
+    cause, shown, in_full = group.cause, group.smallest, number < room.blocks
+    yield from _cause_lines(group, width, None if in_full else CAUSE_LINES)
     if number == 0:
         yield from _measurement_lines(record, group, width, room.matrix)
     others = [o for o in group.outcomes if o is not shown]
-    lines = list(words.failure_lines(shown, MESSAGE_LINES if whole else 0, problem=False))
+    lines = list(words.failure_lines(shown, MESSAGE_LINES if in_full else 0, problem=False))
     measured = number == 0 and record.pair is not None  # which has the recipe
-    show = lines[: -1 if measured else None] if whole else lines[:1]
+    show = lines[: -1 if measured else None] if in_full else lines[:1]
     yield from (Line(f"  {x}") for x in show)
     if others and room.names:
         text = f"also failed: {words.rule_names(record, others)}"

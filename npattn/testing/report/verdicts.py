@@ -49,13 +49,13 @@ def rule_verdict(record: Record, rule: str, dtype: str, asked: Collection[str]) 
         Every rule that has a test. Outcomes of others (``option-mask``) belong to "structure".
     """
     here = [o for o in record.outcomes if o.dtype == dtype]
-    own = [o for o in here if o.rule == rule or (rule == PROBE and o.rule not in asked)]
-    if not own:
+    of_rule = [o for o in here if o.rule == rule or (rule == PROBE and o.rule not in asked)]
+    if not of_rule:
         refused = [text for text in record.refused if text.startswith(f"{dtype}: nothing")]
         if here and rule == PROBE and not refused:  # it has an outcome if it finds something
             return Verdict("passed")
         return Verdict("skipped", refused[0] if refused else "not asked, after an earlier failure")
-    verdicts = [_outcome_verdict(record, outcome) for outcome in own]
+    verdicts = [_outcome_verdict(record, outcome) for outcome in of_rule]
     status = min((v.status for v in verdicts), key=WORST_FIRST.index)
     told = [v for v in verdicts if v.status == status]
     return Verdict(status, "\n\n".join(v.text for v in told if v.text), told[0].script)

@@ -214,7 +214,7 @@ def _name_skipped(reasons: Mapping[str, str]) -> str:
         names.setdefault(reason, []).append(name)
     if len(names) == 1 and len(reasons) == len(MODELS):
         return f"all {len(MODELS)} ({next(iter(names))})"
-    return "; ".join(f"{_fold(own)} ({reason})" for reason, own in names.items()) or "none"
+    return "; ".join(f"{_fold(rules)} ({reason})" for reason, rules in names.items()) or "none"
 
 
 def _fold(names: Sequence[str]) -> str:
@@ -223,7 +223,7 @@ def _fold(names: Sequence[str]) -> str:
     for name in names:
         letters, _, number = name.rpartition(" = ")
         numbers.setdefault(letters, []).append(number)
-    return "; ".join(f"{letters} = {', '.join(own)}" for letters, own in numbers.items())
+    return "; ".join(f"{letters} = {', '.join(values)}" for letters, values in numbers.items())
 
 
 def power_lines(record: Record, *, verbose: bool = False) -> list[str]:

@@ -182,12 +182,12 @@ def answer_of(entry: Mapping[str, Any]) -> Answer:
         return str(entry["text"])
     kind = Standing if "standing" in entry else Outcome
     values = entry["standing" if kind is Standing else "outcome"]
-    own = {
+    fields = {
         "left_to": frozenset(values["left_to"]),
         "asked": Asked.from_dict(values["asked"]),
         "powers": {name: Power.from_dict(x) for name, x in values["powers"].items()},
     }
-    return kind(**values | own)
+    return kind(**values | fields)
 
 
 def recipe_of(entry: Mapping[str, Any]) -> Recipe | None:

@@ -66,8 +66,8 @@ def _uneven_heads(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
 
 
 def _to_integers(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:
-    whole = {n: np.round(x.astype(np.float64)).astype(np.int32) for n, x in arrays.items()}
-    return whole, options
+    rounded = {n: np.round(x.astype(np.float64)).astype(np.int32) for n, x in arrays.items()}
+    return rounded, options
 
 
 def _mix_dtypes(arrays: Arrays, options: Options) -> tuple[Arrays, Options]:

@@ -77,8 +77,8 @@ def option(*values: Any, name: str = "", function: bool = False) -> Any:
     function : bool
         A function may stand in place of a value.
     """
-    own = {"values": values, "option": name, "function": function}
-    return field(default=values[0], metadata=own)
+    metadata = {"values": values, "option": name, "function": function}
+    return field(default=values[0], metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +112,20 @@ class Fields:
             )
         chosen: dict[str, Sequence[Any]] = {}
         for name, about in known.items():
-            own = about["values"]
+            choices_of = about["values"]
             option = about["option"] or name if "option" in about else None
             if name in values:
-                own = _read_values(name, values[name], own, about.get("function", False))
-                if option is not None and option not in names and len(own) > 1:
+                choices_of = _read_values(
+                    name, values[name], choices_of, about.get("function", False)
+                )
+                if option is not None and option not in names and len(choices_of) > 1:
                     raise OptionError(
-                        f"values[{name!r}] has {len(own)} values, but the implementation names no "
-                        f"{option}: pass the one that it means"
+                        f"values[{name!r}] has {len(choices_of)} values, but the implementation "
+                        f"names no {option}: pass the one that it means"
                     )
             elif option is not None:
-                own = own[:1] if option not in names else own[names[option] :]
-            chosen[name] = own
+                choices_of = choices_of[:1] if option not in names else choices_of[names[option] :]
+            chosen[name] = choices_of
         return chosen
 
 

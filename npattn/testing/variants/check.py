@@ -176,10 +176,10 @@ class _Target(Function):
 
     def note_changed(self, values: Mapping[str, Sequence[Any]], case: Case) -> None:
         """Note the values that are asked for and that other fields of a case change."""
-        for field, own in values.items():
+        for field, allowed in values.items():
             got = getattr(case, field)
-            text = f"{field} {', '.join(map(repr, own))} everywhere: problems had {got!r} too"
-            if got not in own and not any(x.startswith(f"{field} ") for x in self.untested):
+            text = f"{field} {', '.join(map(repr, allowed))} everywhere: problems had {got!r} too"
+            if got not in allowed and not any(x.startswith(f"{field} ") for x in self.untested):
                 self.untested.append(text)
 
     def note_unasked(self) -> None:
@@ -239,10 +239,10 @@ class _Target(Function):
         wanted = parameters(self.backward)
         positional = [x for n, x in inputs.items() if n not in self.by_name]
         named = {n: x for n, x in inputs.items() if n in self.by_name}
-        own = {n: x for n, x in {**options, **named}.items() if n in wanted or n in leaves}
-        own |= {f"d{n}": x for n, x in cotangents.items() if n != "out"}
+        arguments = {n: x for n, x in {**options, **named}.items() if n in wanted or n in leaves}
+        arguments |= {f"d{n}": x for n, x in cotangents.items() if n != "out"}
         assert self.backward is not None
-        got = self.backward(cotangents["out"], *positional, **own)
+        got = self.backward(cotangents["out"], *positional, **arguments)
         got = got if isinstance(got, Mapping) else dict(zip(leaves, got, strict=False))
         for name in leaves:
             text = f"the gradient of {name}, which backward does not return"
