@@ -31,6 +31,7 @@ from npattn.positions.rotary import Turn, turn_array
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
+from npattn.testing.bounds.variance import DEVIATIONS, DISTINCT, R2, count_rises
 
 VAST = 50.0
 """Nats by which a score moves so that its weight is unknown, as in `worst_case`."""
@@ -120,22 +121,48 @@ class MultiHeadBound:
         """Error of x w + b, where x (..., m) errs by e."""
         m, product = w.shape[0], x @ w
         exact = product if b is None else product + b
-        each = self.oracle * (self.gamma(m + 3) + self.operands)  # relative to |x| |w| + |b|
+        size, squares = abs(x) @ abs(w), x**2 @ w**2
+        if b is not None:
+            size, squares = size + abs(b), squares + b**2
+        distinct = _are_distinct(x)[..., None] | _are_distinct(w.T)
+        rounded = self.sum_error(m + 1, exact, size, squares, distinct, self.operands)
         flushed = self.unit.tiny * (abs(x).sum(-1, keepdims=True) + abs(w).sum(0) + m)
         stored = self.unit.low.u * (abs(product) + abs(exact)) + 2 * self.unit.low.eta
-        bias = 0.0 if b is None else each * abs(b)
-        return np.asarray((each * abs(x) + e) @ abs(w) + bias + self.oracle * (stored + flushed))
+        carried = (np.zeros(x.shape) + e) @ abs(w)
+        return np.asarray(carried + self.oracle * (rounded + stored + flushed))
+
+    def sum_error(
+        self, n: int, total: Array, size: Array, squares: Array, distinct: Array, operands: float
+    ) -> Array:
+        """Error of sums of n products, of which |total|, Σ |x y| and Σ (x y)² are known.
+
+        The worst case; less where the products are distinct, whose roundings are as good as random
+        (37): nothing is assumed of roundings of different sums.
+        """
+        worst = (self.gamma(n + 2) + operands) * size
+        u2 = R2 * self.unit.u**2
+        variance = u2 * ((n + 2) / 3 * total**2 + (n + 2) / 2 * squares)
+        variance = variance + (u2 + R2 * operands**2) * squares  # of each product, and of operands
+        likely = DEVIATIONS * np.sqrt(variance)
+        return np.asarray(np.where(distinct, np.minimum(worst, likely), worst))
 
     def sum_of_rows(self, x: Array, ex: Array | float, y: Array, ey: Array | float) -> Array:
         """Error of xᵀ y summed over every axis but the last, where both err."""
         count = math.prod(x.shape[:-1])
-        each = self.oracle * (self.gamma(count + 3) + self.unit.low.times(2))
-        size = abs(y)
-        total = _rows(abs(x)).T @ _rows(ey + each * size)
+        rows, others = _rows(x), _rows(y)
+        total = abs(rows).T @ _rows(np.zeros(y.shape) + ey)
         if not isinstance(ex, float):
-            total = total + _rows(ex).T @ _rows(size + ey)
+            total = total + _rows(ex).T @ _rows(abs(y) + ey)
+        rounded = self.sum_error(
+            count + 1,
+            rows.T @ others,
+            abs(rows).T @ abs(others),
+            (rows**2).T @ others**2,
+            _are_distinct(rows.T)[:, None] | _are_distinct(others.T),
+            self.unit.low.times(2),
+        )
         eta = count * self.unit.tiny + 2 * self.unit.low.eta
-        return np.asarray(total + self.oracle * eta)
+        return np.asarray(total + self.oracle * (rounded + eta))
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -366,6 +393,12 @@ class MultiHeadBound:
         count = int(np.prod([x.shape[i] for i in axes]))
         rounding = self.gamma(count + 3) + self.unit.low.times(2)
         return np.asarray(e.sum(axes) + self.oracle * rounding * abs(x).sum(axes))
+
+
+def _are_distinct(x: Array) -> Array:
+    """Return for each row of x (..., m) whether nearly all of its numbers are distinct."""
+    rises = count_rises(x.astype(np.float32))
+    return np.asarray(rises + 1 >= DISTINCT * x.shape[-1])
 
 
 def _rows(x: Array) -> Array:

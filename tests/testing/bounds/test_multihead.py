@@ -209,3 +209,47 @@ def test_norms_and_turns_that_round_keep_within_the_bound(kind):
         one, other = (np.asarray(getattr(x, name), float) for x in pair)
         assert (abs(one - other) <= bound).all(), name
         assert name != "out" or np.median(bound) < abs(one).max()
+
+
+WIDE = 211
+
+
+def project_in_order(x, w, b, order):
+    """x w + b in float32, its products added one by one."""
+    y = np.zeros((*x.shape[:-1], w.shape[1]), np.float32)
+    for i in order:
+        y = y + x[..., i, None] * w[i]
+    return y + b
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards", "shuffled"])
+def test_a_wide_product_has_a_sharp_bound_that_any_order_of_its_sum_keeps(order):
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((1, 3, WIDE)).astype(np.float32)
+    mha = npattn.MultiHeadAttention.init(
+        WIDE, 1, head_size=2, value_size=5, out_size=WIDE, seed=3, dtype=np.float32
+    )
+    mha = dataclasses.replace(mha, wo=None, bo=None)
+    fwd = mha.forward(x, np.repeat(x[:, :1], 2, 1))  # of equal keys: out is the value
+    allowed = multihead_tolerance(fwd, np.float32)["out"]
+    orders = {"forwards": np.arange(WIDE), "backwards": np.arange(WIDE)[::-1]}
+    given = orders.get(order, rng.permutation(WIDE))
+    b = np.zeros(5, np.float32) if mha.bv is None else mha.bv
+    out = project_in_order(x[:, :1], mha.wv, b, given)
+    assert (abs(out - fwd.out) <= allowed).all()
+    assert (abs(out * (1 + 1e-4) - fwd.out) > allowed).mean() >= 0.8
+    worst = 2.0**-24 * WIDE * (abs(x[:, :1]) @ abs(mha.wv))
+    assert (allowed < worst / 5).all()
+
+
+def test_equal_products_have_the_worst_case():
+    """Their partial sums round to one side: nothing is as good as random."""
+    ones = np.ones((1, 2, WIDE), np.float32)
+    mha = npattn.MultiHeadAttention.init(WIDE, 1, head_size=2, value_size=5, out_size=WIDE,
+                                         seed=3, dtype=np.float32)  # fmt: skip
+    mha = dataclasses.replace(mha, wo=None, bo=None, bv=None, wv=np.full_like(mha.wv, 0.1))
+    fwd = mha.forward(ones)
+    allowed = multihead_tolerance(fwd, np.float32)["out"]
+    assert (allowed > 2.0**-24 * WIDE * (abs(ones) @ abs(mha.wv))).all()
+    out = project_in_order(ones, mha.wv, np.float32(0), range(WIDE))
+    assert (abs(out - fwd.out) <= allowed).all()
