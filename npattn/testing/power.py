@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -181,6 +181,30 @@ def union(powers: Iterable[Mapping[str, Power]]) -> dict[str, Power]:
     return {name: Power.union(own) for name, own in together.items()}
 
 
+@dataclass
+class PlainPowers:
+    """Power of each result in problems that passed.
+
+    Attributes
+    ----------
+    powers : dict of str to Power
+        Only of problems with plain scores, if there is one: among steep ones, rounding may take
+        every digit.
+    plain : bool
+        Problems with plain scores are among them.
+    """
+
+    powers: dict[str, Power] = field(default_factory=dict)
+    plain: bool = False
+
+    def note_powers(self, powers: Mapping[str, Power], *, plain: bool) -> None:
+        """Add the powers of one problem that passed."""
+        if plain > self.plain:
+            self.powers, self.plain = {}, True
+        if plain or not self.plain:
+            self.powers = union([self.powers, powers])
+
+
 def find_unjudged(powers: Mapping[str, Power]) -> tuple[str, ...]:
     """Return the results that are not judged."""
     return tuple(name for name, power in powers.items() if not power.judged)
@@ -278,7 +302,7 @@ def conclude(
     if failed:
         return Conclusion("failed")
     if not tested and not incomplete:
-        return Conclusion("no verdict", "nothing tested")
+        return Conclusion("no verdict", "; ".join(reasons) or "nothing tested")
     count = len(incomplete)
     parts = {
         "not tested, and asked for": ", ".join(missing),

@@ -1004,7 +1004,7 @@ def test_a_fill_is_not_asked_of_a_mask_beside_a_bias_in_one_parameter():
         fills, conventions=conventions, dtypes="float32", only=["empty-row"], sizes={"S": (5,)}
     )
     assert report.passed
-    assert "mask and bias together: in one parameter the mask is −inf" in report.text()
+    assert any("in one parameter the mask is −inf" in text for text in report.refused)
     separate = judge(flash, "empty-row", dtypes="float32", examples=2)
     assert "mask and bias together" not in separate.text(verbose=True)
 

@@ -313,7 +313,7 @@ class Pools:
         for i in range(0, len(seeds), FEW):  # few at once, since most are never asked
             turn = seeds[i : i + FEW]
             plain = self.recipes([seed + 1 for seed, _ in turn])
-            other = recipes_of(draws, crowds[i : i + FEW])
+            other = recipes_of(draws, crowds[i : i + len(turn)])
             other += self.recipes([seed for _, seed in turn[len(other) :]])
             yield from chain.from_iterable(zip(plain, other, strict=True))
 

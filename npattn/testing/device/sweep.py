@@ -27,10 +27,9 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
 from npattn.testing.device.judging import DeviceEvaluation, judge_on_device
 from npattn.testing.device.sampling import DeviceSample, sample_on_device
-from npattn.testing.power import Power
+from npattn.testing.power import PlainPowers, Power
 from npattn.testing.report.outcome import OUT_OF_TIME, Outcome, Status
 from npattn.testing.report.reproducer import sampling_script, script
-from npattn.testing.runner.search import Standing
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
 MAX_SCORES = {"cpu": 2**19, "mps": 2**22}
@@ -87,7 +86,7 @@ class Sweep:
             empty_rows=not trial.skips_empty_rows,
         )
         self.retries = 0
-        self.standing, self.powers = Standing(), dict[str, Power]()
+        self.judged, self.powers = PlainPowers(), dict[str, Power]()
         self.unseen: list[str] | None = None
 
     def run(self, count: int) -> Outcome:
@@ -105,7 +104,7 @@ class Sweep:
 
     def _judge_all(self, rule: str, recipes: Iterator[Recipe], count: int) -> Outcome:
         worst, tried, self.retries = 0.0, 0, 0
-        self.standing, self.unseen = Standing(), None
+        self.judged, self.unseen = PlainPowers(), None
         accepted: list[Recipe] = []
         for number, recipe in enumerate(recipes):
             if time.monotonic() > self.deadline:
@@ -118,7 +117,7 @@ class Sweep:
                 outcome = self._failure_outcome(rule, recipe, failure, tried)
                 return replace(outcome, asked=Asked.of(accepted))
             worst, tried = max(worst, ratio), tried + 1
-            self.standing.note_powers(self.powers, plain=_is_plain(recipe))
+            self.judged.note_powers(self.powers, plain=_is_plain(recipe))
         self.progress(self.trial.space.dtype, rule, count, count)
         if not tried:
             return self._outcome(rule, "not applicable", message=OUT_OF_TIME)
@@ -129,7 +128,7 @@ class Sweep:
             )
         counts: dict[str, Any] = {"examples": tried, "asked": Asked.of(accepted)}
         passed = self._outcome(rule, "passed", worst=worst, **counts).with_powers(
-            self.standing.powers
+            self.judged.powers
         )
         notes = [x for x in (passed.message, *notes) if x]
         passed = replace(passed, message="\n".join(notes))
@@ -177,7 +176,7 @@ class Sweep:
         except ImplementationError as err:
             return math.inf, err
         worst = evaluation.worst
-        counts = worst <= 1 and (_is_plain(recipe) or not self.standing.plain)
+        counts = worst <= 1 and (_is_plain(recipe) or not self.judged.plain)
         self.powers = evaluation.powers() if counts else {}
         if worst <= 1 and self.unseen is None and evaluation.is_small:
             self.unseen = evaluation.unseen()

@@ -152,7 +152,8 @@ def _row_sums(faults: Faults) -> str:
         ratio = np.exp(fault.facts["log"][fault.wrong])
         ratios += [(float(x), problem) for x in ratio[:MOST]]
         share = 1 - want  # of the sink, if there is one and nothing is dropped
-        if problem.sinks is not None and problem.dropout_mask is None and share.max() > 0.2:
+        counts_sink = problem.sinks is not None and problem.dropout_mask is None
+        if counts_sink and share.max(initial=0) > 0.2:
             clear = int(share.argmax())  # the row that tells best
             counts += [(float(1 + (1 / ratio[clear] - 1) / share[clear]), problem)]
     total, sink, factor = (recognise(x) for x in (sums, counts, ratios))

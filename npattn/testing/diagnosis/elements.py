@@ -32,6 +32,8 @@ from npattn.testing.places import Atom, Place
 
 COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
 """Margin by which elements of fewer axes must be better."""
+MOST_ATOMS = 2
+"""Conditions on elements: more are learned of what one or two do not say, and are no place."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
 
@@ -99,7 +101,9 @@ class Asked:
     @property
     def condition(self) -> str:
         """The condition of problems; "" if it is not known, or there is none."""
-        known = self.held and self.place.text != EVERYWHERE
+        clauses = self.place.clauses
+        numbers = len(clauses) > 1 and all(any(" = " in x.text for x in atoms) for atoms in clauses)
+        known = self.held and self.place.text != EVERYWHERE and not numbers
         return f"fails only where {self.place.text}" if known else ""
 
 
@@ -127,7 +131,7 @@ def say_where(
     if asked is not None and asked.near.is_of_numbers:
         return "contents"
     best = _choose(_learn(failing, fault, bool(source)), _learn(told, fault, bool(source)))
-    if best is None:
+    if best is None or len(best.atoms) > MOST_ATOMS:
         return ""
     if asked is None or not asked.held:
         mistaken = (best.errors_on([s]) > CONFIRMED * bool(s.wrong.any()) for _, s in told)

@@ -26,7 +26,7 @@ def output_candidates(evidence: Evidence) -> Iterator[Candidate]:
     if f.output is None or f.quantized is None or set(evidence.wrong) != {"o"}:
         return
     theirs = {meaning: name for name, meaning in f.signature.meanings.items()}
-    name, top = theirs[f.output.meaning], f"{largest(f.output.dtype):g}"
+    name = theirs[f.output.meaning]
     done, opposite = ("multiplied", "divided") if f.output.multiplies else ("divided", "multiplied")
     by_factor: dict[str, Factors] = {
         f"{name} is ignored: o is stored as it is computed": lambda e: np.ones(()),
@@ -43,6 +43,14 @@ def output_candidates(evidence: Evidence) -> Iterator[Candidate]:
         by_factor[text] = partial(_factors_of, x)
     for text, factors in by_factor.items():
         yield _candidate(text, partial(_is_by, factors))
+
+
+def storage_candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield how o may be stored: tried late, for a wrong factor often looks like a cut."""
+    output = evidence.trial.implementation.output
+    if output is None or set(evidence.wrong) != {"o"}:
+        return
+    top = f"{largest(output.dtype):g}"
     cut = "o is cut off toward 0 when it is stored, must be rounded to nearest"
     yield _candidate(cut, _is_cut)
     yield _candidate(f"o is not saturated: beyond ±{top} it must be ±{top}", _is_wrapped)

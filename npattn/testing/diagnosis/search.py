@@ -29,7 +29,7 @@ from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.explore import around, scores_of
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.locate import is_one_factor, result
-from npattn.testing.diagnosis.outputs import output_candidates
+from npattn.testing.diagnosis.outputs import output_candidates, storage_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
 from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
 from npattn.testing.trial import Trial
@@ -129,19 +129,24 @@ class _Judge:
             singles = [c for c in known if c.conventions is not None and c.changes == 1]
             known |= claims(two for c in singles for two in with_another(c, first))
         ordered = sorted(known, key=lambda c: (-len(known[c]), c.changes))
-        confirmed = next(filter(self.confirms, ordered[:RIVALS]), None)
-        return confirmed, known[confirmed] if confirmed is not None else []
+        best, most = None, 0.0
+        for candidate in ordered[:RIVALS]:
+            if len(known[candidate]) <= most:  # the others explain less of what failed
+                break
+            explained = self.confirm(candidate) * len(known[candidate])
+            best, most = (candidate, explained) if explained > most else (best, most)
+        return best, known[best] if best is not None else []
 
-    def confirms(self, candidate: Candidate) -> bool:
-        """Return True if it reproduces problems on which nothing failed yet.
+    def confirm(self, candidate: Candidate) -> float:
+        """Return the share that it reproduces of problems on which nothing failed yet, 0 if few.
 
         A problem that it does not allow, as a convention may, tells nothing.
         """
         fits = [candidate.explains(e.loosely()) for e in self.probes]
         telling = [(x, e) for x, e in zip(fits, self.probes, strict=True) if e.wrong or not x]
         refuted = sum(not x and not e.wrong for x, e in telling)  # it is right there
-        reproduced = sum(x for x, _ in telling)
-        return reproduced >= MOST * len(telling) and refuted <= REFUTED * len(telling)
+        share = sum(x for x, _ in telling) / len(telling) if telling else 1.0
+        return share if share >= MOST and refuted <= REFUTED * len(telling) else 0.0
 
 
 MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
@@ -150,6 +155,7 @@ MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
     layout_candidates,
     output_candidates,
     descale_candidates,
+    storage_candidates,
     stored_gradient_candidates,
     dtype_candidates,
 )

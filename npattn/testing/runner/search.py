@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,7 +14,7 @@ from npattn.testing.capabilities import blame_condition, blame_structure
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.power import Power, union
+from npattn.testing.power import PlainPowers
 from npattn.testing.rules import Property
 from npattn.testing.trial import Trial, Violation, WrongAnyway
 
@@ -36,7 +36,7 @@ class Failure:
 
 
 @dataclass
-class Standing:
+class Standing(PlainPowers):
     """Progress of one rule, between rounds.
 
     Attributes
@@ -53,11 +53,6 @@ class Standing:
         Largest ratio of the recipes that passed.
     asked : Asked
         Sizes of the recipes that were accepted, the first failing one included.
-    powers : dict of str to Power
-        Power of each result in recipes that passed, of a rule of agreement. Only of those with
-        plain scores, if there is one: among steep ones, rounding may take every digit.
-    plain : bool
-        Recipes with plain scores are among them.
     """
 
     position: int = 0
@@ -66,15 +61,6 @@ class Standing:
     left_to: frozenset[str] = field(default_factory=frozenset)
     worst: float = 0.0
     asked: Asked = field(default_factory=Asked)
-    powers: dict[str, Power] = field(default_factory=dict)
-    plain: bool = False
-
-    def note_powers(self, powers: Mapping[str, Power], *, plain: bool) -> None:
-        """Add the powers of one recipe that passed."""
-        if plain > self.plain:
-            self.powers, self.plain = {}, True
-        if plain or not self.plain:
-            self.powers = union([self.powers, powers])
 
 
 class RuleSearch:

@@ -10,7 +10,7 @@ from npattn.testing.diagnosis import explore, search
 @pytest.fixture(autouse=True)
 def small_problems(monkeypatch):
     monkeypatch.setattr(search, "PROBES", 5)
-    monkeypatch.setattr(explore, "LARGE", 2**13)
+    monkeypatch.setattr(explore, "LARGE", 2**14)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_kernels_of_public_reports(name):
     assert cause.where in (kernel.where, kernel.finer)
     assert cause.amount.startswith(kernel.amount)
     assert cause.confirmed > 10
-    assert cause.text.count(cause.where) == 1
+    assert not cause.where or cause.text.count(cause.where) == 1
 
 
 @pytest.mark.thorough

@@ -71,7 +71,7 @@ PLACES = [
     ("s > t", "bhts", lambda x: x["s"] > x["t"]),
     ("h % G ≠ 0", "bht", lambda x: x["h"] % x["G"] != 0),
     ("h // G ≠ h % K", "bht", lambda x: x["h"] // x["G"] != x["h"] % x["K"]),
-    ("h ≥ G", "bht", lambda x: x["h"] // x["G"] >= 1),
+    ("h // G ≥ 1", "bht", lambda x: x["h"] // x["G"] >= 1),
     ("t % 64 ≥ 32", "bht", lambda x: x["t"] // 32 % 2 == 1),
     ("s // 16 = t // 16", "bhts", lambda x: x["s"] // 16 == x["t"] // 16),
 ]

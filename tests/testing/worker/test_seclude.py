@@ -1,6 +1,7 @@
 """Code that nobody trusts finds nothing of npattn, and cannot answer for the judge."""
 
 import os
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -75,9 +76,9 @@ def test_what_nobody_trusts_must_have_gradients(tmp_path):
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2, result.output
     assert "not tested, and asked for: dq, dk, dv" in " ".join(result.output.split())
-    first = next(line for line in result.output.splitlines() if line.startswith("seed"))
+    seed = re.search(r"seed (\d+)", result.output)[1]
     again = CliRunner().invoke(cli, words)
-    assert first.split()[1] not in again.output  # a seed of its own each time
+    assert seed not in again.output  # a seed of its own each time
 
 
 def test_the_first_call_is_judged(tmp_path):
