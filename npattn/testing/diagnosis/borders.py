@@ -139,7 +139,7 @@ class Neighbours:
         """Answers for the base with other numbers."""
         return [] if self.ask is not None else [*map(self._fails, _draw_again(self.base))]
 
-    @property
+    @cached_property
     def is_chancy(self) -> bool:
         """True if the base passes with some other numbers: others are asked where it passes."""
         return False in self._answers
@@ -187,15 +187,25 @@ class Neighbours:
         if self.is_of_numbers:
             return Place((), False, (), 0, 0)
         told = [(self.sample(r), x) for r, x in known if self.is_asked(r)]
-        return find_place(
-            self.fails,
-            start,
-            domains=self.domains,
-            again=self.fails_again,
-            known=[(problem, x) for problem, x in told if x or not self.is_chancy],
-            questions=questions,
-            seconds=seconds,
-        )
+
+        def find() -> Place:
+            return find_place(
+                self.fails,
+                start,
+                domains=self.domains,
+                # That one more passes by chance refutes nothing.
+                again=(lambda _: True) if self.is_chancy else self.fails_again,
+                known=[(problem, x) for problem, x in told if x or not self.is_chancy],
+                questions=questions,
+                seconds=seconds,
+            )
+
+        place = find()
+        if not place.held and not self.is_chancy:
+            # The base fails with any numbers, its smaller neighbours with some alone.
+            self.is_chancy = any(self.fails_again(pair.passing) for pair in place.pairs)
+            place = find() if self.is_chancy else place
+        return place
 
     def is_asked(self, recipe: Recipe) -> bool:
         """Return True if a recipe is one that is asked, but for its numbers."""
