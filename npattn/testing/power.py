@@ -302,7 +302,7 @@ def conclude(
     if failed:
         return Conclusion("failed")
     if not tested and not incomplete:
-        return Conclusion("no verdict", "; ".join(reasons) or "nothing tested")
+        reasons = ("nothing tested", *reasons)
     count = len(incomplete)
     parts = {
         "not tested, and asked for": ", ".join(missing),

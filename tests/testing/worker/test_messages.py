@@ -1,6 +1,7 @@
 """Whatever a worker sends is data: it ends in a result, or in an exception of the judge's kinds."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -160,6 +161,7 @@ def mutants(draw, answer):
 @pytest.fixture(scope="module")
 def fakes():
     """Let `Connection` start nothing."""
+    gc.collect()  # a connection of another test could not end its process here
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "_end_family", lambda *_: None)
         patch.setattr(connection, "_family", lambda *_: [])
