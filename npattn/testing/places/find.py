@@ -214,6 +214,16 @@ class _Search:
             if None in line.told.values():  # the attack asks what is taken
                 answered = [n for n, answer in line.told.items() if answer is not None]
                 self.few[line.name] = [*dict.fromkeys([*line.find_taken(), *answered])]
+        return self._drop_redundant(atoms, others)
+
+    def _drop_redundant(self, atoms: list[Atom], others: Sequence[Clause]) -> Clause:
+        """Drop atoms without which all answers are told as well: S < 192, where T > S says it."""
+        told = self.ask.list_answers()
+        answers = [(p, a) for p, a in told if a is not None and not holds(others, p)]
+        for atom in [*atoms]:
+            rest = [other for other in atoms if other is not atom]
+            if all(a or not holds([tuple(rest)], p) for p, a in answers):
+                atoms = rest
         return tuple(atoms)
 
     def _ask(self, problem: Sample, name: str, value: Value, others: Sequence[Clause]) -> Answer:

@@ -129,6 +129,16 @@ def test_domains_are_kept():
     assert all(p["T"] % 64 == p["S"] % 64 == 0 and p["D"] in (64, 128) for p in asked)
 
 
+def test_what_other_conditions_say_already_is_not_said():
+    """Of three lengths, none is above the largest: T > S has no S of 192."""
+    lengths = (64, 128, 192)
+    domains = {"T": lengths, "S": lengths, "D": (64, 128)}
+    for T, S in ((192, 64), (192, 128), (128, 64)):
+        start = {"T": T, "S": S, "D": 64, "causal": True}
+        place = find_place(lambda p: p["causal"] and p["T"] > p["S"], start, domains=domains)
+        assert (place.text, place.held) == ("causal and T > S", True)
+
+
 def test_long_domains_are_bisected():
     domains = {"S": range(1, 16_385)}
     for c in (4096, 5000):
