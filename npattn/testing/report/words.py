@@ -47,7 +47,8 @@ def headline(record: Record) -> str:
     taken, refused = record.limits if record.tested else ("", "")
     text += f" for {taken}" if taken and record.passed else ""
     names = [refused] if refused else []
-    names += [match[1] for line in record.refused if (match := REFUSED.match(line))]
+    lines = [match[1] for line in record.refused if (match := REFUSED.match(line))]
+    names += [x for x in lines if x not in refused.replace(" with ", " and ")]
     names = [name for name in dict.fromkeys(names) if name not in VIEWS]
     more = f" and {len(names) - REFUSALS} more" if len(names) > REFUSALS else ""
     return f"{text}; refused: {', '.join(names[:REFUSALS])}{more}" if names else text

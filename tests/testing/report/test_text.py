@@ -378,6 +378,12 @@ def test_refused_is_named_in_the_verdict_with_a_few_reasons():
     assert all(line in verbose for line in refused)
 
 
+def test_what_is_refused_is_named_once():
+    lines = ("bfloat16: causal and T > S: refused (raised E)", "bfloat16: K < H: refused")
+    known = report(outcome(), refused=lines, limits=("", "causal with T > S"))
+    assert str(known).startswith("passed; refused: causal with T > S, K < H\n")
+
+
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("status", ["passed", "failed"])
 def test_what_was_not_tested_is_said_of_every_report(status, verbose):
