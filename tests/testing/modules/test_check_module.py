@@ -57,7 +57,7 @@ def statuses(report):
     ],
 )
 def test_right_modules_pass(make):
-    report = check_module(make(), examples=11)
+    report = check_module(make(), examples=11, budget=600)
     assert report.passed, report
     assert 0 < max(o.worst for o in report.outcomes) <= 1
     assert {"agreement-output", "agreement-inputs", "agreement-parameters"} <= {
@@ -68,7 +68,7 @@ def test_right_modules_pass(make):
 @pytest.mark.thorough
 @pytest.mark.parametrize("mistake", lessons.Notebook.mistakes)
 def test_cause_of_each_mistake_comes_first(mistake):
-    report = check_module(lessons.Notebook(mistake=mistake), examples=11)
+    report = check_module(lessons.Notebook(mistake=mistake), examples=11, budget=600)
     assert not report.passed
     [cause] = report.causes
     assert WORDS[mistake] in cause.text
