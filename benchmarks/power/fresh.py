@@ -99,7 +99,7 @@ def _first_of_group(self: Any, dx: Any, x: Any) -> Any:
     return dx.reshape(*lead, x.shape[-3], H // max(x.shape[-3], 1), S, n)[..., 0, :, :]
 
 
-def _divided(self: Any, p: Any, dp: Any) -> Any:
+def _divide(self: Any, p: Any, dp: Any) -> Any:
     return np.where(p.any(-1, keepdims=True), (p * dp).sum(-1, keepdims=True), np.nan)
 
 
@@ -149,7 +149,7 @@ ROWS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "dbias-of-first-head": ("HKUSTDial/flash-sparse-attention#199", "dbias", "bias and H > 1",
         {"reduce_bias": _bias_of_first_head}),
     "nan-of-empty-rows": ("Dao-AILab/flash-attention#443", "nan", "rows that see no key",
-        {"delta": _divided}),
+        {"delta": _divide}),
     "dropout-of-another-call": ("inferred", "p", "backward: dropout",
         {"gradients": _with("gradients", lambda c: np.ndim(c.keep) > 0,
                             keep=lambda c: np.roll(c.keep, 1, -1))}),

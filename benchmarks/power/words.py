@@ -97,7 +97,7 @@ def disagreement(stated: str, declared: str, whole: bool = False) -> float:
     return float(np.mean([a.any() != b.any() if whole else (a != b).any() for a, b in pairs]))
 
 
-def excluded(condition: str, declared: str) -> float:
+def share_excluded(condition: str, declared: str) -> float:
     """Return the share of random problems that a condition passes, and the declared place fails."""
     text, place = condition.removeprefix("fails only where "), declared.removeprefix("backward: ")
     pairs = ((elements(text, p), elements(place, p)) for p in problems())
@@ -114,7 +114,7 @@ def false_words(mistake: Mistake, cause: Cause) -> list[str]:
     of_problems = not re.search(r"\b[bhtsde]\b", cause.where)
     if cause.where and disagreement(stated, declared, of_problems) > ALLOWED:
         found.append(f"place: {cause.where}, is {mistake.where}")
-    if cause.passes_when and excluded(cause.passes_when + of_hidden, declared) > ALLOWED:
+    if cause.passes_when and share_excluded(cause.passes_when + of_hidden, declared) > ALLOWED:
         found.append(f"condition: {cause.passes_when}, is {mistake.where}")
     if not _fits(cause):
         found.append(f"amount: {cause.amount}")

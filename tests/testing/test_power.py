@@ -117,6 +117,13 @@ EXACT = np.array([[0.0, 1.0, -2.0], [3.0, 0.5, 0.25]])
 ALLOWED = np.full_like(EXACT, 1e-5)
 
 
+def test_what_was_asked_for_is_said_where_nothing_was_tested() -> None:
+    known: dict[str, Any] = {"failed": False, "tested": False}
+    assert conclude(**known).reason == "nothing tested"
+    known |= {"missing": ["dq"], "reasons": ["a gate"]}
+    assert conclude(**known).reason == "nothing tested; a gate; not tested, and asked for: dq"
+
+
 def test_self_test_finds_every_change_by_a_whole_comparison() -> None:
     tried = []
 

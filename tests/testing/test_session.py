@@ -36,7 +36,7 @@ def children():
     return found
 
 
-def held():
+def resources_held():
     """Return what this process holds: open files, threads, and bytes in use by Python."""
     gc.collect()
     return len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -55,7 +55,7 @@ def test_each_candidate_has_its_own_verdict_and_leaves_nothing(count, tmp_path, 
     before = set(children())
     with Session(**FEW) as session:
         session.judge(RIGHT)
-        waiting, holds = set(children()) - before, held()
+        waiting, holds = set(children()) - before, resources_held()
         assert len(waiting) == 1
         kept = {*tmp_path.iterdir()} - {session.folder}  # of the whole process: its caches
         resident = memory()
@@ -66,7 +66,7 @@ def test_each_candidate_has_its_own_verdict_and_leaves_nothing(count, tmp_path, 
             (waits,) = set(children()) - before
             assert waits not in waiting  # who has run a candidate never runs another
             waiting.add(waits)
-        assert held() == holds
+        assert resources_held() == holds
         assert memory() < resident + 64 * 2**20
     gc.collect()
     assert set(children()) <= before

@@ -1,7 +1,7 @@
 """Processor time of a verdict: beside another checkout, and beside checks by torch.allclose.
 
-    git worktree add /tmp/before 5c57683a
-    python -m benchmarks.speed.scripts.verdicts --before /tmp/before --turns 3
+    git worktree add ../before 5c57683a
+    python -m benchmarks.speed.scripts.verdicts --before ../before --turns 3
     python -m benchmarks.speed.scripts.verdicts --count 8
 
 Checkouts are asked in turns, so that a machine that wanders changes both; the figure is the least

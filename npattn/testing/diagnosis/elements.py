@@ -1,4 +1,4 @@
-"""Where a fault is: which elements are wrong, of the problems on which it fails.
+"""Places of faults: the elements that are wrong, and the problems on which they are.
 
 The problems are asked for and attacked (`borders`), the elements learned from those that fail.
 What is told holds on every failing problem at hand and on no other that could show the fault; if

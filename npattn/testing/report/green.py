@@ -1,4 +1,4 @@
-"""What a green report does not say: the page docs/green.md, for a terminal and in a page."""
+"""Limits of a green report: the page docs/green.md, for a terminal and in a page."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _short(record: Record, width: int, room: Room) -> Iterator[Line]:
         more = words.count(len(groups) - room.groups, "more cause")
         yield Line(f"and {more} (--verbose: all)", BOLD)
     yield from [Line()] if groups else []
-    yield from _unjudged(record, width, room)
+    yield from _unjudged_lines(record, width, room)
     levels = [text for text, counts in words.level_lines(record) if counts or not groups]
     for text in levels:  # of a red report: the last line counts what else passed or failed
         yield from _prose(text, width, RED if groups else "")
@@ -145,7 +145,7 @@ def _refusals(record: Record, width: int, most: int) -> Iterator[Line]:
         yield Line(f"  {textwrap.shorten(text, width - 2, placeholder=' …')}", YELLOW)
 
 
-def _unjudged(record: Record, width: int, room: Room) -> Iterator[Line]:
+def _unjudged_lines(record: Record, width: int, room: Room) -> Iterator[Line]:
     """Yield what is suspect or has no power, and what was not tested."""
     for outcome in record.outcomes:  # suspects may count, and are shown then
         if outcome.status == "passed" and outcome.message:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import npattn
+from npattn.testing.diagnosis import elements
 from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.elements import Asked
 from npattn.testing.diagnosis.explore import try_recipe
+from npattn.testing.diagnosis.place import Where
 from npattn.testing.places import asking
 from tests.testing.diagnosis.failures import (
     RECIPES,
@@ -123,3 +126,25 @@ def test_what_two_causes_make_wrong_together_is_explained():
     found = diagnose(trial, fail(trial, ["plain", "wide", "groups"]))
     assert {(c.step, c.amount) for c in found} == {("dk", "× 2"), ("dv", "× 3")}
     assert sum(len(c.rules) for c in found) == 3
+
+
+@pytest.mark.parametrize(("count", "said"), [(2, "t ≥ 3"), (3, "")])
+def test_more_than_two_conditions_on_elements_are_no_place(count, said, monkeypatch):
+    monkeypatch.setattr(elements, "_choose", lambda *_: Where("t ≥ 3", 0.0, (None,) * count))
+    fault = SimpleNamespace(axes="")
+    assert elements.say_where([], fault, None, "") == said
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ((("G = 5",), ("K > 1", "G = 7")), ""),
+        ((("G = 5",),), "fails only where G = 5"),
+        ((("G = 5",), ("T > 64",)), "fails only where G = 5 or T > 64"),
+    ],
+)
+def test_a_list_of_numbers_is_no_condition(texts, said):
+    clauses = [[SimpleNamespace(text=text) for text in clause] for clause in texts]
+    place = SimpleNamespace(clauses=clauses, text=" or ".join(" and ".join(x) for x in texts))
+    assert Asked(None, place, True).condition == said
+    assert Asked(None, place, False).condition == ""

@@ -1,4 +1,4 @@
-"""What a declared rounding would see, where none is declared."""
+"""Power of the same problems under a declared rounding, where none is declared."""
 
 from dataclasses import replace
 
