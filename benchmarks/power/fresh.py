@@ -1,4 +1,4 @@
-"""Twenty mistakes of newer bug reports, on which no part of the diagnosis was tuned.
+"""Twenty mistakes of newer bug reports, two of which served to mend the diagnosis.
 
     python -m benchmarks.power.words --newer
 
