@@ -119,9 +119,12 @@ def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Com
     Raises
     ------
     InternalError
-        If a finite `exact` has a tolerance of NaN: npattn is wrong, not the result.
+        If a finite `exact` has a tolerance of NaN, or the shapes differ: npattn is wrong, not the
+        result.
     """
     got = real(got)
+    if got.shape != np.shape(exact):
+        raise InternalError(f"{name} {got.shape} is compared with {np.shape(exact)}")
     if got.size == 0:
         return Comparison(name, 0.0, (), 0.0, 0.0, 0.0, 0, 0, power=Power())
     check_tolerance(name, tolerance, exact)

@@ -399,7 +399,11 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
     """Describe a result that is wrong by itself: 0, a factor, values of another place."""
     fault, _ = faults[0]
     if fault.form == "shape":
-        return "another shape"
+        got, want = fault.facts["shapes"]
+        unsummed = (
+            "not summed over the axes that were broadcast, " if fault.facts["unsummed"] else ""
+        )
+        return f"{unsummed}shape {got}, must be {want}"
     if fault.form == "constant":
         return _constant(faults)
     if fault.form == "kv head":

@@ -429,7 +429,10 @@ class _Diagnosis:
         step = fault.step
         follows = step == "visible" and amount not in SEEN  # the source tells where
         where = EVERYWHERE if step == "state" else fault.facts.get("where")
-        where = where or say_where(tried, fault, asked, amount if follows else "")
+        has_elements = fault.form != "shape"  # no element of another shape stands for one
+        if not where and has_elements:
+            where = say_where(tried, fault, asked, amount if follows else "")
+        where = where or ""
         if not where and len(tried) == 1 and asked is None and of_hidden:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:
@@ -445,7 +448,9 @@ class _Diagnosis:
             confirmed=len(tried),
             name=name,
             pair=None if asked is None else asked.near.pair(asked.place, where),
-            reading=next(filter(None, map(_read_window, sorted(like, key=_readability))), None),
+            reading=next(
+                filter(None, map(_read_window, sorted(like, key=_readability) * has_elements)), None
+            ),
         )
 
     def _claims(self, fault: Fault, evidence: Evidence, asked: Asked | None) -> bool:

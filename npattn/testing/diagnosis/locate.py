@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from npattn.problem import Problem
-from npattn.problem.arrays import Array
+from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import unit_roundoff
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import Evidence, observe
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
 from npattn.testing.report.pair import AXES
@@ -127,7 +128,7 @@ def _locate(evidence: Evidence) -> Fault | None:
     ]
     if other:
         step = "layout" if other[0] in ("o", "lse", "weights", "max_score") else other[0]
-        return _whole(step, evidence, other[0], "shape")
+        return replace(_whole(step, evidence, other[0], "shape"), facts=_shapes(evidence, other[0]))
     if first is None:  # only the weights or maxima that it returns
         name = next(iter(wrong))
         return _whole("p" if name == "weights" else "lse", evidence, name)
@@ -146,6 +147,20 @@ def _locate(evidence: Evidence) -> Fault | None:
         kept = fault.step == "o" and reader.ignores_v(evidence.observed["o"][way])
         return replace(fault, step="state", form="kept") if kept else fault
     return _backward(evidence, reader)
+
+
+def _shapes(evidence: Evidence, name: str) -> dict[str, Any]:
+    """Return the shape that a result has, the right one, and whether a sum is all that it lacks."""
+    exact, tolerance = evidence.exact[name], evidence.tolerance[name]
+    got = next(x for x in map(np.asarray, evidence.observed[name]) if x.shape != exact.shape)
+    is_broadcast = (
+        got.ndim == exact.ndim and np.broadcast_shapes(got.shape, exact.shape) == got.shape
+    )
+    return {
+        "shapes": (got.shape, exact.shape),
+        "unsummed": is_broadcast
+        and compare_arrays(name, sum_to(got, exact.shape), exact, tolerance).passed,
+    }
 
 
 def result(evidence: Evidence, name: str) -> Quantity:

@@ -11,7 +11,7 @@ import numpy as np
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.comparison import compare_arrays
+from npattn.testing.comparison import compare_arrays, compare_result
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.rules.systematic_error import (
@@ -157,7 +157,7 @@ def _rounds_alike(model: Rounding, evidence: Evidence) -> bool:
     trial = replace(evidence.trial, rounding=model, memo={})
     tolerance = trial.tolerance(evidence.problem, evidence.cotangents, evidence.exact)
     return all(
-        compare_arrays(name, array, evidence.exact[name], tolerance[name]).passed
+        compare_result(name, array, evidence.exact[name], tolerance[name]).passed
         for name, arrays in evidence.observed.items()
         for array in arrays
     )

@@ -219,7 +219,12 @@ MADE_UP = {
     "hidden keys have a gradient": fault_of("ds", 1.0, form="extra"),
     "x is finite where it must be NaN": fault_of("nan", 1.0),
     "dout is not used": fault_of("dv", 1.0, form="constant", alone=True),
-    "another shape": fault_of("dk", np.nan, form="shape"),
+    "shape (2, 3), must be (1, 5)": fault_of(
+        "dk", np.nan, form="shape", shapes=((2, 3), (1, 5)), unsummed=False
+    ),
+    "not summed over the axes that were broadcast, shape (2, 3), must be (1, 3)": fault_of(
+        "dk", np.nan, form="shape", shapes=((2, 3), (1, 3)), unsummed=True
+    ),
     "values of row t − 2": fault_of("o", np.roll(ROWS, 2, -1), ROWS, np.arange(5) >= 2),
     "0 in part": fault_of("dq", np.where(np.arange(5) < 4, 0, 7.3) * ROWS, ROWS**1.5 + 0.1),
     "depends on earlier calls": fault_of("state", 1.0, form="kept"),
