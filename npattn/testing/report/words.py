@@ -116,7 +116,7 @@ def settings_line(record: Record) -> str:
 def behaviour_lines(record: Record) -> list[str]:
     """Return the tightest rounding model that explains the errors in each dtype."""
     models = record.settings.get("behaves as", {})
-    return [f"{dtype} behaves as {model}" for dtype, model in models.items()]
+    return [f"precision: {dtype} like {model}" for dtype, model in models.items()]
 
 
 def value_text(value: object) -> str:

@@ -503,11 +503,11 @@ def _robustness(trial: Trial) -> Outcome:
 def _behaviour(trial: Trial, seed: int) -> str:
     """Name the tightest rounding model that explains its errors on plain inputs."""
     if trial.implementation.output is not None:
-        return "no model: o in 8 bits hides smaller errors"
+        return "no known rounding: o in 8 bits hides smaller errors"
     try:
         model = tightest_model(trial, plain_recipes(trial.space, seed))
     except ImplementationError as err:
-        return f"no model: {err}"
+        return f"no known rounding: {err}"
     if model is None:
-        return "no model: its errors are larger than any preset explains"
+        return "no known rounding: its errors are larger than any preset explains"
     return describe_fit(*model)

@@ -180,7 +180,7 @@ def test_judge_passes_the_kernel_under_its_model() -> None:
     report = judge(Int8(), strict=True, examples=2)
     assert report.passed, str(report)
     assert "rounding int8" in str(report)
-    assert "float32 behaves as int8" in str(report)
+    assert "precision: float32 like int8" in str(report)
 
 
 @pytest.mark.thorough

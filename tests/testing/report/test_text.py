@@ -362,7 +362,7 @@ def test_error_is_named_as_such():
 def test_settings_are_printed_as_words():
     text = str(report(outcome()))
     assert "seed 7; examples 3; features causal, scale; conventions causal='top_left'\n" in text
-    assert "float32 behaves as upcast: errors are 0.47 of those that it predicts" in text
+    assert "precision: float32 like upcast: errors are 0.47 of those that it predicts" in text
     plain = {"features": (), "conventions": {}}
     assert "features none; conventions default" in str(report(outcome(), settings=plain))
 

@@ -207,14 +207,14 @@ def test_tightest_model(dtype: str, name: str) -> None:
 def test_report_names_the_tightest_model() -> None:
     report = check(Attention().forward, dtypes=("bfloat16",), only=["aggregate"])
     assert report.settings["behaves as"]["bfloat16"].startswith("upcast: errors are 0.")
-    assert "bfloat16 behaves as upcast" in str(report)
+    assert "precision: bfloat16 like upcast" in str(report)
 
 
 @pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_report_says_that_no_model_fits() -> None:
     report = check(_Scaled().forward, only=["aggregate"])
-    assert report.settings["behaves as"]["float32"].startswith("no model")
+    assert report.settings["behaves as"]["float32"].startswith("no known rounding")
 
 
 @pytest.mark.parametrize("sizes", [{"D": (16,), "T": (5, 7)}, {"H": (3,), "K": (1,)}, {"S": (13,)}])
