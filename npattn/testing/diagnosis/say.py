@@ -93,8 +93,14 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
     text = text.rstrip(",") if not place or place == "everywhere" else text
     if place == "contents":
         text, place = f"{text} for some values of q and k, and right for others", ""
-    text += " everywhere" if place == "everywhere" else f" where {place}" if place else ""
+    text += " everywhere" if place == "everywhere" else f" {_at(place)}" if place else ""
     text += f": {amount}" if amount else ""
     text += f" ({name})" if name else ""
     line = line_of(step)
     return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text
+
+
+def _at(place: str) -> str:
+    """Return a place with its preposition: a noun is no condition."""
+    words = {"hidden": "at", "rows": "in"}
+    return f"{words.get(place.split()[0], 'where')} {place}"

@@ -61,3 +61,12 @@ def test_a_name_is_added_only_if_its_pattern_holds(monkeypatch):
 def test_every_name_is_of_a_step():
     assert all(any(re.fullmatch(row.step, x) for x in STEPS) for row in names.NAMES)
     assert len({row.id for row in names.NAMES}) == len(names.NAMES)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("hidden keys", "at hidden keys"), ("rows that see no key", "in rows that see no key"),
+     ("T > 3", "where T > 3")],
+)  # fmt: skip
+def test_a_noun_is_no_condition(place, words):
+    assert say("p", place, "× 2").startswith(f"the weights p are wrong {words}: × 2 [")
