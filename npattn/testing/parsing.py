@@ -119,12 +119,7 @@ def _parse_value(text: str) -> Any:
 
 
 class Multiples(tuple[int, ...]):
-    """Multiples of a number, few of them large: as sizes of a kernel that takes no others.
-
-    Attributes
-    ----------
-    of : int
-    """
+    """Multiples of a number, few of them large: as sizes of a kernel that takes no others."""
 
     of: int
 

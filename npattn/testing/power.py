@@ -183,19 +183,12 @@ def union(powers: Iterable[Mapping[str, Power]]) -> dict[str, Power]:
 
 @dataclass
 class PlainPowers:
-    """Power of each result in problems that passed.
+    """Power of each result in problems that passed."""
 
-    Attributes
-    ----------
-    powers : dict of str to Power
-        Only of problems with plain scores, if there is one: among steep ones, rounding may take
-        every digit.
-    plain : bool
-        Problems with plain scores are among them.
-    """
-
+    # only of problems with plain scores, if there is one: among steep ones, rounding may take every
+    # digit
     powers: dict[str, Power] = field(default_factory=dict)
-    plain: bool = False
+    plain: bool = False  # problems with plain scores are among them
 
     def note_powers(self, powers: Mapping[str, Power], *, plain: bool) -> None:
         """Add the powers of one problem that passed."""

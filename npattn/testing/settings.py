@@ -76,53 +76,26 @@ JUDGED, AMOUNT, PASSES, WHERE, WRITTEN = GROUPS = (
 
 @dataclass(frozen=True)
 class SettingOption:
-    """Words, flag and parser of an option, wherever it is given.
+    """Words, flag and parser of an option, wherever it is given."""
 
-    Attributes
-    ----------
-    group : str
-        One of `GROUPS`.
-    flags : tuple of str
-        Flags of the command; none for an argument of Python alone.
-    metavar : str or None
-    kind : str
-        Its type in the docstring; "" for that of the field, or its choices.
-    help : str
-        A sentence for ``--help``, the docstring and the page; other options stand in backticks.
-    more : str
-        Further sentences, for Python.
-    default : str
-        Its default in words, if None stands for one.
-    choices : tuple of str
-        The only values.
-    least : int, optional
-        The least integer.
-    multiple : bool
-        The flag may be given several times.
-    parse : callable, optional
-        Text of the flag, or all its texts, → value of the argument.
-    path : {"new", "old"}, optional
-        It is a file that will be written, or one that exists.
-    report : callable, optional
-        Value → what a report says among its settings, None for nothing.
-    asked : bool
-        Answers depend on it, so that a journal has it.
-    """
-
-    group: str
-    flags: tuple[str, ...]
+    group: str  # one of `GROUPS`
+    flags: tuple[str, ...]  # flags of the command; none for an argument of Python alone
     metavar: str | None
-    kind: str
+    kind: str  # its type in the docstring; "" for that of the field, or its choices
+    # a sentence for ``--help``, the docstring and the page; other options stand in backticks
     help: str
-    more: str = ""
-    default: str = ""
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    multiple: bool = False
+    more: str = ""  # further sentences, for Python
+    default: str = ""  # its default in words, if None stands for one
+    choices: tuple[str, ...] = ()  # the only values
+    least: int | None = None  # the least integer
+    multiple: bool = False  # the flag may be given several times
+    # text of the flag, or all its texts, → value of the argument
     parse: Callable[[Any], Any] | None = None
+    # it is a file that will be written, or one that exists
     path: Literal["new", "old"] | None = None
+    # value → what a report says among its settings, None for nothing
     report: Callable[[Any], Any] | None = None
-    asked: bool = False
+    asked: bool = False  # answers depend on it, so that a journal has it
 
 
 def option(

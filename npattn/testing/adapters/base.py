@@ -128,14 +128,9 @@ class Results(Mapping[str, Array]):
     As a mapping it gives the first array of each name. An implementation can be called in several
     ways (with and without its lse, with and without the gradient of the bias), and each returns
     its own `o` or `dq`: `pairs` has them all.
-
-    Attributes
-    ----------
-    pairs : tuple of (name, array)
-        In the order of the calls.
     """
 
-    pairs: tuple[tuple[str, Array], ...]
+    pairs: tuple[tuple[str, Array], ...]  # (name, array), in the order of the calls
 
     @cached_property
     def _first(self) -> dict[str, Array]:

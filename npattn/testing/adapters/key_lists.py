@@ -27,21 +27,11 @@ SPARE = 3
 
 @dataclass(frozen=True)
 class KeyLists(Form):
-    """How an implementation takes lists of keys.
+    """How an implementation takes lists of keys."""
 
-    Attributes
-    ----------
-    meaning : str
-        One of `npattn.problem.meanings.LISTS`.
-    required : bool
-        It cannot be called without lists: without a mask they have every key.
-    beside_mask : bool
-        It has a parameter for a mask too, which hides some keys of the lists.
-    """
-
-    meaning: str
-    required: bool
-    beside_mask: bool
+    meaning: str  # one of `npattn.problem.meanings.LISTS`
+    required: bool  # it cannot be called without lists: without a mask they have every key
+    beside_mask: bool  # it has a parameter for a mask too, which hides some keys of the lists
 
     @property
     def words(self) -> str:

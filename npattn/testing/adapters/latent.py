@@ -34,14 +34,9 @@ HEADS: dict[str, Sequence[int]] = {"H": (3, 2, 4, 1), "K": (1,)}
 
 @dataclass(frozen=True)
 class LatentInputs(Form):
-    """How an implementation takes the parts.
+    """How an implementation takes the parts."""
 
-    Attributes
-    ----------
-    one_head : bool
-        All four parts stand in the place of q, k and v, and keys have no axis of heads.
-    """
-
+    # all four parts stand in the place of q, k and v, and keys have no axis of heads
     one_head: bool
 
     @property

@@ -22,19 +22,11 @@ from npattn.testing.adapters.frameworks import copy_module, make_framework
 
 @dataclass(frozen=True)
 class Returned:
-    """Results of a call of a module, and the gradients of a loss through them.
+    """Results of a call of a module, and the gradients of a loss through them."""
 
-    Attributes
-    ----------
-    out : array (..., T, out)
-    weights : array or None
-        As the module returns them: of each head, or averaged.
-    inputs, parameters : mapping
-        Gradients by name; that of an input that another stands for is None.
-    """
-
-    out: Array
-    weights: Array | None
+    out: Array  # (..., T, out)
+    weights: Array | None  # as the module returns them: of each head, or averaged
+    # gradients by name; that of an input that another stands for is None
     inputs: Mapping[str, Array | None]
     parameters: Mapping[str, Array]
 

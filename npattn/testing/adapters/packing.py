@@ -31,26 +31,14 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Packing(Form):
-    """Place of q, k and v in one array: which of them, and along which axis.
+    """Place of q, k and v in one array: which of them, and along which axis."""
 
-    Attributes
-    ----------
-    name : {"qkv", "kv"}
-        Name of the array, a letter for each part.
-    order : {"parts", "heads", "first"}
-        The parts before the heads, behind them, or before everything.
-    pages : bool
-        The parts of a page are beside each other.
-    stored : bool
-        Of sequences, whose axes their storage says.
-    swapped : bool
-        The parts stand in the other order: to find out if an implementation has it.
-    """
-
-    name: Literal["qkv", "kv"]
+    name: Literal["qkv", "kv"]  # name of the array, a letter for each part
+    # the parts before the heads, behind them, or before everything
     order: Literal["parts", "heads", "first"]
-    pages: bool = False
-    stored: bool = False
+    pages: bool = False  # the parts of a page are beside each other
+    stored: bool = False  # of sequences, whose axes their storage says
+    # the parts stand in the other order: to find out if an implementation has it
     swapped: bool = False
 
     @property

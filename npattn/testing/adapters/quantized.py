@@ -47,24 +47,13 @@ WORDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class QuantizedOutput:
-    """o of 8 bits, and the parts that have a factor of their own.
+    """o of 8 bits, and the parts that have a factor of their own."""
 
-    Attributes
-    ----------
-    dtype : str
-        One of `npattn.quantization.FORMATS`.
-    per : {"tensor", "head", "block", "token"}
-        With "head", a factor for each sample and query head.
-    meaning : str
-        That of the parameter for the factors, among `npattn.problem.meanings.DESCALES`.
-    rows : int or None
-        Number of rows in a block.
-    """
-
-    dtype: str
+    dtype: str  # one of `npattn.quantization.FORMATS`
+    # "tensor", "head", "block" or "token": with "head", a factor for each sample and query head
     per: str
-    meaning: str
-    rows: int | None = None
+    meaning: str  # that of the parameter for the factors, among `npattn.problem.meanings.DESCALES`
+    rows: int | None = None  # number of rows in a block
 
     @property
     def multiplies(self) -> bool:
@@ -127,25 +116,13 @@ class QuantizedOutput:
 
 @dataclass(frozen=True)
 class QuantizedInputs(Form):
-    """Inputs that are numbers of 8 bits, and the parts that have a factor of their own.
+    """Inputs that are numbers of 8 bits, and the parts that have a factor of their own."""
 
-    Attributes
-    ----------
-    dtype : str
-        One of `npattn.quantization.FORMATS`.
-    per : mapping
-        "q", "k" or "v" → "tensor", "head" (a factor for each sample and key head), "block" or
-        "token".
-    rows : mapping
-        Number of rows in a block of "q", "k", "v" or "o", for those.
-    output : QuantizedOutput or None
-        How o is returned, if it is in 8 bits too.
-    """
-
-    dtype: str
+    dtype: str  # one of `npattn.quantization.FORMATS`
+    # "q", "k" or "v" → "tensor", "head" (a factor for each sample and key head), "block" or "token"
     per: Mapping[str, str]
-    rows: Mapping[str, int]
-    output: QuantizedOutput | None = None
+    rows: Mapping[str, int]  # number of rows in a block of "q", "k", "v" or "o", for those
+    output: QuantizedOutput | None = None  # how o is returned, if it is in 8 bits too
 
     @property
     def words(self) -> str:

@@ -18,54 +18,31 @@ from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 
 @dataclass(frozen=True)
 class Signature:
-    """Parameters of a callable.
+    """Parameters of a callable."""
 
-    Attributes
-    ----------
-    features : frozenset of str
-        Options among `FEATURES`, by npattn's names.
-    returns : tuple of str
-        Those of `RESULTS` that it has.
-    untested : tuple of str
-        Parameters that keep their default; a colon parts the name from the reason.
-    meanings : mapping
-        Its parameter names → one of `MEANINGS`.
-    carries : mapping
-        Its parameter names → the options and results that they carry, by npattn's names.
-    required : frozenset of str
-        Those of `meanings` without a default, which are always passed.
-    module : bool
-        True if a module stands before q, k, v.
-    top_left : bool
-        True if the name of its parameter for `causal` implies that alignment.
-    leading : tuple of str
-        Arrays that it takes first, by the names of a call: q, k, v, several of them in one, or the
-        parts of latent attention.
-    packed : str
-        Meaning of the parameter that has several of them, one of `PACKED`; "" if none has.
-    heads_first : bool
-        Its pages have heads before slots.
-    parts : mapping
-        Names of the four parameters in the place of q, k, v → their meanings among `LATENT`.
-    always_causal : bool
-        True if `causal` is a feature for which it has no parameter: it is never off.
-    defaults : mapping
-        Options whose own default is not npattn's → that default.
-    """
-
-    features: frozenset[str]
-    returns: tuple[str, ...]
+    features: frozenset[str]  # options among `FEATURES`, by npattn's names
+    returns: tuple[str, ...]  # those of `RESULTS` that it has
+    # parameters that keep their default; a colon parts the name from the reason
     untested: tuple[str, ...]
+    # its parameter names → one of `MEANINGS`
     meanings: Mapping[str, str] = field(default_factory=dict)
+    # its parameter names → the options and results that they carry, by npattn's names
     carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # those of `meanings` without a default, which are always passed
     required: frozenset[str] = frozenset()
-    module: bool = False
-    top_left: bool = False
+    module: bool = False  # True if a module stands before q, k, v
+    top_left: bool = False  # True if the name of its parameter for `causal` implies that alignment
+    # arrays that it takes first, by the names of a call: q, k, v, several of them in one, or the
+    # parts of latent attention
     leading: tuple[str, ...] = ("q", "k", "v")
+    # meaning of the parameter that has several of them, one of `PACKED`; "" if none has
     packed: str = ""
-    heads_first: bool = False
+    heads_first: bool = False  # its pages have heads before slots
+    # names of the four parameters in the place of q, k, v → their meanings among `LATENT`
     parts: Mapping[str, str] = field(default_factory=dict)
+    # True if `causal` is a feature for which it has no parameter: it is never off
     always_causal: bool = False
+    # options whose own default is not npattn's → that default
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property

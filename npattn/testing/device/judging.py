@@ -54,18 +54,10 @@ REFUSED = {
 
 @dataclass
 class DeviceEvaluation:
-    """Results of an implementation on a device, beside exact values and tolerances.
+    """Results of an implementation on a device, beside exact values and tolerances."""
 
-    Attributes
-    ----------
-    results : list of (name, tensor)
-        A name comes once for each way to call it.
-    exact, tolerance : dict
-        By the same names.
-    """
-
-    results: list[tuple[str, Tensor]]
-    exact: dict[str, Tensor]
+    results: list[tuple[str, Tensor]]  # (name, tensor): a name comes once for each way to call it
+    exact: dict[str, Tensor]  # by the same names
     tolerance: dict[str, Tensor]
 
     @cached_property

@@ -45,29 +45,16 @@ UNREADABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """One call, with npattn's names and layout.
+    """One call, with npattn's names and layout."""
 
-    Attributes
-    ----------
-    source : str
-        The file or folder.
-    arrays : dict
-        q (..., H, T, D), k (..., K, S, D) and v (..., K, S, E).
-    options : dict
-        Options of `npattn.attention`.
-    results : dict
-        o, lse, dq, …: what is judged.
-    cotangents : dict
-        dout (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S), as far as there are any.
-    alignment : {"bottom_right", "top_left"} or None
-        Alignment that the systems with these names have in common, as ``is_causal``.
-    """
-
-    source: str
-    arrays: dict[str, Array]
-    options: dict[str, Any]
-    results: dict[str, Array]
+    source: str  # the file or folder
+    arrays: dict[str, Array]  # q (..., H, T, D), k (..., K, S, D) and v (..., K, S, E)
+    options: dict[str, Any]  # options of `npattn.attention`
+    results: dict[str, Array]  # o, lse, dq, …: what is judged
+    # dout (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S), as far as there are any
     cotangents: dict[str, Array]
+    # "bottom_right" or "top_left": alignment that the systems with these names have in common, as
+    # ``is_causal``
     alignment: Alignment | None = None
 
 

@@ -10,18 +10,10 @@ from npattn.testing.places.asking import Sample, Value
 
 @dataclass(frozen=True)
 class Pair:
-    """Two problems one change apart, of which one fails and the other passes.
+    """Two problems one change apart, of which one fails and the other passes."""
 
-    Attributes
-    ----------
-    name : str
-        The size or option in which they differ.
-    failing, passing : mapping
-        The problems.
-    """
-
-    name: str
-    failing: dict[str, Value]
+    name: str  # the size or option in which they differ
+    failing: dict[str, Value]  # the problems
     passing: dict[str, Value]
 
     def __str__(self) -> str:
@@ -34,24 +26,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Atom:
-    """A condition, with two problems one change apart that it separates.
+    """A condition, with two problems one change apart that it separates."""
 
-    Attributes
-    ----------
-    text : str
-        As "S > 256", "no causal", "T > S".
-    names : tuple of str
-        The sizes and options that it speaks of, one or two.
-    holds : callable
-        Takes a problem; returns a bool.
-    pair : Pair
-        Seen: the condition holds for the failing problem, and not for the passing one.
-    """
-
-    text: str
-    names: tuple[str, ...]
-    holds: Callable[[Sample], bool]
-    pair: Pair
+    text: str  # as "S > 256", "no causal", "T > S"
+    names: tuple[str, ...]  # the sizes and options that it speaks of, one or two
+    holds: Callable[[Sample], bool]  # takes a problem; returns a bool
+    pair: Pair  # seen: the condition holds for the failing problem, and not for the passing one
 
 
 Clause = tuple[Atom, ...]

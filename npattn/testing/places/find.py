@@ -37,28 +37,17 @@ def _spread(domain: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Place:
-    """The problems on which a function fails, as far as it was asked.
+    """The problems on which a function fails, as far as it was asked."""
 
-    Attributes
-    ----------
-    clauses : tuple of tuple of Atom
-        It fails where all atoms of a clause hold. A clause without atoms holds everywhere.
-    held : bool
-        True if all problems agree, those known before and those of the attack, of which some of
-        each kind were asked. Otherwise the clauses must not be said; the pairs stay true.
-    pairs : tuple of Pair
-        Neighbours one change apart, of which one fails and the other passes; nearest first.
-    attacked : int
-        How many problems the attack asked that were not refused.
-    questions : int
-        How many problems were asked in all.
-    """
-
+    # it fails where all atoms of a clause hold. A clause without atoms holds everywhere.
     clauses: tuple[Clause, ...]
+    # True if all problems agree, those known before and those of the attack, of which some of each
+    # kind were asked. Otherwise the clauses must not be said; the pairs stay true.
     held: bool
+    # neighbours one change apart, of which one fails and the other passes; nearest first
     pairs: tuple[Pair, ...]
-    attacked: int
-    questions: int
+    attacked: int  # how many problems the attack asked that were not refused
+    questions: int  # how many problems were asked in all
 
     @property
     def text(self) -> str:

@@ -18,17 +18,10 @@ from npattn.testing.report.sensitivity import Sensitivity
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Failures that one cause explains, or that none does, in the order of levels.
-
-    Attributes
-    ----------
-    cause : Cause or None
-    outcomes : tuple of Outcome
-        One or more.
-    """
+    """Failures that one cause explains, or that none does, in the order of levels."""
 
     cause: Cause | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...]  # one or more
 
     @property
     def is_explained(self) -> bool:

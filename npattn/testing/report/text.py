@@ -17,31 +17,16 @@ RED_LINES, GREEN_LINES = 25, 12
 
 
 class Room(NamedTuple):
-    """Lines that parts of a short report may take.
+    """Lines that parts of a short report may take."""
 
-    Attributes
-    ----------
-    blocks : int
-        Causes shown with a problem.
-    names : int
-        Lines that name the other rules of a cause without one.
-    refused : int
-        Lines of what is refused.
-    untested, sizes : int
-        Lines of what was not tested, and of the tested sizes; sizes of one line are left out.
-    matrix : int
-        Rows of the first wrong quantity.
-    groups : int
-        Causes that are named at all.
-    """
-
-    blocks: int
-    names: int
-    refused: int
+    blocks: int  # causes shown with a problem
+    names: int  # lines that name the other rules of a cause without one
+    refused: int  # lines of what is refused
+    # lines of what was not tested, and of the tested sizes; sizes of one line are left out
     untested: int
     sizes: int
-    matrix: int
-    groups: int = 99
+    matrix: int  # rows of the first wrong quantity
+    groups: int = 99  # causes that are named at all
 
 
 GREEN_ROOM = (
