@@ -161,13 +161,7 @@ def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def path_to_write(path: str | None) -> Path | None:
-    """Return the absolute path of a file to write: what is judged may change the folder.
-
-    Raises
-    ------
-    OptionError
-        If its folder does not exist.
-    """
+    """Return the absolute path of a file to write: what is judged may change the folder."""
     if path is None:
         return None
     if not Path(path).absolute().parent.is_dir():

@@ -33,34 +33,18 @@ NOTED = 0.1
 
 @dataclass(frozen=True)
 class Power:
-    """Smallest errors of one result that its comparisons would have seen, over some problems.
+    """Smallest errors of one result that its comparisons would have seen, over some problems."""
 
-    Attributes
-    ----------
-    factors : tuple of float
-        For each problem the smallest ε such that 1 + ε times the result would have been out of
-        tolerance, its median over the elements that are not 0; inf: none.
-    best : float
-        The smallest of any element.
-    zero : float
-        The smallest absolute error that would have been seen where the exact result is 0.
-    elements : int
-        Number of elements of all problems.
-    nonzero : int
-        Number that are not 0 and not infinite; NaN counts.
-    doubled : int
-        Number of these in which twice the result would have been seen.
-    without : int
-        Number of elements without a tolerance: it is inf, or the exact result NaN.
-    """
-
+    # for each problem the smallest ε such that 1 + ε times the result would have been out of
+    # tolerance, its median over the elements that are not 0; inf: none
     factors: tuple[float, ...] = ()
-    best: float = math.inf
+    best: float = math.inf  # the smallest of any element
+    # the smallest absolute error that would have been seen where the exact result is 0
     zero: float = math.inf
-    elements: int = 0
-    nonzero: int = 0
-    doubled: int = 0
-    without: int = 0
+    elements: int = 0  # number of elements of all problems
+    nonzero: int = 0  # number that are not 0 and not infinite; NaN counts
+    doubled: int = 0  # number of these in which twice the result would have been seen
+    without: int = 0  # number of elements without a tolerance: it is inf, or the exact result NaN
 
     @classmethod
     def of(cls, exact: Array, tolerance: Array, dtype: Any = np.float64) -> Power:
@@ -262,36 +246,16 @@ class Conclusion(NamedTuple):
 
 def conclude(
     *,
-    failed: bool,
-    tested: bool = True,
-    missing: Sequence[str] = (),
-    incomplete: Sequence[str] = (),
-    undecided: Sequence[str] = (),
-    unjudged: Sequence[str] = (),
-    accept: Collection[str] = (),
-    reasons: Sequence[str] = (),
+    failed: bool,  # something is wrong
+    tested: bool = True,  # something was tested
+    missing: Sequence[str] = (),  # what had to be tested, and was not
+    incomplete: Sequence[str] = (),  # rules that were not asked within the time
+    undecided: Sequence[str] = (),  # results for which no measurement was precise enough
+    unjudged: Sequence[str] = (),  # results that are not judged
+    accept: Collection[str] = (),  # results that need no verdict
+    reasons: Sequence[str] = (),  # other reasons to have none
 ) -> Conclusion:
-    """Return the verdict of a report: a failure comes before every reason to have none.
-
-    Parameters
-    ----------
-    failed : bool
-        Something is wrong.
-    tested : bool
-        Something was tested.
-    missing : sequence of str
-        What had to be tested, and was not.
-    incomplete : sequence of str
-        Rules that were not asked within the time.
-    undecided : sequence of str
-        Results for which no measurement was precise enough.
-    unjudged : sequence of str
-        Results that are not judged.
-    accept : collection of str
-        Results that need no verdict.
-    reasons : sequence of str
-        Other reasons to have none.
-    """
+    """Return the verdict of a report: a failure comes before every reason to have none."""
     if failed:
         return Conclusion("failed")
     if not tested and not incomplete:
@@ -324,7 +288,6 @@ def find_unseen(
     ----------
     result : array
         It passed, in the dtype in which it was compared.
-    exact, tolerance : float64 arrays of the same shape
     fails : callable
         Takes a changed result, and returns True if it is found to be wrong, by the whole way that
         results take to a verdict.

@@ -300,10 +300,7 @@ class Arrangement:
 
         Gradients of keys that no sequence has are 0.
 
-        Raises
-        ------
-        ResultError
-            If it has another shape than the array that it belongs to.
+        Raises ResultError if it has another shape than the array that it belongs to.
         """
         if name == "lse":
             swaps = array.ndim > 1 and not self.storage.lse_heads_last

@@ -233,12 +233,7 @@ class Framework:
 def make_framework(name: str, device: str | None = None) -> Framework:
     """Return a framework by name, on a device.
 
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
-    OptionError
-        If there is no such device.
+    Raises OptionError if there is no such device.
     """
     try:
         importlib.import_module(name)
@@ -256,11 +251,8 @@ def choose_framework(
 ) -> Framework:
     """Return the framework named, or for "auto" the one whose arrays `f` takes.
 
-    Raises
-    ------
-    OptionError
-        If `framework` is unknown, or for "auto" if neither the home module of `f`, nor its
-        annotations, nor a tiny call tell.
+    Raises OptionError if `framework` is unknown, or for "auto" if neither the home module of `f`,
+    nor its annotations, nor a tiny call tell.
     """
     return find_framework(f, name, framework, device)[0]
 
@@ -276,11 +268,6 @@ def find_framework(
 
     `call` calls it with arrays of a framework and with what it needs besides q, k and v, and
     returns the framework; it is asked where nothing else tells.
-
-    Raises
-    ------
-    OptionError
-        As of `choose_framework`.
     """
     if framework not in ("auto", *FRAMEWORKS):
         legal = ", ".join(("auto", *FRAMEWORKS[:-1]))
@@ -311,11 +298,6 @@ def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F
         The frameworks to try → what a call with q, k and v alone raised.
     call : callable or None
         Calls it with what it needs besides, by the name of a framework; None if that is nothing.
-
-    Raises
-    ------
-    OptionError
-        If it takes none.
     """
     raised = dict(errors)
     for candidate in errors:

@@ -77,7 +77,6 @@ def list_keys(listed: Array, rng: np.random.Generator) -> Array:
     Parameters
     ----------
     listed : bool array (..., T, S)
-    rng : np.random.Generator
 
     Returns
     -------
@@ -94,13 +93,7 @@ def list_keys(listed: Array, rng: np.random.Generator) -> Array:
 
 
 def read_key_lists(signature: Signature, name: str) -> KeyLists | None:
-    """Return how a callable takes lists of keys, by its parameters; None if it has none.
-
-    Raises
-    ------
-    OptionError
-        If it has several.
-    """
+    """Return how a callable takes lists of keys, by its parameters; None if it has none."""
     theirs = {n: meaning for n, meaning in signature.meanings.items() if meaning in LISTS}
     if not theirs:
         return None

@@ -75,12 +75,7 @@ class LatentInputs(Form):
     def split(self, problem: Problem) -> dict[str, Array]:
         """Return the parts by the names of the arrays of a call.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if no parts have these sizes.
-        NotAsked
-            If v is not a part of k: a rule has replaced one of them.
+        Raises ImplementationError, a refusal, if no parts have these sizes.
         """
         C = problem.E
         if problem.D < C:
@@ -100,13 +95,7 @@ class LatentInputs(Form):
         return parts
 
     def join(self, pairs: Sequence[tuple[str, Any]], problem: Problem) -> list[tuple[str, Any]]:
-        """Return results with the gradients of parts joined to dq and dk.
-
-        Raises
-        ------
-        ResultError
-            If one has another shape than its part.
-        """
+        """Return results with the gradients of parts joined to dq and dk."""
         parts = {f"d{name}": x.shape for name, x in self.split(problem).items()}
         found = {name: x for name, x in pairs if name in parts}
         for name, x in found.items():
@@ -130,13 +119,7 @@ def tie(arrays: Mapping[str, Array], dv: Array) -> dict[str, Array]:
 
 
 def read_latent(signature: Signature, name: str) -> LatentInputs | None:
-    """Return how a callable takes the parts, by its parameters; None if it takes q, k and v.
-
-    Raises
-    ------
-    OptionError
-        If it has some of the four parts, or none by position.
-    """
+    """Return how a callable takes the parts, by its parameters; None if it takes q, k and v."""
     if signature.parts:
         return LatentInputs(one_head=True)
     theirs = [meaning for meaning in signature.meanings.values() if meaning in LATENT]

@@ -74,10 +74,7 @@ class Packing(Form):
     def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays with the parts in one.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if the parts have several shapes.
+        Raises ImplementationError, a refusal, if the parts have several shapes.
         """
         parts = [arrays[name] for name in self.parts]
         if len({x.shape for x in parts}) > 1:
@@ -86,13 +83,7 @@ class Packing(Form):
         return rest | {self.name: np.stack(parts, self.axis)}
 
     def unpack(self, array: Any) -> dict[str, Any]:
-        """Return the gradients of the parts, by name, from that of the array.
-
-        Raises
-        ------
-        ResultError
-            If it has no axis with as many places as parts.
-        """
+        """Return the gradients of the parts, by name, from that of the array."""
         axes = tuple(array.shape)
         if len(axes) < 4 or axes[self.axis] != len(self.name):
             raise ResultError(

@@ -95,13 +95,7 @@ class QuantizedOutput:
         return spread(1 / factors if self.multiplies else factors, shape, self.rows)
 
     def restore(self, o: Array, problem: Problem) -> Array:
-        """Return o as it is meant, float64.
-
-        Raises
-        ------
-        ResultError
-            If it has another dtype.
-        """
+        """Return o as it is meant, float64."""
         if o.dtype != np.dtype(self.dtype):
             raise ResultError(
                 f"o has dtype {o.dtype}, must be {self.dtype}, since it has a factor for o: wrap "
@@ -205,12 +199,8 @@ class QuantizedInputs(Form):
 
         Its numbers are of 8 bits, in the dtype of the problem.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if there is no parameter for factors of such inputs.
-        NotAsked
-            If the inputs are no such numbers: a rule has replaced some by others.
+        Raises ImplementationError, a refusal, if there is no parameter for factors of such inputs.
+        Raises NotAsked if the inputs are no such numbers: a rule has replaced some by others.
         """
         unfitting = self._unfitting(problem)
         if unfitting is not None:
@@ -312,14 +302,7 @@ def read_quantized(
     told: str | None,
     rows: Mapping[str, int] | None,
 ) -> QuantizedInputs | None:
-    """Return which arrays are of 8 bits, by the parameters of a callable; None if none is told.
-
-    Raises
-    ------
-    OptionError
-        If `told` is no format, there is no parameter for a factor, rows of blocks are missing, or
-        a parameter for a zero point has a default that is not 0.
-    """
+    """Return which arrays are of 8 bits, by the parameters of a callable; None if none is told."""
     if told is None:
         return None
     if told not in WORDS:

@@ -81,36 +81,17 @@ NOTES = {
 
 def read_signature(
     f: Callable[..., Any],
-    name: str,
-    rename: Mapping[str, str],
+    name: str,  # its name in error messages
+    rename: Mapping[str, str],  # its parameter names → npattn's, or one of `MEANINGS`
+    # its options, if the signature cannot be read or names too many; `causal` without a parameter
+    # is always on
     features: Iterable[str] | None,
+    # the same as `rename` of the system that it stands in for; names that it lacks do not count
     profile: Mapping[str, str] | None = None,
+    # its inputs are quantized, and parameters for their factors are passed
     quantized: bool = False,
 ) -> Signature:
-    """Read the options that a callable has.
-
-    Parameters
-    ----------
-    f : callable
-    name : str
-        Its name in error messages.
-    rename : mapping
-        Its parameter names → npattn's, or one of `MEANINGS`.
-    features : iterable of str, optional
-        Its options, if the signature cannot be read or names too many; `causal` without a parameter
-        is always on.
-    profile : mapping, optional
-        The same as `rename` of the system that it stands in for; names that it lacks do not count.
-    quantized : bool
-        Its inputs are quantized, and parameters for their factors are passed.
-
-    Raises
-    ------
-    OptionError
-        If it cannot be called with q, k, v alone, if its signature cannot be read and both
-        `features` and `profile` are None, or if `rename` or `features` has a name that does not
-        exist.
-    """
+    """Read the options that a callable has."""
     named = parameters(f)
     features = None if features is None else tuple(features)
     _check_names(f, named, rename, features)
@@ -409,16 +390,11 @@ def read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_leading(
-    meanings: Mapping[str, str],
+    meanings: Mapping[str, str],  # of the positional parameters, in order
 ) -> tuple[str, tuple[str, ...], dict[str, str]]:
     """Return the meaning of a packed array, the arrays that come first, and the parts of latents.
 
     The first is "" where no array is packed, and the parts are empty where there are none.
-
-    Parameters
-    ----------
-    meanings : mapping
-        Of the positional parameters, in order.
     """
     first = dict(list(meanings.items())[: len(LATENT)])
     if {*first.values()} == {*LATENT}:

@@ -183,11 +183,6 @@ def read_storage(signature: Signature, name: str) -> Storage | None:
 
     Of several ways that it has for keys, that which it cannot be called without is taken, or else
     pages, then a cache, then packed.
-
-    Raises
-    ------
-    OptionError
-        If its parameters leave open where the sequences are.
     """
     named = {meaning: n for n, meaning in signature.meanings.items() if meaning in STORED}
     if not named:

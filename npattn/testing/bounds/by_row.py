@@ -96,10 +96,8 @@ class KeyBlock(WorstCase):
 
     Parameters
     ----------
-    block : Block
     rows : WorstCase
         The rows of the block, with its rounding model and the lengths of the whole problem.
-    row_level : RowLevel
     """
 
     total: Array
@@ -186,29 +184,18 @@ class ExactRows(NamedTuple):
 
 
 class Rows(WorstCase):
-    """Rows of heads that share their keys: their results, ``exact``, and their ``tolerances()``.
-
-    Parameters
-    ----------
-    blocks : Blocks
-    lead : tuple of int
-        Index into the leading axes.
-    h, t : int arrays (rows,)
-        Heads, all of one key/value head, and queries.
-    rounding, dtype
-    do, dlse : array (rows, E), (rows,), optional
-        Cotangents. With do, D is bounded, and with `gradient` dq too.
-    """
+    """Rows of heads that share their keys: their results, ``exact``, and their ``tolerances()``."""
 
     @np.errstate(all="ignore")
     def __init__(
         self,
         blocks: ProblemInBlocks,
-        lead: tuple[int, ...],
-        h: Array,
+        lead: tuple[int, ...],  # index into the leading axes
+        h: Array,  # (rows,): heads, all of one key/value head, and queries
         t: Array,
         rounding: Rounding,
         dtype: Any,
+        # (rows, E), (rows,): cotangents. With do, D is bounded, and with `gradient` dq too.
         do: Array | None = None,
         dlse: Array | None = None,
         *,

@@ -54,27 +54,16 @@ SweepFailure = Violation | ImplementationError
 
 
 class Sweep:
-    """The two rules ``sweep`` and ``long`` for one implementation in one dtype.
-
-    Parameters
-    ----------
-    trial : Trial
-        Of a torch function that was probed.
-    seed : int
-    progress : callable
-        Called with ``(dtype, rule, done, total)``.
-    shrinks : bool
-    deadline : float
-        Time of `time.monotonic` after which no problem is sampled.
-    """
+    """The two rules ``sweep`` and ``long`` for one implementation in one dtype."""
 
     def __init__(
         self,
-        trial: Trial,
+        trial: Trial,  # of a torch function that was probed
         seed: int = 0,
+        # called with ``(dtype, rule, done, total)``
         progress: Callable[[str, str, int, int], None] = lambda *_: None,
         shrinks: bool = True,
-        deadline: float = math.inf,
+        deadline: float = math.inf,  # time of `time.monotonic` after which no problem is sampled
     ) -> None:
         self.deadline = deadline
         self.trial, self.seed, self.progress, self.shrinks = trial, seed, progress, shrinks
@@ -264,28 +253,16 @@ class Sweep:
 
 
 def show_problem(
-    f: Implementation,
+    f: Implementation,  # of a torch function
     recipe: Recipe,
     *,
     device: str = "cpu",
-    rule: str = "sweep",
+    rule: str = "sweep",  # "sweep" or "long"
     conventions: Conventions | None = None,
     rounding: Rounding | None = None,
-    gradients: Any = GRADIENTS,
+    gradients: Any = GRADIENTS,  # names of those that it returns
 ) -> bool:
     """Sample a problem, judge the implementation on it and print the comparisons, for scripts.
-
-    Parameters
-    ----------
-    f : Implementation
-        Of a torch function.
-    recipe : Recipe
-    device : str
-    rule : {"sweep", "long"}
-    conventions : Conventions, optional
-    rounding : Rounding, optional
-    gradients : iterable of str
-        Names of those that it returns.
 
     Returns
     -------

@@ -63,6 +63,8 @@ def read_dump(
 ) -> Dump:
     """Read the arrays and options of one call.
 
+    Raises DtypeError if an entry holds something other than numbers.
+
     Parameters
     ----------
     path : str or path
@@ -73,18 +75,6 @@ def read_dump(
         "" to leave it out.
     layout : {"BHTD", "BTHD"}, optional
         Axes of q, k, v, o, dout and their gradients.
-
-    Returns
-    -------
-    Dump
-
-    Raises
-    ------
-    OptionError
-        If the file cannot be read, an entry has an unknown name, two mean the same, q, k or v is
-        missing, or there is no result.
-    DtypeError
-        If an entry holds something other than numbers.
     """
     stored = dict(_entries(Path(path)))
     alignments = {FOREIGN[name].causal for name in stored if name in FOREIGN} - {None}

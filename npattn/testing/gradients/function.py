@@ -228,7 +228,6 @@ class Function:
 
         Parameters
         ----------
-        x : float64 vector
         wide : bool
             Call with float64 (complex128) arrays, whatever the dtypes of the arguments.
         """

@@ -118,7 +118,6 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
 
     Parameters
     ----------
-    line : Line
     claim, rounding : (k,) float64 arrays
         Claimed slopes, and the rounding that they may have.
     size : (k,) float64 array

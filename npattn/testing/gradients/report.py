@@ -12,30 +12,17 @@ Status = Literal["passed", "wrong", "undecided", "not judged"]
 
 @dataclass(frozen=True)
 class Judgement:
-    """Judgement of the gradient of one argument.
+    """Judgement of the gradient of one argument."""
 
-    Attributes
-    ----------
-    name : str
-        Of the gradient: "dx" of the argument x.
-    claimed_by : {"vjp", "jvp", "second order", "vjp and jvp"}
-    status : {"passed", "wrong", "undecided", "not judged"}
-        "undecided": no difference is precise enough. "not judged": there is nothing to compare
-        with, as where all results are NaN.
-    power : Power
-        Error of the gradient that would have been seen, over the directions that were asked.
-    explanation : str
-        The mistake by its name, "" if it has none.
-    message : str
-        Claimed and measured slopes where it is wrong; why nothing could be judged.
-    """
-
-    name: str
-    claimed_by: str
+    name: str  # of the gradient: "dx" of the argument x
+    claimed_by: str  # "vjp", "jvp", "second order" or "vjp and jvp"
+    # "passed", "wrong", "undecided" or "not judged": "undecided": no difference is precise enough.
+    # "not judged": there is nothing to compare with, as where all results are NaN.
     status: Status
+    # error of the gradient that would have been seen, over the directions that were asked
     power: Power = field(default_factory=Power)
-    explanation: str = ""
-    message: str = ""
+    explanation: str = ""  # the mistake by its name, "" if it has none
+    message: str = ""  # claimed and measured slopes where it is wrong; why nothing could be judged
 
     def __str__(self) -> str:
         head = f"{self.name:<12} {self.claimed_by:<12} {self.status}"

@@ -64,7 +64,6 @@ def atom_of_choice(
 
     Parameters
     ----------
-    name : str
     problem : mapping
         It fails.
     failed, passed : sequences

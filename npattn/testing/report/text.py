@@ -63,7 +63,6 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
 
     Parameters
     ----------
-    record : Record
     width : int
         Columns at which prose is wrapped; lines to paste are never broken.
     verbose : bool
@@ -230,7 +229,6 @@ def feedback_lines(record: Record, most: int) -> list[str]:
 
     Parameters
     ----------
-    record : Record
     most : int
         Lines at most; the matrix is cut first, and then what comes last.
     """

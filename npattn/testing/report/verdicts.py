@@ -34,8 +34,6 @@ def rule_verdict(record: Record, rule: str, dtype: str, asked: Collection[str]) 
 
     Parameters
     ----------
-    record : Record
-    rule, dtype : str
     asked : collection of str
         Every rule that has a test. Outcomes of others (``option-mask``) belong to "structure".
     """

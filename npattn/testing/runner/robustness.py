@@ -103,13 +103,8 @@ def describe_wrong_input(implementation: Implementation, space: Space) -> list[s
 
     Parameters
     ----------
-    implementation : Implementation
     space : Space
         For its dtype.
-
-    Returns
-    -------
-    list of str
     """
     if not implementation.is_isolated and "fork" not in multiprocessing.get_all_start_methods():
         return ["not tried: this system cannot fork, and a crash would end this process"]

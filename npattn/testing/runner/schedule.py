@@ -78,10 +78,7 @@ class InProcess:
 class Processes:
     """Share rules out to `n` processes, of which this may be one.
 
-    Raises
-    ------
-    OptionError
-        If they cannot load the implementation: the first time that they are asked.
+    Raises OptionError if they cannot load the implementation: the first time that they are asked.
     """
 
     def __init__(self, n: int, implementation: Implementation) -> None:
@@ -173,10 +170,7 @@ class Processes:
     def _collect(self, work: Round, tasks: Sequence[_Task]) -> None:
         """Record the answers, up to the first that stops the check, in the order of the rules.
 
-        Raises
-        ------
-        StructureRefusedError
-            The first in that order, if some rules end with one.
+        Raises StructureRefusedError: the first in that order, if some rules end with one.
         """
         in_order = bool(work.judge.stops_at)
         left = list(tasks)

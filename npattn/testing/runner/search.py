@@ -95,10 +95,8 @@ class RuleSearch:
 
         Once `count` reaches the examples, a rule with recipes of its own tries them all.
 
-        Raises
-        ------
-        StructureRefusedError
-            If plain structure is answered where other structure, accepted before, raises.
+        Raises StructureRefusedError if plain structure is answered where other structure, accepted
+        before, raises.
         """
         count = self.most if count is None else min(count, self.most)
         if self.rule.last and count < self.examples:

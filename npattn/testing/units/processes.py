@@ -56,13 +56,7 @@ class Jobs:
         future.add_done_callback(self._done.put)
 
     def wait(self) -> tuple[Unit, Result]:
-        """Return the next result, in the order in which they come.
-
-        Raises
-        ------
-        OptionError
-            If the executor was lost.
-        """
+        """Return the next result, in the order in which they come."""
         future = self._done.get()
         unit = self._units.pop(future)
         try:

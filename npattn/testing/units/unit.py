@@ -71,13 +71,7 @@ class Unit:
 
     @classmethod
     def from_text(cls, text: str) -> Unit:
-        """Read a unit.
-
-        Raises
-        ------
-        OptionError
-            If it is meant for other versions than those here.
-        """
+        """Read a unit."""
         content = json.loads(text)
         wanted = content.pop("versions")
         if wanted != versions_here():
