@@ -244,6 +244,34 @@ class Conclusion(NamedTuple):
         return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
 
 
+class Concluded:
+    """A report with a `conclusion`, and what users ask of that."""
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Verdict and reason."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict: "passed", "failed" or "no verdict".
+
+        It is failed if something is wrong, and passed if everything was judged that had to be, and
+        could have failed.
+        """
+        return self.conclusion.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why there is no verdict: "nothing tested", "not judged: dx"; "" if there is one."""
+        return self.conclusion.reason
+
+    @property
+    def passed(self) -> bool:
+        """True if the verdict is "passed"."""
+        return self.verdict == "passed"
+
+
 def conclude(
     *,
     failed: bool,  # something is wrong

@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.oracle.directions import bias_direction
-from npattn.oracle.twins import only_out
+from npattn.oracle.signatures import only_out
 from npattn.problem import Forward, Gradients, gating
 from npattn.problem.arrays import BiasLike, MaskLike
 from npattn.problem.checks import check_cotangent, direction_shape

@@ -106,7 +106,7 @@ class Sweep:
                 outcome = self._failure_outcome(rule, recipe, failure, tried)
                 return replace(outcome, asked=Asked.of(accepted))
             worst, tried = max(worst, ratio), tried + 1
-            self.judged.note_powers(self.powers, plain=_is_plain(recipe))
+            self.judged.note_powers(self.powers, plain=recipe.has_plain_scores)
         self.progress(self.trial.space.dtype, rule, count, count)
         if not tried:
             return self._outcome(rule, "not applicable", message=OUT_OF_TIME)
@@ -165,7 +165,7 @@ class Sweep:
         except ImplementationError as err:
             return math.inf, err
         worst = evaluation.worst
-        counts = worst <= 1 and (_is_plain(recipe) or not self.judged.plain)
+        counts = worst <= 1 and (recipe.has_plain_scores or not self.judged.plain)
         self.powers = evaluation.powers() if counts else {}
         if worst <= 1 and self.unseen is None and evaluation.is_small:
             self.unseen = evaluation.unseen()
@@ -286,14 +286,6 @@ def _max_scores(device: torch.device) -> int:
     if device.type != "cuda":
         return most
     return min(most, torch.cuda.get_device_properties(device).total_memory // BYTES_PER_SCORE)
-
-
-def _is_plain(recipe: Recipe) -> bool:
-    return recipe.has_plain_scores
-
-
-def _score_count(recipe: Recipe) -> int:
-    return math.prod(recipe.lead or ()) * recipe.H * recipe.T * recipe.S
 
 
 def _number_count(recipe: Recipe) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from npattn.testing.power import Conclusion, Power, Verdict, conclude
+from npattn.testing.power import Concluded, Conclusion, Power, conclude
 
 Status = Literal["passed", "wrong", "undecided", "not judged"]
 
@@ -33,7 +33,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class GradientReport:
+class GradientReport(Concluded):
     """Result of `check_gradients`.
 
     Attributes
@@ -75,21 +75,6 @@ class GradientReport:
             unjudged=names("not judged"),
             accept=self.accept,
         )
-
-    @property
-    def verdict(self) -> Verdict:
-        """Verdict: "no verdict" where nothing is wrong, and a gradient undecided or not judged."""
-        return self.conclusion.verdict
-
-    @property
-    def reason(self) -> str:
-        """Why there is no verdict: "undecided: db"."""
-        return self.conclusion.reason
-
-    @property
-    def passed(self) -> bool:
-        """True if no gradient is wrong, and every one is judged or accepted."""
-        return self.conclusion.passed
 
     def __str__(self) -> str:
         head = f"gradients of {self.name}: {self.conclusion} (seed {self.seed})"

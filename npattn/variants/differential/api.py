@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 from npattn.errors import DtypeError
 from npattn.multihead.projections import normalise, normalise_backward
 from npattn.oracle import api
-from npattn.oracle.twins import on_arrays, only_out, widen
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import on_arrays, widen
 from npattn.problem.arrays import Array, MaskLike
 from npattn.problem.checks import check_cotangent, check_result
 from npattn.problem.foreign import reject_unknown_options

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from npattn.errors import DtypeError, OptionError
-from npattn.oracle.twins import ARRAYS, on_arrays, only_out
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.checks import check_cotangent, check_result
 from npattn.problem.foreign import reject_unknown_options
