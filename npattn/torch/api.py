@@ -31,18 +31,6 @@ from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
 from npattn.torch.tensors import refuse_batched, short_name, stand_in, to_tensor
 
-__all__ = [
-    "attention",
-    "backward",
-    "check_forward",
-    "evaluate",
-    "forward",
-    "jvp",
-    "read_cotangents",
-    "read_direction",
-    "read_problem",
-]
-
 Tensor = torch.Tensor
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 

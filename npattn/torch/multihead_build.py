@@ -13,20 +13,6 @@ from npattn.errors import OptionError
 from npattn.weights.exchange import check_kind, optional, read, transpose
 from npattn.weights.torch import tensor_of
 
-__all__ = [
-    "NORMS",
-    "NORM_BIASES",
-    "SEPARATE",
-    "NormWeight",
-    "from_numpy",
-    "from_torch",
-    "norm_shape",
-    "projection_rows",
-    "prune",
-    "to_numpy",
-    "to_torch",
-]
-
 Tensor = torch.Tensor
 Module = TypeVar("Module", bound=nn.Module)
 

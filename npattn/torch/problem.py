@@ -23,8 +23,6 @@ from npattn.torch import score_mod
 from npattn.torch.namespace import Namespace, namespace
 from npattn.torch.tensors import cast, has_float64, numpy_dtype, stand_in, to_tensor
 
-__all__ = ["ENGINES", "Problem"]
-
 Tensor = torch.Tensor
 
 ENGINES = ("auto", "dense", "tiled", "fused")

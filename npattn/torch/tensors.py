@@ -12,16 +12,6 @@ import torch
 from npattn.errors import DtypeError, OptionError
 from npattn.problem.arrays import Array
 
-__all__ = [
-    "cast",
-    "has_float64",
-    "numpy_dtype",
-    "short_name",
-    "stand_in",
-    "to_host",
-    "to_tensor",
-]
-
 Tensor = torch.Tensor
 ZERO = bytes(16)
 """Memory of one number of any dtype."""

@@ -24,8 +24,6 @@ from npattn.torch.positions import rope
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import cast, has_float64, short_name, stand_in, to_host, to_tensor
 
-__all__ = ["Tensors"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 Tensor = torch.Tensor

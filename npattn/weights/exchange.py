@@ -18,12 +18,6 @@ from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array, cast
 from npattn.problem.checks import read_floating
 
-__all__ = [
-    *("DTYPES", "check_fits", "check_held", "check_kind", "check_names", "dropout_error"),
-    *("from_kernels", "heads_apart", "join_names", "loaded_package", "needed_by", "optional"),
-    *("read", "read_parameters", "refuse", "torch_bits", "transpose"),
-]
-
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),

@@ -22,8 +22,6 @@ from npattn.weights.exchange import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["from_torch", "to_torch"]
-
 EXTRA = ("bias_k", "bias_v")
 
 

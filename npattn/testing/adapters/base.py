@@ -13,21 +13,6 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.child import format_exception_line, place_of, refusing_line
 
-__all__ = [
-    "Crash",
-    "ImplementationError",
-    "NotAsked",
-    "ResultError",
-    "Results",
-    "TimedOut",
-    "catch_foreign",
-    "format_exception_line",
-    "inexpressible",
-    "note_problem",
-    "refuse",
-]
-
-
 Status = Literal["error", "crashed", "timed out"]
 
 MISTAKES = (

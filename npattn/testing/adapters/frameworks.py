@@ -22,22 +22,6 @@ from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.adapters.child import FRAMEWORKS, NAMES, Tensor, contents, short_name
 
-__all__ = [
-    "FRAMEWORKS",
-    "TINY",
-    "Composed",
-    "Framework",
-    "array_of",
-    "choose_framework",
-    "find_framework",
-    "make_framework",
-    "name_dtype",
-    "span",
-    "tensor_of",
-    "translate_errors",
-    "try_frameworks",
-]
-
 F = TypeVar("F")
 
 WIDE = {n: np.dtype(getattr(ml_dtypes, n, n)) for n in NAMES.values()}

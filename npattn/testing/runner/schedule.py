@@ -23,7 +23,8 @@ import numpy as np
 
 from npattn.engines.threads import one_thread, one_thread_in_children
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import ImplementationError, format_exception_line
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.child import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.untrusted import JudgedCalls
 from npattn.testing.capabilities import StructureRefusedError

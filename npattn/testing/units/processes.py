@@ -18,7 +18,7 @@ from pathlib import Path
 
 from npattn.engines.threads import ONE_THREAD
 from npattn.errors import NpattnError, OptionError
-from npattn.testing.adapters.base import format_exception_line
+from npattn.testing.adapters.child import format_exception_line
 from npattn.testing.units.unit import Result, Unit
 from npattn.testing.worker.compilation_cache import cache_variables
 

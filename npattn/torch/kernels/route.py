@@ -17,8 +17,6 @@ from npattn.torch.kernels.sdpa import evaluate_sdpa
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import short_name
 
-__all__ = ["evaluate", "forward", "refusal", "route"]
-
 Tensor = torch.Tensor
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

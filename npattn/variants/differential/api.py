@@ -32,8 +32,6 @@ from npattn.variants.differential.arguments import (
 )
 from npattn.variants.differential.result import DifferentialForward, DifferentialGradients, beside
 
-__all__ = ["attention", "backward", "forward"]
-
 
 @reject_unknown_options
 @on_arrays

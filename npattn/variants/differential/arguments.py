@@ -14,15 +14,6 @@ from npattn.problem import Forward
 from npattn.problem.arrays import Array
 from npattn.problem.foreign import unknown_option
 
-__all__ = [
-    "check_alike",
-    "check_norm",
-    "check_options",
-    "check_out_scale",
-    "read_lambda",
-]
-
-
 OPTIONS = (
     *("causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout_mask"),
     *("dropout_rate", "dtype", "engine", "precision", "conventions"),

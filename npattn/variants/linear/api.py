@@ -35,8 +35,6 @@ from npattn.variants.linear.problem import (
     warn_of_growth,
 )
 
-__all__ = ["attention", "backward", "forward", "operands_of"]
-
 
 @reject_unknown_options
 @on_arrays
