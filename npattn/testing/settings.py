@@ -28,12 +28,10 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.levels import LEVELS, REQUIRED, check_levels
 from npattn.testing.parsing import (
-    parse_inputs,
     parse_memory,
     parse_names,
+    parse_pairs,
     parse_processes,
-    parse_renames,
-    parse_roles,
     parse_seconds,
     parse_seed,
     parse_sizes,
@@ -141,7 +139,8 @@ class Settings:
     rename: Mapping[str, str] | None = option(None, JUDGED, "--rename THEIRS=OURS", "mapping",
         "What a parameter means, as cap=softcap.",
         'In Python ``{"cap": "softcap"}``.',
-        multiple=True, parse=parse_renames)
+        multiple=True,
+        parse=functools.partial(parse_pairs, flag="--rename", form="THEIRS=OURS: cap=softcap"))
     features: str | Iterable[str] | None = option(
         None, JUDGED, "--features NAMES", "str or iterable of str",
         "Its options and results, as mask,return_lse.",
@@ -161,7 +160,8 @@ class Settings:
     inputs: Mapping[str, str] | None = option(None, JUDGED, "--inputs NAME=AXES", "mapping",
         'Axes of its arrays, as "x=B T C".',
         'In Python ``{"x": "B T C", "w": "C 3C"}``. Default: the arguments are q, k, v.',
-        multiple=True, parse=parse_inputs)
+        multiple=True,
+        parse=functools.partial(parse_pairs, flag="--inputs", form="x='B T C'"))
     options: Mapping[str, Sequence[Any]] | None = option(
         None, JUDGED, "--options NAME=VALUES", "mapping",
         "Values of options, as causal=false,true.",
@@ -323,7 +323,8 @@ class CommandSettings(Settings):
         "A torch module, with its projections inside.")
     roles: Mapping[str, str] | None = option(None, JUDGED, "--role ROLE=NAME", "",
         "Projection of a `module`, as wq=to_q.",
-        multiple=True, parse=parse_roles)
+        multiple=True,
+        parse=functools.partial(parse_pairs, flag="--role", form="ROLE=NAME: wq=to_q"))
     num_heads: int | None = option(None, JUDGED, "--num-heads N", "",
         "Heads of a `module`, if nothing tells.",
         least=1)
