@@ -13,13 +13,8 @@ from npattn.problem.arrays import Array
 # --- a cached past: S − T keys before those of the queries ---
 
 
-@mistake(
-    "causal-over-past",
-    "cache",
-    "onnx/onnx#7297",
-    step="visible",
-    where="s > t and s < S − T and causal",
-)
+@mistake("causal-over-past", "cache", "onnx/onnx#7297", step="visible",
+         where="s > t and s < S − T and causal")  # fmt: skip
 class _CausalOverPast(Attention):
     """Causal also masks the cached past: query t sees past keys only up to index t."""
 
@@ -30,13 +25,8 @@ class _CausalOverPast(Attention):
         return super().visible(c) & ~hidden if c.causal else super().visible(c)
 
 
-@mistake(
-    "cache-evicts-early",
-    "cache",
-    "huggingface/transformers#37574",
-    step="visible",
-    where="t = T − 1 and window",
-)
+@mistake("cache-evicts-early", "cache", "huggingface/transformers#37574", step="visible",
+         where="t = T − 1 and window")  # fmt: skip
 class _CacheEvictsEarly(Attention):
     """A rolling cache has evicted the first key of the window before the last query reads it."""
 
@@ -108,13 +98,8 @@ change("channels-beyond-64-ignored", "limits", "q kᵀ takes only the first 64 c
        product=lambda up, c: up(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64))))  # fmt: skip
 
 
-@mistake(
-    "key-offset-wraps",
-    "limits",
-    "Dao-AILab/flash-attention#2260",
-    step="s",
-    where="B · K · S · D > 4096",
-)
+@mistake("key-offset-wraps", "limits", "Dao-AILab/flash-attention#2260", step="s",
+         where="B · K · S · D > 4096")  # fmt: skip
 class _KeyOffsetWraps(Attention):
     """Offsets into k wrap around at 2¹², as 32-bit offsets do at 2³²."""
 
@@ -124,13 +109,8 @@ class _KeyOffsetWraps(Attention):
         return c._replace(k=wrapped.reshape(c.k.shape))
 
 
-@mistake(
-    "bias-offset-wraps",
-    "limits",
-    "pytorch/pytorch#187227",
-    step="s",
-    where="t · S + s ≥ 256 and bias",
-)
+@mistake("bias-offset-wraps", "limits", "pytorch/pytorch#187227", step="s",
+         where="t · S + s ≥ 256 and bias")  # fmt: skip
 class _BiasOffsetWraps(Attention):
     """Offsets into the bias of a head wrap around at 2⁸, as 32-bit offsets do at 2³²."""
 
@@ -154,9 +134,8 @@ class _NegativeStridesMisread(Attention):
         return super().read(x[tuple(steps)])
 
 
-@mistake(
-    "inner-stride-ignored", "memory", "pytorch/pytorch#187506", step="layout", where="everywhere"
-)
+@mistake("inner-stride-ignored", "memory", "pytorch/pytorch#187506", step="layout",
+         where="everywhere")  # fmt: skip
 class _InnerStrideIgnored(Attention):
     """The last axis is assumed to be contiguous; its stride is ignored."""
 

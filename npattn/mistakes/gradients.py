@@ -26,13 +26,8 @@ change("dk-of-base-2-query", "gradient",
        dk=lambda up, dx, c, seen: up(dx, c, seen) / math.log(2))  # fmt: skip
 
 
-@mistake(
-    "dbias-last-writer-wins",
-    "gradient",
-    "HKUSTDial/flash-sparse-attention#194",
-    step="dbias",
-    where="bias",
-)
+@mistake("dbias-last-writer-wins", "gradient", "HKUSTDial/flash-sparse-attention#194", step="dbias",
+         where="bias")  # fmt: skip
 class _DbiasLastWriterWins(Attention):
     """dbias is not summed over the axes along which bias broadcasts: the last entry wins."""
 

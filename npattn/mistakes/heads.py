@@ -30,13 +30,8 @@ change("heads-tiled", "heads", "Query head h uses key/value head h % K instead o
        share=lambda up, x, H: take_heads(x, np.arange(H)))  # fmt: skip
 
 
-@mistake(
-    "heads-of-padded-group",
-    "heads",
-    "ggml-org/llama.cpp#19115",
-    step="s",
-    where="h // 4 ≠ h // G and G = 3",
-)
+@mistake("heads-of-padded-group", "heads", "ggml-org/llama.cpp#19115", step="s",
+         where="h // 4 ≠ h // G and G = 3")  # fmt: skip
 class _HeadsOfPaddedGroup(Attention):
     """Query head h uses key/value head h // G with G rounded up to a power of two."""
 
@@ -57,13 +52,8 @@ change("heads-all-of-first", "heads",
        share=lambda up, x, H: up(x if x.shape[-3] == H else x[..., :1, :, :], H))  # fmt: skip
 
 
-@mistake(
-    "heads-repeated-along-keys",
-    "heads",
-    "PrimeIntellect-ai/prime-rl#2681",
-    step="layout",
-    where="G > 1",
-)
+@mistake("heads-repeated-along-keys", "heads", "PrimeIntellect-ai/prime-rl#2681", step="layout",
+         where="G > 1")  # fmt: skip
 class _HeadsRepeatedAlongKeys(Attention):
     """k and v are repeated along the key axis instead of the head axis."""
 
@@ -147,13 +137,8 @@ change("heads-split-by-reshape", "layout",
        read=lambda up, x: up(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x))  # fmt: skip
 
 
-@mistake(
-    "heads-merged-by-reshape",
-    "layout",
-    "jsbaan/transformer-from-scratch#6",
-    step="o",
-    where="H > 1 and T > 1",
-)
+@mistake("heads-merged-by-reshape", "layout", "jsbaan/transformer-from-scratch#6", step="o",
+         where="H > 1 and T > 1")  # fmt: skip
 class _HeadsMergedByReshape(Attention):
     """out (H, T, E) is reshaped to (T, H, E) without moving the head axis."""
 

@@ -54,13 +54,8 @@ change("causal-ignored-with-weights", "causal", "Causal is ignored if the weight
        visible=lambda up, c: up(c._replace(causal=c.causal and not c.returns_weights)))  # fmt: skip
 
 
-@mistake(
-    "causal-ignored-with-wide-window",
-    "causal",
-    "tlc-pack/libflash_attn#11",
-    step="visible",
-    where="window",
-)
+@mistake("causal-ignored-with-wide-window", "causal", "tlc-pack/libflash_attn#11", step="visible",
+         where="window")  # fmt: skip
 class _CausalIgnoredWithWideWindow(Attention):
     """If the left side of the window is at least S, window and causal are both ignored."""
 
@@ -70,13 +65,8 @@ class _CausalIgnoredWithWideWindow(Attention):
         return (None, None) if wide else (left, right)
 
 
-@mistake(
-    "causal-added-as-number",
-    "causal",
-    "microsoft/onnxruntime#8549",
-    step="p",
-    where="rows that see no key and causal",
-)
+@mistake("causal-added-as-number", "causal", "microsoft/onnxruntime#8549", step="p",
+         where="rows that see no key and causal")  # fmt: skip
 class _CausalAddedAsNumber(Attention):
     """Causal adds −1e4 to later keys, which get weight if the mask hides all others."""
 
@@ -115,13 +105,8 @@ class _CausalAloneBeforeScale(_CausalBeforeScale):
         return super().final(x, visible, c._replace(causal=c.causal and alone))
 
 
-@mistake(
-    "causal-backward-top-left",
-    "causal",
-    "xlite-dev/ffpa-attn#300",
-    step="visible",
-    where="backward: T ≠ S and causal",
-)
+@mistake("causal-backward-top-left", "causal", "xlite-dev/ffpa-attn#300", step="visible",
+         where="backward: T ≠ S and causal")  # fmt: skip
 class _CausalBackwardTopLeft(Attention):
     """Backward aligns causal top-left, while forward aligns it bottom-right."""
 
@@ -176,13 +161,8 @@ class _MaskOrCausal(Attention):
         return visible_by_any(self, c)
 
 
-@mistake(
-    "mask-after-softmax",
-    "mask",
-    "huggingface/pytorch-image-models#2236",
-    step="p",
-    where="mask or causal or window",
-)
+@mistake("mask-after-softmax", "mask", "huggingface/pytorch-image-models#2236", step="p",
+         where="mask or causal or window")  # fmt: skip
 class _MaskAfterSoftmax(Attention):
     """The mask sets weights to 0 after the softmax, without normalising the others again."""
 
@@ -248,9 +228,8 @@ change("mask-transposed", "mask", "A square mask is read with its query and key 
            mask.swapaxes(-1, -2) if mask.shape[-2] == mask.shape[-1] else mask)  # fmt: skip
 
 
-@mistake(
-    "mask-tiled-over-heads", "mask", "line/lighthouse#77", step="visible", where="B > 1 and mask"
-)
+@mistake("mask-tiled-over-heads", "mask", "line/lighthouse#77", step="visible",
+         where="B > 1 and mask")  # fmt: skip
 class _MaskTiledOverHeads(Attention):
     """Masks of batch entries are tiled instead of repeated over the heads of (B · H, T, S)."""
 

@@ -10,13 +10,8 @@ from npattn.mistakes.register import change, mistake
 from npattn.problem.arrays import Array
 
 
-@mistake(
-    "dk-copied-not-added",
-    "tiled backward",
-    "NVIDIA/TransformerEngine#1557",
-    step="dv",
-    where="T > 16",
-)
+@mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557", step="dv",
+         where="T > 16")  # fmt: skip
 class _DkCopiedNotAdded(Online):
     """dk and dv of a tile of keys are those of the last tile of queries instead of the sum."""
 
@@ -36,9 +31,8 @@ class _DqOverwritten(Online):
         super().collect(name, into, at, x)
 
 
-@mistake(
-    "last-query-lost-in-backward", "tiled backward", step="visible", where="backward: t = T − 1"
-)
+@mistake("last-query-lost-in-backward", "tiled backward", step="visible",
+         where="backward: t = T − 1")  # fmt: skip
 class _LastQueryLostInBackward(Online):
     """Backward leaves out the last query."""
 
@@ -70,9 +64,8 @@ change("delta-of-query-before", "tiled backward",
        row_delta=lambda up, do, out, c: np.roll(up(do, out, c), 1, axis=-2))  # fmt: skip
 
 
-@mistake(
-    "padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461", step="nan", where="T % 16 ≠ 0"
-)
+@mistake("padding-queries-nan", "tiled backward", "tile-ai/tilelang#2461", step="nan",
+         where="T % 16 ≠ 0")  # fmt: skip
 class _PaddingQueriesNaN(Online):
     """Padding queries of the last tile have a garbage maximum: 0 · NaN reaches dk and dv."""
 
@@ -85,13 +78,8 @@ class _PaddingQueriesNaN(Online):
         return super().tile_visible(c, slice(rows.start, rows.start + TILE), keys)
 
 
-@mistake(
-    "saved-state-of-other-layout",
-    "tiled backward",
-    "NVIDIA/cudnn-frontend#304",
-    step="p",
-    where="backward: H > 1 and T > 1",
-)
+@mistake("saved-state-of-other-layout", "tiled backward", "NVIDIA/cudnn-frontend#304", step="p",
+         where="backward: H > 1 and T > 1")  # fmt: skip
 class _SavedStateOfOtherLayout(Online):
     """Backward reads the saved row statistics as if their layout were (B, T, H)."""
 
@@ -101,13 +89,8 @@ class _SavedStateOfOtherLayout(Online):
         return RunningSoftmax(m, total, state.acc)
 
 
-@mistake(
-    "padding-over-next-head",
-    "tiled backward",
-    "flagos-ai/FlagGems#898",
-    step="dv",
-    where="h ≥ 1 and s < 16 − S % 16 and S % 16 ≠ 0",
-)
+@mistake("padding-over-next-head", "tiled backward", "flagos-ai/FlagGems#898", step="dv",
+         where="h ≥ 1 and s < 16 − S % 16 and S % 16 ≠ 0")  # fmt: skip
 class _PaddingOverNextHead(Online):
     """Padding of the last tile of keys overwrites dv of the next head."""
 

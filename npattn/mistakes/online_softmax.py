@@ -12,13 +12,8 @@ from npattn.mistakes.register import change, mistake
 from npattn.problem.arrays import Array
 
 
-@mistake(
-    "maximum-starts-finite",
-    "online softmax",
-    "flashinfer-ai/flashinfer#4401",
-    step="p",
-    where="contents",
-)
+@mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401", step="p",
+         where="contents")  # fmt: skip
 class _MaximumStartsFinite(Online):
     """The running maximum starts at −5e4; rows with lower scores are wrong."""
 

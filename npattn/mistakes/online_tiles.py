@@ -33,13 +33,8 @@ change("tail-padding-attended", "tiles",
        real_keys=lambda up, s, c: np.ones(s.shape, bool))  # fmt: skip
 
 
-@mistake(
-    "softcap-revives-padding",
-    "tiles",
-    "ggml-org/llama.cpp#29034",
-    step="p",
-    where="S % 16 ≠ 0 and softcap",
-)
+@mistake("softcap-revives-padding", "tiles", "ggml-org/llama.cpp#29034", step="p",
+         where="S % 16 ≠ 0 and softcap")  # fmt: skip
 class _SoftcapRevivesPadding(Online):
     """Padding keys are hidden before the softcap, which makes their scores finite."""
 
@@ -133,13 +128,8 @@ change("sink-in-every-split", "split keys",
        second_half=lambda up, c: c)  # fmt: skip
 
 
-@mistake(
-    "out-of-each-split-in-backward",
-    "split keys",
-    "tenstorrent/tt-metal#53205",
-    step="delta",
-    where="S > 1",
-)
+@mistake("out-of-each-split-in-backward", "split keys", "tenstorrent/tt-metal#53205", step="delta",
+         where="S > 1")  # fmt: skip
 class _OutOfEachSplitInBackward(Split):
     """Backward of each half of the keys uses the out and lse of that half; only dv is right."""
 

@@ -157,13 +157,8 @@ class _SoftcapSlopeAfterBias(Attention):
         return 1.0 if c.softcap is None else 1 - (s / c.softcap) ** 2
 
 
-@mistake(
-    "softcap-slope-of-hidden",
-    "softcap",
-    "openxla/tokamax#1121",
-    step="nan",
-    where="hidden keys and softcap",
-)
+@mistake("softcap-slope-of-hidden", "softcap", "openxla/tokamax#1121", step="nan",
+         where="hidden keys and softcap")  # fmt: skip
 class _SoftcapSlopeOfHidden(Attention):
     """The derivative of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
 

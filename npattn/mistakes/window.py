@@ -145,12 +145,8 @@ class _WindowInInt32(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mistake(
-    "tile-ends-at-first-query",
-    "window",
-    step="visible",
-    where="t % 16 > 0 and causal or window",
-)
+@mistake("tile-ends-at-first-query", "window", step="visible",
+         where="t % 16 > 0 and causal or window")  # fmt: skip
 class _TileEndsAtFirstQuery(Attention):
     """A tile of queries stops at the last key tile that its first query sees."""
 

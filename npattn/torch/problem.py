@@ -160,10 +160,6 @@ class Problem(numpy_problem.Problem):
         """Return an input in the dtype computed in, rounded once in mixed precision [15]."""
         return x.to(self.dtype) if self.storage is None else cast(x, self.storage).to(self.dtype)
 
-    def round_to_storage(self, x: Any) -> Any:
-        """Round x to the storage dtype in mixed precision, else return it [15]."""
-        return x if self.storage is None else self.to_operand(x)
-
     def to_output_dtype(self, x: Any) -> Any:
         """Return x in the dtype of results [15]."""
         return x if self.storage is None else cast(x, self.storage)

@@ -54,7 +54,9 @@ class Arrangement:
         """
         found = {"q": self._store_queries(self._turn_back_queries(problem))}
         found |= {name: self._store_keys(getattr(problem, name), name) for name in "kv"}
-        found |= self._store_new_keys(problem) if self.new or self._must_append else {}
+        found |= (
+            self._store_new_keys(problem) if self.new or "new keys" in self.storage.required else {}
+        )
         found |= self.tables(problem.q.dtype)
         values = {name: x for name, x in self._values().items() if name in self.storage.takes}
         found |= {name: x for name, x in values.items() if isinstance(x, np.ndarray)}
@@ -125,10 +127,6 @@ class Arrangement:
     @property
     def _left(self) -> tuple[int, ...]:
         return self.left or (0,) * len(self.sequences)
-
-    @property
-    def _must_append(self) -> bool:
-        return "new keys" in self.storage.required
 
     def tables(self, dtype: Any) -> dict[str, Array]:
         """Return the cosines and sines that are passed."""

@@ -260,7 +260,8 @@ class Rows(WorstCase):
             most.append(lse[None, :, None] + np.log(top))
             totals.append(np.where(top == 0, 0, 1 / top))
         # One more, without a value: the sink, or nothing.
-        sink = self._sink_of_rows()
+        sinks = self.blocks_of.problem.sinks
+        sink = None if sinks is None else sinks[self.at[1]].astype(float)[None, :, None]
         most.append(unseen if sink is None else sink)
         totals.append(np.ones_like(unseen))
         outs.append(np.zeros((*unseen.shape[:-1], self.problem.E)))
@@ -277,10 +278,6 @@ class Rows(WorstCase):
         _, __, residuals = dense.forward(self.none.canonical)
         self._set_residuals(residuals._replace(p_sink=p_sink))
         self.variance = RowsVariance(self)
-
-    def _sink_of_rows(self) -> Array | None:
-        sinks, (_, h, __) = self.blocks_of.problem.sinks, self.at
-        return None if sinks is None else sinks[h].astype(float)[None, :, None]
 
     def _sum_weights(self) -> None:
         total: WeightSums | None = None
