@@ -153,15 +153,11 @@ class _MaximumOverHidden(PivotedFloat32):
         return super().pivot(self.cap(self.product(c), c) + self.bias(c), c, live)
 
 
-@mistake("nan-score-hidden", "NaN", step="nan", where="contents")
-class _NaNScoreHidden(Attention):
-    """A NaN score is treated as hidden: the maximum skips it, and it has no weight."""
-
-    def scores(self, c: Inputs) -> tuple[Array, Array]:
-        s, live = super().scores(c)
-        return np.where(np.isnan(s), -np.inf, s), live & ~np.isnan(s)
-
-
+change("nan-score-hidden", "NaN",
+       "A NaN score is treated as hidden: the maximum skips it, and it has no weight.", step="nan",
+       where="contents",
+       scores=after(lambda x:
+           (np.where(np.isnan(x[0]), -np.inf, x[0]), x[1] & ~np.isnan(x[0]))))  # fmt: skip
 change("nan-of-value-zeroed", "NaN",
        "NaN in v is replaced by 0 before the product, at visible keys too.",
        step="nan", where="contents",

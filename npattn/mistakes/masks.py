@@ -7,7 +7,6 @@ import numpy as np
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import after, change, mistake, one_for_all, one_result
 from npattn.problem.arrays import Array
-from npattn.problem.options import Window
 
 # --- causal ---
 
@@ -52,17 +51,11 @@ change("causal-ignored-with-dropout", "causal", "Causal is ignored if there is a
 change("causal-ignored-with-weights", "causal", "Causal is ignored if the weights are requested.",
        "keras-team/keras#23038", step="visible", where="causal and weights",
        visible=lambda up, c: up(c._replace(causal=c.causal and not c.returns_weights)))  # fmt: skip
-
-
-@mistake("causal-ignored-with-wide-window", "causal", "tlc-pack/libflash_attn#11", step="visible",
-         where="window")  # fmt: skip
-class _CausalIgnoredWithWideWindow(Attention):
-    """If the left side of the window is at least S, window and causal are both ignored."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        wide = left is not None and left >= c.k.shape[-2]
-        return (None, None) if wide else (left, right)
+change("causal-ignored-with-wide-window", "causal",
+       "If the left side of the window is at least S, window and causal are both ignored.",
+       "tlc-pack/libflash_attn#11", step="visible", where="window",
+       sides=lambda up, c:
+           up(c) if up(c)[0] is None or up(c)[0] < c.k.shape[-2] else (None, None))  # fmt: skip
 
 
 @mistake("causal-added-as-number", "causal", "microsoft/onnxruntime#8549", step="p",
@@ -190,16 +183,11 @@ change("first-key-lost", "mask", "The first key is never read.", step="visible",
        visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) > 0))  # fmt: skip
 change("last-key-lost", "mask", "The last key is never read.", step="visible", where="s = S − 1",
        visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) < c.k.shape[-2] - 1))  # fmt: skip
-
-
-@mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885", step="visible", where="mask")
-class _MaskAsLength(Attention):
-    """The mask is reduced to its number of True, taken as a number of leading keys."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        S = c.k.shape[-2]
-        each = np.broadcast_to(mask, (*mask.shape[:-1], S))
-        return np.asarray(np.arange(S) < each.sum(-1, keepdims=True))
+change("mask-as-length", "mask",
+       "The mask is reduced to its number of True, taken as a number of leading keys.",
+       "microsoft/onnxruntime#27885", step="visible", where="mask",
+       mask=lambda up, mask, c: np.asarray(np.arange(c.k.shape[-2]) < np.broadcast_to(
+           mask, (*mask.shape[:-1], c.k.shape[-2])).sum(-1, keepdims=True)))  # fmt: skip
 
 
 @mistake("mask-of-whole-tiles", "mask", step="visible", where="mask")

@@ -293,10 +293,7 @@ class _BiasMaskedInPlace(Attention):
         return super().forward(q, k, v, mask, **options)
 
 
-@mistake("values-in-memory-order", "memory", step="layout", where="everywhere")
-class _ValuesInMemoryOrder(Attention):
-    """v is read in memory order."""
-
-    def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
-        v = np.ravel(v, order="K").reshape(v.shape)
-        return super().inputs(q, k, v, *mask, **options)
+change("values-in-memory-order", "memory", "v is read in memory order.", step="layout",
+       where="everywhere",
+       inputs=lambda up, q, k, v, *mask, **options:
+           up(q, k, np.ravel(v, order="K").reshape(v.shape), *mask, **options))  # fmt: skip
