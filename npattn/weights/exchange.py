@@ -171,6 +171,7 @@ def check_fits(
     separate_biases: bool = False,
     value_size: bool = False,
     norms: bool = False,
+    appends: bool = False,
 ) -> None:
     """Raise OptionError at the first part of `mha` that a framework has no place for.
 
@@ -180,8 +181,10 @@ def check_fits(
     some = len({getattr(mha, name) is None for name in BIASES}) > 1
     checks = (
         (mha.wo is None, "wo is None; the heads are always projected there"),
-        (mha.bias_k is not None, "got bias_k and bias_v; no keys are appended there"),
-        (bool(mha.add_zero_attn), "add_zero_attn is True; no keys are appended there"),
+        (mha.bias_k is not None and not appends,
+         "got bias_k and bias_v; no keys are appended there"),
+        (bool(mha.add_zero_attn) and not appends,
+         "add_zero_attn is True; no keys are appended there"),
         (mha.merge != "concat", f'merge is {mha.merge!r}, must be "concat"'),
         (mha.wg is not None, "got wg, must be None: no gate is written there"),
         (K != H and not shares_heads,
