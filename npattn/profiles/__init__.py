@@ -21,13 +21,7 @@ PROFILES = {one.name: one for one in _KNOWN}
 
 
 def find_profile(name: str) -> Profile:
-    """Return the profile of a system.
-
-    Raises
-    ------
-    OptionError
-        If there is none of this name; the message says which there are.
-    """
+    """Return the profile of a system."""
     if name not in PROFILES:
         near = get_close_matches(name, PROFILES, 1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -78,7 +78,6 @@ class TilePlan:
 
     Parameters
     ----------
-    problem : Problem
     whole : bool
         Make all scores one tile.
     """

@@ -49,10 +49,8 @@ class KeyLists(Form):
     def arrays(self, problem: Problem, mask_true: str = "attend") -> dict[str, Array]:
         """Return the lists of a problem by their meaning; none if its mask is given without.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if heads share lists and the mask is not the same for all.
+        Raises ImplementationError, a refusal, if heads share lists and the mask is not the same for
+        all.
         """
         if problem.mask is None and not self.required:
             return {}

@@ -21,17 +21,13 @@ __all__ = ["TARGETS", "Target", "load", "load_implementation", "spec_of"]
 def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
     """Return the callable that a target names, and its backward where it is known.
 
+    Raises OptionError if there is no such target; the message says what there is. Raises
+    MissingExtraError if the target needs a package that is not installed.
+
     Parameters
     ----------
     spec : str
         A known name, ``module:function`` or ``path/file.py:function``.
-
-    Raises
-    ------
-    OptionError
-        If there is no such target; the message says what there is.
-    MissingExtraError
-        If the target needs a package that is not installed.
     """
     path = spec_of(spec)
     if spec in TARGETS:
