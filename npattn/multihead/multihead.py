@@ -328,7 +328,8 @@ class MultiHeadAttention(MultiHeadParameters):
                 )
         conventions = inputs.options.get("conventions")
         alignment = None if conventions is None else conventions.alignment
-        return Problem(*zeros, inputs.mask, alignment=alignment, **options)
+        q, k, v = zeros
+        return Problem(q, k, v, inputs.mask, alignment=alignment, **options)
 
     @property
     def _appended_keys(self) -> int:

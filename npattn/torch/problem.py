@@ -62,8 +62,6 @@ def namespace(device: torch.device) -> Namespace:
     return Namespace(device)
 
 
-Tensor = torch.Tensor
-
 ENGINES = ("auto", "dense", "tiled", "fused")
 ARRAYS = ("q", "k", "v", *(name for name, option in OPTIONS.items() if option.kind == "array"))
 SETTINGS = tuple(name for name in OPTIONS if name not in ARRAYS)
