@@ -114,7 +114,8 @@ def _merge(
     xp: Any, parts: Sequence[Array], logs: Sequence[Array], base: Any
 ) -> tuple[Array, Array, Array]:
     """Return o, lse and the weight of each part."""
-    _check_base(base)
+    if not isinstance(base, str) or base not in ("e", "2"):
+        raise OptionError(f"base is {base!r}, must be 'e' or '2'")
     exp, log = (xp.exp2, xp.log2) if base == "2" else (xp.exp, xp.log)
     # A dead part has −inf: what it would compute is replaced first, so that no gradient is NaN.
     every = xp.stack(logs)
@@ -128,12 +129,6 @@ def _merge(
     weights = sizes / total
     o = xp.add_parts(weights[..., None] * xp.where(live[..., None], xp.stack(parts), 0))
     return o, lse, weights
-
-
-def _check_base(base: Any) -> None:
-    """Raise OptionError if the base of logarithms is neither."""
-    if not isinstance(base, str) or base not in ("e", "2"):
-        raise OptionError(f"base is {base!r}, must be 'e' or '2'")
 
 
 def _check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:

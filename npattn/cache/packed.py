@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.oracle.api import backward
-from npattn.oracle.twins import ARRAYS, on_arrays, only_out
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem import Forward, Gradients
 from npattn.problem.arrays import Array, BiasLike, MaskLike
 from npattn.problem.checks import check_cotangent, check_result_of, read_array

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike
 from npattn.cache.packed import read_options, sum_parameters
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.oracle.api import backward
-from npattn.oracle.twins import on_arrays, only_out
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import on_arrays
 from npattn.problem import Forward, Gradients
 from npattn.problem.arrays import Array, cast
 from npattn.problem.checks import check_cotangent, check_result_of, read_array

@@ -25,14 +25,6 @@ def open_cluster(where: str) -> Iterator[tuple[Executor, int]]:
     ----------
     where : str
         "local:N" for N workers on this machine, or the address of a scheduler, tcp://HOST:PORT.
-
-    Raises
-    ------
-    MissingExtraError
-        If the package distributed is not installed.
-    OptionError
-        If `where` is neither, no scheduler answers, it has no worker, or a worker has other
-        versions of npattn or NumPy.
     """
     kind, _, number = where.partition(":")
     local = kind == "local"

@@ -40,11 +40,6 @@ def read_config(command: click.Command, folder: Path) -> dict[str, Any]:
     -------
     dict
         ``target`` is a list of targets, if there is any.
-
-    Raises
-    ------
-    OptionError
-        If the file is no TOML, a key is no flag of the command, or a value has the wrong kind.
     """
     path = folder / FILE
     if not path.is_file():

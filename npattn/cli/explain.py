@@ -59,11 +59,6 @@ def explain(rule: str) -> list[Explanation]:
     """Return what is known of the rules with this name, or that begin with it.
 
     A level of rules, a rule of modules and a cause have one sentence alone.
-
-    Raises
-    ------
-    OptionError
-        If nothing has this name; it offers the three nearest.
     """
     causes = CAUSES | {cause.id: cause.text for cause in CAUSES_BY_PATTERN}
     if rule in causes:

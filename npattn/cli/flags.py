@@ -46,7 +46,6 @@ def add_flags(*names: str, **changes: dict[str, Any]) -> Callable[[F], F]:
 
     Parameters
     ----------
-    *names : str
     **changes : dict
         By name: what is different here, fields of `SettingOption`, and `value` for another default.
     """

@@ -12,9 +12,8 @@ import click
 from npattn.cli.flags import GroupedCommand, add_flags
 from npattn.cli.target import change_conventions, report_import_errors
 from npattn.mutants.score import score
+from npattn.testing.parsing import INTERRUPTED
 from npattn.testing.settings import DTYPES
-
-INTERRUPTED = 130
 
 
 @click.command("mutants", cls=GroupedCommand, context_settings={"ignore_unknown_options": False})

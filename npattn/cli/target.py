@@ -34,7 +34,6 @@ def open_target(
 
     Parameters
     ----------
-    target : str or None
     given : mapping
         Settings of the command, as far as they are given.
     spare : Connection, optional
@@ -68,13 +67,7 @@ def open_target(
 
 @contextmanager
 def report_import_errors() -> Iterator[None]:
-    """Report an exception that a module raises when it is imported as wrong usage.
-
-    Raises
-    ------
-    OptionError
-        If it raises.
-    """
+    """Report an exception that a module raises when it is imported as wrong usage."""
     try:
         yield
     except NpattnError:

@@ -67,7 +67,6 @@ class Dual(np.lib.mixins.NDArrayOperatorsMixin):
 
     Parameters
     ----------
-    value : array
     rate : array
         Of the shape of `value`.
     """

@@ -115,6 +115,8 @@ class _Row(NamedTuple):
 def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array, Array, Array]:
     """Compute attention one query at a time.
 
+    Raises OptionError if an array is complex.
+
     Parameters
     ----------
     problem : Problem
@@ -126,11 +128,6 @@ def forward(problem: Problem, conventions: Meaning | None = None) -> tuple[Array
     -------
     out (..., H, T, E), lse (..., H, T), weights (..., H, T, S)
         In float64; weights are before dropout, unless the conventions say after.
-
-    Raises
-    ------
-    OptionError
-        If an array is complex.
     """
     task = _ScalarProblem(problem, conventions or _Default())
     out, lse, weights = (np.zeros((*task.rows, n)) for n in (problem.E, 1, problem.S))
@@ -160,31 +157,21 @@ def max_score(problem: Problem, conventions: Meaning | None = None) -> Array:
 
 
 def backward(
-    problem: Problem,
-    dout: Array,
+    problem: Problem,  # as in `forward`
+    dout: Array,  # shaped as the results of `forward`
     dlse: Array | None = None,
     dweights: Array | None = None,
     conventions: Meaning | None = None,
 ) -> Gradients:
     """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards.
 
-    Parameters
-    ----------
-    problem, conventions
-        As in `forward`.
-    dout, dlse, dweights : array, optional but dout
-        Shaped as the results of `forward`.
+    Raises OptionError if an array is complex.
 
     Returns
     -------
     Gradients
         In float64, each shaped as its input; None where there is no such input. A bias or a mask
         that is an object stands for its array: the gradient is that of ``problem.bias_array``.
-
-    Raises
-    ------
-    OptionError
-        If an array is complex.
     """
     task = _ScalarProblem(problem, conventions or _Default())
     cotangents = (_real("dout", dout), _real("dlse", dlse), _real("dweights", dweights))

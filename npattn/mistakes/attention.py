@@ -46,15 +46,15 @@ class Inputs(NamedTuple):
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def with_options_of(inputs: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Replace ``**options`` in the signature of a method by the keyword options of `inputs`."""
+def with_options_of(*functions: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Replace ``**options`` in the signature of a method by the keywords of these functions."""
 
     def sign(method: Method) -> Method:
-        of_inputs, of_method = (inspect.signature(f).parameters.values() for f in (inputs, method))
-        options = [p for p in of_inputs if p.kind is p.KEYWORD_ONLY]
-        positional = [p for p in of_method if p.kind is p.POSITIONAL_OR_KEYWORD]
-        keywords = [p for p in of_method if p.kind is p.KEYWORD_ONLY]
-        signature = inspect.Signature([*positional, *options, *keywords])
+        own = inspect.signature(method).parameters
+        named = [x for f in functions for x in inspect.signature(f).parameters.items()]
+        keywords = {n: p for n, p in (*named, *own.items()) if p.kind is p.KEYWORD_ONLY}
+        positional = [p for p in own.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        signature = inspect.Signature([*positional, *keywords.values()])
         method.__signature__ = signature  # type: ignore[attr-defined]
         return method
 

@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 
 from npattn.mistakes.attention import TILE, Attention, Inputs
-from npattn.mistakes.register import change, mistake, one_result
+from npattn.mistakes.register import after, change, mistake, one_result
 from npattn.problem.arrays import Array
 
 # --- a cached past: S − T keys before those of the queries ---
 
 
-@mistake(
-    "causal-over-past",
-    "cache",
-    "onnx/onnx#7297",
-    step="visible",
-    where="s > t and s < S − T and causal",
-)
+@mistake("causal-over-past", "cache", "onnx/onnx#7297", step="visible",
+         where="s > t and s < S − T and causal")  # fmt: skip
 class _CausalOverPast(Attention):
     """Causal also masks the cached past: query t sees past keys only up to index t."""
 
@@ -30,13 +25,8 @@ class _CausalOverPast(Attention):
         return super().visible(c) & ~hidden if c.causal else super().visible(c)
 
 
-@mistake(
-    "cache-evicts-early",
-    "cache",
-    "huggingface/transformers#37574",
-    step="visible",
-    where="t = T − 1 and window",
-)
+@mistake("cache-evicts-early", "cache", "huggingface/transformers#37574", step="visible",
+         where="t = T − 1 and window")  # fmt: skip
 class _CacheEvictsEarly(Attention):
     """A rolling cache has evicted the first key of the window before the last query reads it."""
 
@@ -48,14 +38,11 @@ class _CacheEvictsEarly(Attention):
         return np.asarray(super().visible(c) & ~(last & (np.arange(S) == first)))
 
 
-@mistake("cache-appended-late", "cache", step="visible", where="s = S − 1 and T = 1")
-class _CacheAppendedLate(Attention):
-    """A single query (decoding) attends before its own key is in the cache."""
-
-    def visible(self, c: Inputs) -> Array:
-        T, S = c.q.shape[-2], c.k.shape[-2]
-        late = T == 1 and S > 1
-        return np.asarray(super().visible(c) & (np.arange(S) < S - late))
+change("cache-appended-late", "cache",
+       "A single query (decoding) attends before its own key is in the cache.", step="visible",
+       where="s = S − 1 and T = 1",
+       visible=lambda up, c: np.asarray(up(c) & (np.arange(c.k.shape[-2])
+           < c.k.shape[-2] - (c.q.shape[-2] == 1 < c.k.shape[-2]))))  # fmt: skip
 
 
 @mistake("cache-kept", "cache", step="state", where="s < S − T")
@@ -106,31 +93,15 @@ change("keys-beyond-128-ignored", "limits", "Only the first 128 keys are read.",
 change("channels-beyond-64-ignored", "limits", "q kᵀ takes only the first 64 channels.",
        "triton-lang/triton#621", step="s", where="D > 64",
        product=lambda up, c: up(c._replace(q=c.q * (np.arange(c.q.shape[-1]) < 64))))  # fmt: skip
+change("key-offset-wraps", "limits",
+       "Offsets into k wrap around at 2¹², as 32-bit offsets do at 2³².",
+       "Dao-AILab/flash-attention#2260", step="s", where="B · K · S · D > 4096",
+       inputs=after(lambda c: c._replace(
+           k=c.k.ravel()[np.arange(c.k.size) % 2**12].reshape(c.k.shape))))  # fmt: skip
 
 
-@mistake(
-    "key-offset-wraps",
-    "limits",
-    "Dao-AILab/flash-attention#2260",
-    step="s",
-    where="B · K · S · D > 4096",
-)
-class _KeyOffsetWraps(Attention):
-    """Offsets into k wrap around at 2¹², as 32-bit offsets do at 2³²."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        wrapped = c.k.ravel()[np.arange(c.k.size) % 2**12]
-        return c._replace(k=wrapped.reshape(c.k.shape))
-
-
-@mistake(
-    "bias-offset-wraps",
-    "limits",
-    "pytorch/pytorch#187227",
-    step="s",
-    where="t · S + s ≥ 256 and bias",
-)
+@mistake("bias-offset-wraps", "limits", "pytorch/pytorch#187227", step="s",
+         where="t · S + s ≥ 256 and bias")  # fmt: skip
 class _BiasOffsetWraps(Attention):
     """Offsets into the bias of a head wrap around at 2⁸, as 32-bit offsets do at 2³²."""
 
@@ -154,9 +125,8 @@ class _NegativeStridesMisread(Attention):
         return super().read(x[tuple(steps)])
 
 
-@mistake(
-    "inner-stride-ignored", "memory", "pytorch/pytorch#187506", step="layout", where="everywhere"
-)
+@mistake("inner-stride-ignored", "memory", "pytorch/pytorch#187506", step="layout",
+         where="everywhere")  # fmt: skip
 class _InnerStrideIgnored(Attention):
     """The last axis is assumed to be contiguous; its stride is ignored."""
 

@@ -13,9 +13,8 @@ from npattn.mistakes.softmax import PivotedFloat32
 from npattn.problem.arrays import Array
 
 
-@mistake(
-    "empty-row-nan", "empty row", "pytorch/pytorch#103749", step="nan", where="rows that see no key"
-)
+@mistake("empty-row-nan", "empty row", "pytorch/pytorch#103749", step="nan",
+         where="rows that see no key")  # fmt: skip
 class _EmptyRowNaN(Attention):
     """A fully masked row gives NaN: the softmax computes −inf − (−inf)."""
 
@@ -82,13 +81,8 @@ class _NaNLeaksIntoGradients(Attention):
         return np.where(bad_k, np.nan, dq), np.where(bad_q, np.nan, dk), *rest
 
 
-@mistake(
-    "empty-row-nan-with-weights",
-    "empty row",
-    "pytorch/pytorch#160064",
-    step="nan",
-    where="rows that see no key and weights",
-)
+@mistake("empty-row-nan-with-weights", "empty row", "pytorch/pytorch#160064", step="nan",
+         where="rows that see no key and weights")  # fmt: skip
 class _EmptyRowNaNWithWeights(Attention):
     """A fully masked row gives NaN if the weights are requested, as on a separate code path."""
 
@@ -128,12 +122,8 @@ class _EmptyRowMeanInBackward(Attention):
         return dq, dk, dv + passed / max(c.k.shape[-2], 1), *rest
 
 
-@mistake(
-    "empty-row-passes-no-dsinks",
-    "empty row",
-    step="dsinks",
-    where="rows that see no key and sinks and dlse",
-)
+@mistake("empty-row-passes-no-dsinks", "empty row", step="dsinks",
+         where="rows that see no key and sinks and dlse")  # fmt: skip
 class _EmptyRowPassesNoDsinks(Attention):
     """lse of a fully masked row is the sink, but its gradient does not reach dsinks."""
 
@@ -154,9 +144,8 @@ change("empty-row-lse-without-sink", "empty row",
            np.where(live.any(-1, keepdims=True), lse, -np.inf)))  # fmt: skip
 
 
-@mistake(
-    "maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517", step="p", where="contents"
-)
+@mistake("maximum-over-hidden", "empty row", "torch-spyre/torch-spyre#4517", step="p",
+         where="contents")  # fmt: skip
 class _MaximumOverHidden(PivotedFloat32):
     """The row maximum includes hidden scores; a large one makes all visible weights vanish."""
 
@@ -164,15 +153,11 @@ class _MaximumOverHidden(PivotedFloat32):
         return super().pivot(self.cap(self.product(c), c) + self.bias(c), c, live)
 
 
-@mistake("nan-score-hidden", "NaN", step="nan", where="contents")
-class _NaNScoreHidden(Attention):
-    """A NaN score is treated as hidden: the maximum skips it, and it has no weight."""
-
-    def scores(self, c: Inputs) -> tuple[Array, Array]:
-        s, live = super().scores(c)
-        return np.where(np.isnan(s), -np.inf, s), live & ~np.isnan(s)
-
-
+change("nan-score-hidden", "NaN",
+       "A NaN score is treated as hidden: the maximum skips it, and it has no weight.", step="nan",
+       where="contents",
+       scores=after(lambda x:
+           (np.where(np.isnan(x[0]), -np.inf, x[0]), x[1] & ~np.isnan(x[0]))))  # fmt: skip
 change("nan-of-value-zeroed", "NaN",
        "NaN in v is replaced by 0 before the product, at visible keys too.",
        step="nan", where="contents",
@@ -183,9 +168,8 @@ change("size-0-gives-0", "sizes of 0",
        results=one_result(0, lambda o, c: o if c.q.size else np.zeros_like(o)))  # fmt: skip
 
 
-@mistake(
-    "no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179", step="nan", where="T = 0"
-)
+@mistake("no-queries-no-gradient", "sizes of 0", "ROCm/flash-attention#179", step="nan",
+         where="T = 0")  # fmt: skip
 class _NoQueriesNoGradient(Attention):
     """With T = 0 backward returns at once and leaves dk and dv uninitialised."""
 

@@ -59,16 +59,10 @@ change("gate-of-first-column", "gate",
        "The gate of the first column is used for all columns of the output.",
        step="o", where="e ≥ 1 and gate", of=Gated,
        inputs=after(lambda c: c._replace(gate=one_for_all(-1)(c.gate))))  # fmt: skip
-
-
-@mistake("head-mask-reversed", "gate", step="o", where="H > 1 and gate")
-class _HeadMaskReversed(Gated):
-    """Heads are gated in the reverse order."""
-
-    def inputs(self, *arrays: Any, **options: Any) -> Inputs:
-        c = super().inputs(*arrays, **options)
-        by_head = isinstance(c.gate, np.ndarray) and c.gate.ndim > 2
-        return c._replace(gate=c.gate[..., ::-1, :, :]) if by_head else c  # type: ignore[index]
+change("head-mask-reversed", "gate", "Heads are gated in the reverse order.", step="o",
+       where="H > 1 and gate", of=Gated,
+       inputs=after(lambda c:
+           c._replace(gate=c.gate[..., ::-1, :, :]) if np.ndim(c.gate) > 2 else c))  # fmt: skip
 
 
 @mistake("head-mask-of-group", "gate", step="o", where="h // G ≠ h and gate")
@@ -83,15 +77,11 @@ class _HeadMaskOfGroup(Gated):
         return c._replace(gate=c.gate[..., np.arange(H) // (H // K), :, :])
 
 
-@mistake("gate-on-lse", "gate", step="lse", where="gate", equivalent=True)
-class _GateOnLse(Gated):
-    """lse is multiplied by the gate of a head or a row."""
-
-    def gated_lse(self, lse: Array, c: Inputs) -> Array:
-        per_row = np.ndim(c.gate) > 1 and np.shape(c.gate)[-1] == 1
-        return np.where(np.isfinite(lse), lse * np.asarray(c.gate)[..., 0], lse) if per_row else lse
-
-
+change("gate-on-lse", "gate", "lse is multiplied by the gate of a head or a row.", step="lse",
+       where="gate", equivalent=True, of=Gated,
+       gated_lse=lambda up, lse, c:
+           np.where(np.isfinite(lse), lse * np.asarray(c.gate)[..., 0], lse)
+           if np.ndim(c.gate) > 1 and np.shape(c.gate)[-1] == 1 else lse)  # fmt: skip
 change("gate-missing-in-dq-dk", "gate", "dq and dk are those of the output before the gate.",
        step="dp", where="gate", of=Gated,
        gradients=some_of_other_inputs((0, 1), lambda c: c._replace(gate=1.0)))  # fmt: skip

@@ -32,7 +32,7 @@ class Gated(Attention):
         parameters=[*_base.parameters.values(), _own]
     )
 
-    @with_options_of(inputs)
+    @with_options_of(inputs, Attention.forward)
     def forward(
         self,
         q: Array,
@@ -40,43 +40,31 @@ class Gated(Attention):
         v: Array,
         mask: Array | None = None,
         *,
-        return_lse: bool = False,
-        return_weights: bool = False,
         return_max_score: bool = False,
         **options: Any,
     ) -> Any:
         """Return out, or the tuple of out and what else is requested."""
-        flags = {"return_lse": return_lse, "return_weights": return_weights}
-        results = super().forward(q, k, v, mask, **flags, **options)
+        results = super().forward(q, k, v, mask, **options)
         if not return_max_score:
             return results
+        asked = [options.pop(flag, False) for flag in ("return_lse", "return_weights")]
         top = self.max_score(self.inputs(q, k, v, mask, **options))
         top = top.astype(np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32)
-        rest = results if return_lse or return_weights else (results,)
+        rest = results if any(asked) else (results,)
         return (*rest, top[0] if q.ndim == 2 else top)
 
-    @with_options_of(inputs)
+    @with_options_of(inputs, Attention.backward)
     @np.errstate(all="ignore")
     def backward(
-        self,
-        dout: Array,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        out: Array,
-        lse: Array | None,
-        dlse: Array | None = None,
-        dweights: Array | None = None,
-        mask: Array | None = None,
-        **options: Any,
+        self, dout: Array, q: Array, k: Array, v: Array, **options: Any
     ) -> dict[str, Array]:
         """Return the gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by input name."""
-        known: dict[str, Any] = {"out": out, "lse": lse, "dlse": dlse, "dweights": dweights}
-        grads = super().backward(dout, q, k, v, mask=mask, **known, **options)
+        grads = super().backward(dout, q, k, v, **options)
         gate = options.get("gate")
         if gate is not None:
-            c = self.inputs(q, k, v, mask, **options)
+            for name in ("out", "lse", "dlse", "dweights"):
+                options.pop(name, None)
+            c = self.inputs(q, k, v, **options)
             do = np.asarray(dout, np.float64).reshape(*c.q.shape[:-1], v.shape[-1])
             wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
             grads["gate"] = self.dgate(do, c, gate.shape).astype(wide)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from npattn.mistakes.attention import Attention, Inputs
-from npattn.mistakes.register import change, mistake
+from npattn.mistakes.register import after, change, mistake
 from npattn.mistakes.softmax import TINY
 from npattn.problem.arrays import Array
 
@@ -26,13 +26,8 @@ change("dk-of-base-2-query", "gradient",
        dk=lambda up, dx, c, seen: up(dx, c, seen) / math.log(2))  # fmt: skip
 
 
-@mistake(
-    "dbias-last-writer-wins",
-    "gradient",
-    "HKUSTDial/flash-sparse-attention#194",
-    step="dbias",
-    where="bias",
-)
+@mistake("dbias-last-writer-wins", "gradient", "HKUSTDial/flash-sparse-attention#194", step="dbias",
+         where="bias")  # fmt: skip
 class _DbiasLastWriterWins(Attention):
     """dbias is not summed over the axes along which bias broadcasts: the last entry wins."""
 
@@ -122,17 +117,10 @@ change("dk-mean-over-samples", "gradient",
        "dk and dv of keys shared by the batch are averaged over it instead of summed.",
        step="dv", where="B > 1", reduce=lambda up, dx, shape:
            up(dx, shape) * (math.prod(shape) / max(dx.size, 1)))  # fmt: skip
-
-
-@mistake("dk-and-dv-exchanged", "gradient", step="dv", where="D = E")
-class _DkAndDvExchanged(Attention):
-    """dk and dv are swapped if their shapes are equal."""
-
-    def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        dq, dk, dv, *rest = super().gradients(c, do, dlse, dw)
-        return (dq, dv, dk, *rest) if dk.shape == dv.shape else (dq, dk, dv, *rest)
-
-
+change("dk-and-dv-exchanged", "gradient", "dk and dv are swapped if their shapes are equal.",
+       step="dv", where="D = E",
+       gradients=after(lambda g:
+           (g[0], g[2], g[1], *g[3:]) if g[1].shape == g[2].shape else g))  # fmt: skip
 change("dbias-transposed", "gradient", "dbias is transposed if there are as many queries as keys.",
        step="dbias", where="T = S and bias", reduce_bias=lambda up, ds, shape:
            up(ds.swapaxes(-1, -2) if ds.shape[-1] == ds.shape[-2] else ds, shape))  # fmt: skip

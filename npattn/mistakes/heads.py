@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from npattn.mistakes.attention import Attention, Inputs, same_signature
-from npattn.mistakes.register import after, change, mistake
+from npattn.mistakes.register import after, change, mistake, one_result
 from npattn.problem.arrays import Array
 
 # --- which key/value head a query head uses ---
@@ -30,13 +30,8 @@ change("heads-tiled", "heads", "Query head h uses key/value head h % K instead o
        share=lambda up, x, H: take_heads(x, np.arange(H)))  # fmt: skip
 
 
-@mistake(
-    "heads-of-padded-group",
-    "heads",
-    "ggml-org/llama.cpp#19115",
-    step="s",
-    where="h // 4 ≠ h // G and G = 3",
-)
+@mistake("heads-of-padded-group", "heads", "ggml-org/llama.cpp#19115", step="s",
+         where="h // 4 ≠ h // G and G = 3")  # fmt: skip
 class _HeadsOfPaddedGroup(Attention):
     """Query head h uses key/value head h // G with G rounded up to a power of two."""
 
@@ -55,21 +50,11 @@ change("heads-all-of-first", "heads",
        "If heads are shared, all query heads use the first key/value head.",
        step="s", where="h ≥ G and G > 1",
        share=lambda up, x, H: up(x if x.shape[-3] == H else x[..., :1, :, :], H))  # fmt: skip
-
-
-@mistake(
-    "heads-repeated-along-keys",
-    "heads",
-    "PrimeIntellect-ai/prime-rl#2681",
-    step="layout",
-    where="G > 1",
-)
-class _HeadsRepeatedAlongKeys(Attention):
-    """k and v are repeated along the key axis instead of the head axis."""
-
-    def share(self, x: Array, H: int) -> Array:
-        *lead, K, S, n = x.shape
-        return np.repeat(x, H // max(K, 1), axis=-2).reshape(*lead, H, S, n)
+change("heads-repeated-along-keys", "heads",
+       "k and v are repeated along the key axis instead of the head axis.",
+       "PrimeIntellect-ai/prime-rl#2681", step="layout", where="G > 1",
+       share=lambda up, x, H: np.repeat(x, H // max(x.shape[-3], 1), axis=-2).reshape(
+           *x.shape[:-3], H, *x.shape[-2:]))  # fmt: skip
 
 
 @mistake("heads-offset-by-queries", "heads", step="s", where="b ≥ 1 and G > 1")
@@ -145,22 +130,11 @@ change("heads-split-by-reshape", "layout",
        "q, k, v (T, H, D) are reshaped to (H, T, D) without moving the head axis.",
        "reczoo/FuxiCTR#30", step="layout", where="H > 1",
        read=lambda up, x: up(x.swapaxes(-2, -3).reshape(x.shape) if x.ndim > 2 else x))  # fmt: skip
-
-
-@mistake(
-    "heads-merged-by-reshape",
-    "layout",
-    "jsbaan/transformer-from-scratch#6",
-    step="o",
-    where="H > 1 and T > 1",
-)
-class _HeadsMergedByReshape(Attention):
-    """out (H, T, E) is reshaped to (T, H, E) without moving the head axis."""
-
-    def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        o, lse, p = super().results(c)
-        *lead, H, T, E = o.shape
-        return o.reshape(*lead, T, H, E).swapaxes(-2, -3), lse, p
+change("heads-merged-by-reshape", "layout",
+       "out (H, T, E) is reshaped to (T, H, E) without moving the head axis.",
+       "jsbaan/transformer-from-scratch#6", step="o", where="H > 1 and T > 1",
+       results=one_result(0, lambda o, c: o.reshape(
+           *o.shape[:-3], o.shape[-2], o.shape[-3], o.shape[-1]).swapaxes(-2, -3)))  # fmt: skip
 
 
 @mistake("batch-modulo", "layout", step="s", where="B > 1")

@@ -7,7 +7,6 @@ import numpy as np
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import after, change, mistake, one_for_all, one_result
 from npattn.problem.arrays import Array
-from npattn.problem.options import Window
 
 # --- causal ---
 
@@ -52,31 +51,15 @@ change("causal-ignored-with-dropout", "causal", "Causal is ignored if there is a
 change("causal-ignored-with-weights", "causal", "Causal is ignored if the weights are requested.",
        "keras-team/keras#23038", step="visible", where="causal and weights",
        visible=lambda up, c: up(c._replace(causal=c.causal and not c.returns_weights)))  # fmt: skip
+change("causal-ignored-with-wide-window", "causal",
+       "If the left side of the window is at least S, window and causal are both ignored.",
+       "tlc-pack/libflash_attn#11", step="visible", where="window",
+       sides=lambda up, c:
+           up(c) if up(c)[0] is None or up(c)[0] < c.k.shape[-2] else (None, None))  # fmt: skip
 
 
-@mistake(
-    "causal-ignored-with-wide-window",
-    "causal",
-    "tlc-pack/libflash_attn#11",
-    step="visible",
-    where="window",
-)
-class _CausalIgnoredWithWideWindow(Attention):
-    """If the left side of the window is at least S, window and causal are both ignored."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = super().sides(c)
-        wide = left is not None and left >= c.k.shape[-2]
-        return (None, None) if wide else (left, right)
-
-
-@mistake(
-    "causal-added-as-number",
-    "causal",
-    "microsoft/onnxruntime#8549",
-    step="p",
-    where="rows that see no key and causal",
-)
+@mistake("causal-added-as-number", "causal", "microsoft/onnxruntime#8549", step="p",
+         where="rows that see no key and causal")  # fmt: skip
 class _CausalAddedAsNumber(Attention):
     """Causal adds −1e4 to later keys, which get weight if the mask hides all others."""
 
@@ -115,13 +98,8 @@ class _CausalAloneBeforeScale(_CausalBeforeScale):
         return super().final(x, visible, c._replace(causal=c.causal and alone))
 
 
-@mistake(
-    "causal-backward-top-left",
-    "causal",
-    "xlite-dev/ffpa-attn#300",
-    step="visible",
-    where="backward: T ≠ S and causal",
-)
+@mistake("causal-backward-top-left", "causal", "xlite-dev/ffpa-attn#300", step="visible",
+         where="backward: T ≠ S and causal")  # fmt: skip
 class _CausalBackwardTopLeft(Attention):
     """Backward aligns causal top-left, while forward aligns it bottom-right."""
 
@@ -176,13 +154,8 @@ class _MaskOrCausal(Attention):
         return visible_by_any(self, c)
 
 
-@mistake(
-    "mask-after-softmax",
-    "mask",
-    "huggingface/pytorch-image-models#2236",
-    step="p",
-    where="mask or causal or window",
-)
+@mistake("mask-after-softmax", "mask", "huggingface/pytorch-image-models#2236", step="p",
+         where="mask or causal or window")  # fmt: skip
 class _MaskAfterSoftmax(Attention):
     """The mask sets weights to 0 after the softmax, without normalising the others again."""
 
@@ -210,16 +183,11 @@ change("first-key-lost", "mask", "The first key is never read.", step="visible",
        visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) > 0))  # fmt: skip
 change("last-key-lost", "mask", "The last key is never read.", step="visible", where="s = S − 1",
        visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) < c.k.shape[-2] - 1))  # fmt: skip
-
-
-@mistake("mask-as-length", "mask", "microsoft/onnxruntime#27885", step="visible", where="mask")
-class _MaskAsLength(Attention):
-    """The mask is reduced to its number of True, taken as a number of leading keys."""
-
-    def mask(self, mask: Array, c: Inputs) -> Array:
-        S = c.k.shape[-2]
-        each = np.broadcast_to(mask, (*mask.shape[:-1], S))
-        return np.asarray(np.arange(S) < each.sum(-1, keepdims=True))
+change("mask-as-length", "mask",
+       "The mask is reduced to its number of True, taken as a number of leading keys.",
+       "microsoft/onnxruntime#27885", step="visible", where="mask",
+       mask=lambda up, mask, c: np.asarray(np.arange(c.k.shape[-2]) < np.broadcast_to(
+           mask, (*mask.shape[:-1], c.k.shape[-2])).sum(-1, keepdims=True)))  # fmt: skip
 
 
 @mistake("mask-of-whole-tiles", "mask", step="visible", where="mask")
@@ -248,9 +216,8 @@ change("mask-transposed", "mask", "A square mask is read with its query and key 
            mask.swapaxes(-1, -2) if mask.shape[-2] == mask.shape[-1] else mask)  # fmt: skip
 
 
-@mistake(
-    "mask-tiled-over-heads", "mask", "line/lighthouse#77", step="visible", where="B > 1 and mask"
-)
+@mistake("mask-tiled-over-heads", "mask", "line/lighthouse#77", step="visible",
+         where="B > 1 and mask")  # fmt: skip
 class _MaskTiledOverHeads(Attention):
     """Masks of batch entries are tiled instead of repeated over the heads of (B · H, T, S)."""
 

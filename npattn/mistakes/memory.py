@@ -53,9 +53,8 @@ class _StateKept(Attention):
         return results
 
 
-@mistake(
-    "result-changes", "memory", "Dao-AILab/flash-attention#359", step="state", where="everywhere"
-)
+@mistake("result-changes", "memory", "Dao-AILab/flash-attention#359", step="state",
+         where="everywhere")  # fmt: skip
 class _ResultChanges(Attention):
     """Every third call is off by 2⁻⁷, like a race condition."""
 
@@ -156,13 +155,8 @@ class _SavedOfLastForward(Attention):
         return self.saved.get((c.q.shape, c.k.shape, c.v.shape), c)
 
 
-@mistake(
-    "strides-of-first-call",
-    "memory",
-    "flashinfer-ai/flashinfer#4270",
-    step="state",
-    where="everywhere",
-)
+@mistake("strides-of-first-call", "memory", "flashinfer-ai/flashinfer#4270", step="state",
+         where="everywhere")  # fmt: skip
 class _StridesOfFirstCall(Attention):
     """A plan cached by shape and dtype keeps the strides of the first call."""
 
@@ -177,13 +171,8 @@ class _StridesOfFirstCall(Attention):
         return super().read(in_memory).reshape(x.shape)
 
 
-@mistake(
-    "plan-of-other-strides",
-    "memory",
-    "flashinfer-ai/flashinfer#4270",
-    step="state",
-    where="everywhere",
-)
+@mistake("plan-of-other-strides", "memory", "flashinfer-ai/flashinfer#4270", step="state",
+         where="everywhere")  # fmt: skip
 class _PlanOfOtherStrides(Attention):
     """Arrays are read in the axis order of the first call with the same shape and dtype."""
 
@@ -199,13 +188,8 @@ class _PlanOfOtherStrides(Attention):
         return np.asarray(memory.transpose(np.argsort(plan)))
 
 
-@mistake(
-    "precision-of-first-call",
-    "memory",
-    "flashinfer-ai/flashinfer#4270",
-    step="state",
-    where="everywhere",
-)
+@mistake("precision-of-first-call", "memory", "flashinfer-ai/flashinfer#4270", step="state",
+         where="everywhere")  # fmt: skip
 class _PrecisionOfFirstCall(Attention):
     """A work buffer cached by shape keeps the dtype of the first call."""
 
@@ -309,10 +293,7 @@ class _BiasMaskedInPlace(Attention):
         return super().forward(q, k, v, mask, **options)
 
 
-@mistake("values-in-memory-order", "memory", step="layout", where="everywhere")
-class _ValuesInMemoryOrder(Attention):
-    """v is read in memory order."""
-
-    def inputs(self, q: Array, k: Array, v: Array, *mask: Any, **options: Any) -> Inputs:
-        v = np.ravel(v, order="K").reshape(v.shape)
-        return super().inputs(q, k, v, *mask, **options)
+change("values-in-memory-order", "memory", "v is read in memory order.", step="layout",
+       where="everywhere",
+       inputs=lambda up, q, k, v, *mask, **options:
+           up(q, k, np.ravel(v, order="K").reshape(v.shape), *mask, **options))  # fmt: skip

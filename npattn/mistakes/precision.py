@@ -147,14 +147,8 @@ change("out-gained", "precision",
        results=one_result(0, lambda o, c: o * (1 + 2.0**-6)))  # fmt: skip
 
 
-@mistake(
-    "softmax-in-float16",
-    "precision",
-    "pytorch/executorch#18407",
-    step="nan",
-    where="contents",
-    dtypes=("float16",),
-)
+@mistake("softmax-in-float16", "precision", "pytorch/executorch#18407", step="nan",
+         where="contents", dtypes=("float16",))  # fmt: skip
 class _SoftmaxInFloat16(Attention):
     """exp is computed in float16 without subtracting the maximum and overflows at 11."""
 
@@ -168,12 +162,8 @@ class _SoftmaxInFloat16(Attention):
 # --- between forward and backward -----------------------------------------------------------------
 
 
-@of_fused(
-    "lse-saved-in-bfloat16",
-    source="tenstorrent/tt-metal#41683",
-    where="backward: everywhere",
-    dtypes=("bfloat16",),
-)
+@of_fused("lse-saved-in-bfloat16", source="tenstorrent/tt-metal#41683",
+          where="backward: everywhere", dtypes=("bfloat16",))  # fmt: skip
 class _LseSavedInBfloat16(Online):
     """Backward rebuilds the weights from an lse that was saved in bfloat16."""
 
@@ -186,14 +176,8 @@ class _LseSavedInBfloat16(Online):
 # --- masks as numbers -----------------------------------------------------------------------------
 
 
-@mistake(
-    "mask-overflows-float16",
-    "precision",
-    "ahrefs/ocannl#548",
-    step="nan",
-    where="rows that see no key",
-    dtypes=("float16",),
-)
+@mistake("mask-overflows-float16", "precision", "ahrefs/ocannl#548", step="nan",
+         where="rows that see no key", dtypes=("float16",))  # fmt: skip
 class _MaskOverflowsFloat16(Attention):
     """−1e9 is added to hidden scores, which is −inf in float16: fully masked rows are NaN."""
 

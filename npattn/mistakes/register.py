@@ -29,42 +29,24 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong implementation, and the sentence that explains it.
-
-    Attributes
-    ----------
-    name, family : str
-    sentence : str
-        What the implementation does wrong, for the user who made the same mistake.
-    source : str
-        Report of the bug, owner/repository#number, or "inferred".
-    step : str
-        First quantity of the exact computation that is wrong while all before it are right: one
-        of `STEPS`.
-    where : str
-        Predicate of the places of `step` that are wrong: ``"s ≥ 32"``, ``"everywhere"``. With
-        ``"backward: "`` before it, the backward's own recomputation of `step` is wrong.
-    forward, backward : callable
-        The implementation, and its gradients.
-    dtypes : tuple of str
-        Dtypes in which it is wrong; a loss of precision shows in 16 bits only.
-    rounding : str or None
-        Rounding model that its author would declare, if any.
-    equivalent : bool
-        True if out and its gradients are right and only lse is wrong.
-    """
+    """A wrong implementation, and the sentence that explains it."""
 
     name: str
     family: str
-    sentence: str
-    source: str
+    sentence: str  # what the implementation does wrong, for the user who made the same mistake
+    source: str  # report of the bug, owner/repository#number, or "inferred"
+    # first quantity of the exact computation that is wrong while all before it are right: one of
+    # `STEPS`
     step: str
+    # predicate of the places of `step` that are wrong: ``"s ≥ 32"``, ``"everywhere"``. With
+    # ``"backward: "`` before it, the backward's own recomputation of `step` is wrong.
     where: str
-    forward: Callable[..., Any]
+    forward: Callable[..., Any]  # the implementation, and its gradients
     backward: Callable[..., Any]
+    # dtypes in which it is wrong; a loss of precision shows in 16 bits only
     dtypes: tuple[str, ...] = ("float32",)
-    rounding: str | None = None
-    equivalent: bool = False
+    rounding: str | None = None  # rounding model that its author would declare, if any
+    equivalent: bool = False  # True if out and its gradients are right and only lse is wrong
 
 
 REGISTER: dict[str, Mistake] = {}

@@ -157,13 +157,8 @@ class _SoftcapSlopeAfterBias(Attention):
         return 1.0 if c.softcap is None else 1 - (s / c.softcap) ** 2
 
 
-@mistake(
-    "softcap-slope-of-hidden",
-    "softcap",
-    "openxla/tokamax#1121",
-    step="nan",
-    where="hidden keys and softcap",
-)
+@mistake("softcap-slope-of-hidden", "softcap", "openxla/tokamax#1121", step="nan",
+         where="hidden keys and softcap")  # fmt: skip
 class _SoftcapSlopeOfHidden(Attention):
     """The derivative of the softcap is −inf at hidden scores, and 0 · inf is NaN."""
 
@@ -243,18 +238,11 @@ change("dbias-of-all-samples", "bias",
        where="B > 1 and bias",
        reduce_bias=lambda up, ds, shape: np.broadcast_to(
            up(ds, (*shape[:-4], 1, *shape[-3:]) if len(shape) > 3 else shape), shape))  # fmt: skip
-
-
-@mistake("bias-far-below-hides", "bias", step="visible", where="contents")
-class _BiasFarBelowHides(Attention):
-    """A score below −1e30 is treated as hidden, though it is finite."""
-
-    def scores(self, c: Inputs) -> tuple[Array, Array]:
-        s, live = super().scores(c)
-        far = s < -1e30
-        return np.where(far, -np.inf, s), live & ~far
-
-
+change("bias-far-below-hides", "bias",
+       "A score below −1e30 is treated as hidden, though it is finite.", step="visible",
+       where="contents",
+       scores=after(lambda x:
+           (np.where(x[0] < -1e30, -np.inf, x[0]), x[1] & ~(x[0] < -1e30))))  # fmt: skip
 change("bias-minus-inf-clamped", "bias",
        "A bias of −inf is clamped to the least float: rows of only −inf give the mean, not 0.",
        step="p", where="rows that see no key and bias",

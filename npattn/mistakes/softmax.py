@@ -15,13 +15,9 @@ LN_2 = math.log(2)
 TINY = np.finfo(np.float64).tiny
 
 
-@mistake(
-    "softmax-over-queries",
-    "softmax",
-    "labmlai/annotated_deep_learning_paper_implementations#146",
-    step="p",
-    where="everywhere",
-)
+@mistake("softmax-over-queries", "softmax",
+         "labmlai/annotated_deep_learning_paper_implementations#146", step="p",
+         where="everywhere")  # fmt: skip
 class _SoftmaxOverQueries(Attention):
     """The softmax is taken over the queries instead of the keys."""
 
@@ -114,14 +110,8 @@ class _ZeroKeyInEveryRow(Attention):
         return p * kept, p_sink * kept, joined
 
 
-@mistake(
-    "lse-of-weights",
-    "lse",
-    "pytorch/pytorch#124097",
-    step="lse",
-    where="everywhere",
-    equivalent=True,
-)
+@mistake("lse-of-weights", "lse", "pytorch/pytorch#124097", step="lse", where="everywhere",
+         equivalent=True)  # fmt: skip
 class _LseOfWeights(Attention):
     """lse is computed from the weights instead of the scores."""
 

@@ -7,7 +7,6 @@ import numpy as np
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import change, mistake, one_result
 from npattn.problem.arrays import Array
-from npattn.problem.options import Window
 
 change("window-one-wider", "window", "The window reaches one key too far to the left.",
        "huggingface/transformers#39408", step="visible", where="window",
@@ -56,14 +55,12 @@ class _WindowStartNegative(Attention):
         return super().visible(c) & (np.arange(S) >= np.where(start < 0, start + S, start))
 
 
-@mistake("window-top-left", "window", step="visible", where="T ≠ S and window")
-class _WindowTopLeft(Attention):
-    """The window is aligned top-left, while causal is aligned bottom-right."""
-
-    def visible(self, c: Inputs) -> Array:
-        offsets = np.arange(c.k.shape[-2]) - np.arange(c.q.shape[-2])[:, None]
-        inside = within(offsets, c.window or (None, None))
-        return inside & super().visible(c._replace(window=None))
+change("window-top-left", "window",
+       "The window is aligned top-left, while causal is aligned bottom-right.", step="visible",
+       where="T ≠ S and window",
+       visible=lambda up, c: up(c._replace(window=None)) & within(
+           np.arange(c.k.shape[-2]) - np.arange(c.q.shape[-2])[:, None],
+           c.window or (None, None)))  # fmt: skip
 
 
 @mistake("window-of-whole-tiles", "window", step="visible", where="window")
@@ -104,17 +101,11 @@ change("window-mirrored-in-backward", "window",
 change("window-half-open-ignored", "window", "A window with None on one side is ignored.",
        step="visible", where="window", sides=lambda up, c:
            up(c._replace(window=None) if None in (c.window or ()) else c))  # fmt: skip
-
-
-@mistake("window-before-causal", "window", step="visible", where="causal and window")
-class _WindowBeforeCausal(Attention):
-    """With causal, the right side of the window is kept instead of limited to 0."""
-
-    def sides(self, c: Inputs) -> Window:
-        left, right = c.window or (None, None)
-        return left, 0 if c.causal and right is None else right
-
-
+change("window-before-causal", "window",
+       "With causal, the right side of the window is kept instead of limited to 0.", step="visible",
+       where="causal and window",
+       sides=lambda up, c:
+           up(c._replace(causal=c.causal and (c.window or (None, None))[1] is None)))  # fmt: skip
 change("window-left-falsy", "window", "A left window side of 0 is treated as None.",
        step="visible", where="window",
        sides=one_result(0, lambda left, c: left or None))  # fmt: skip
@@ -145,12 +136,8 @@ class _WindowInInt32(Attention):
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
 
-@mistake(
-    "tile-ends-at-first-query",
-    "window",
-    step="visible",
-    where="t % 16 > 0 and causal or window",
-)
+@mistake("tile-ends-at-first-query", "window", step="visible",
+         where="t % 16 > 0 and causal or window")  # fmt: skip
 class _TileEndsAtFirstQuery(Attention):
     """A tile of queries stops at the last key tile that its first query sees."""
 

@@ -326,8 +326,10 @@ class MultiHeadAttention(MultiHeadParameters):
                     "got score_mod with bias_k or add_zero_attn, whose keys have no index to call "
                     "it with; use one without the other"
                 )
+        conventions = inputs.options.get("conventions")
+        alignment = None if conventions is None else conventions.alignment
         q, k, v = zeros
-        return Problem(q, k, v, inputs.mask, alignment=_alignment(inputs.options), **options)
+        return Problem(q, k, v, inputs.mask, alignment=alignment, **options)
 
     @property
     def _appended_keys(self) -> int:
@@ -603,8 +605,3 @@ def _check_options(options: Mapping[str, Any]) -> None:
         if name not in OPTIONS:
             raise unknown_option("forward", name, OPTIONS)
     check_conventions(options.get("conventions"))
-
-
-def _alignment(options: Mapping[str, Any]) -> Any:
-    conventions = options.get("conventions")
-    return None if conventions is None else conventions.alignment

@@ -30,23 +30,13 @@ REGISTRY = 999
 
 @dataclass(frozen=True)
 class Patch:
-    """What takes the place of a function.
+    """What takes the place of a function."""
 
-    Attributes
-    ----------
-    spec : str
-        ``module:function``.
-    terms : Terms or None
-    mistake : str or None
-        Name of the mistake, or `RIGHT`; None for the function itself, whose calls are recorded.
-    record : str
-        File into which the `Spy` is written.
-    """
-
-    spec: str
+    spec: str  # ``module:function``
     terms: Terms | None
+    # name of the mistake, or `RIGHT`; None for the function itself, whose calls are recorded
     mistake: str | None
-    record: str
+    record: str  # file into which the `Spy` is written
 
     def apply(self) -> Callable[[], None]:
         """Put it in place; return a function that writes the record."""

@@ -69,11 +69,6 @@ def choose_runner(command: Sequence[str]) -> Callable[[], int] | None:
     """Return a function that runs a command of this Python in this process, and its exit code.
 
     Returns None for any other command, which `run_all` hands a plugin of pytest.
-
-    Raises
-    ------
-    OptionError
-        If the command is empty or is not found.
     """
     if not command:
         raise OptionError("no command is given: write it behind --, as in -- pytest tests")
@@ -125,23 +120,11 @@ def run_all(
     patches: Iterable[Patch],
     command: Sequence[str],
     *,
-    folder: Path,
-    processes: int = 1,
-    timeout: float | None = None,
+    folder: Path,  # for the output of the runs
+    processes: int = 1,  # runs at a time
+    timeout: float | None = None,  # seconds until a run is ended; None is for ever
 ) -> Iterator[tuple[Patch, Run]]:
-    """Run the command once for each patch, and yield the runs as they end.
-
-    Parameters
-    ----------
-    patches : iterable of Patch
-    command : sequence of str
-    folder : Path
-        For the output of the runs.
-    processes : int
-        Runs at a time.
-    timeout : float, optional
-        Seconds until a run is ended; None is for ever.
-    """
+    """Run the command once for each patch, and yield the runs as they end."""
     runner = choose_runner(command)
     waiting = iter(patches)
     running: dict[int, tuple[Patch, float]] = {}

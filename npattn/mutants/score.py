@@ -51,33 +51,18 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Score:
-    """Score of a suite of tests.
-
-    Attributes
-    ----------
-    spec : str
-    command : tuple of str
-    conventions : Conventions
-    runs : mapping of str to Run
-        By mistake; of those that apply.
-    witnesses : mapping of str to Witness
-        By mistake, of the survivors.
-    tried : int
-        Number of mistakes, those that do not apply included.
-    seconds : float
-        Time of a green run.
-    left : int or None
-        Number of mistakes that were not run when Ctrl-C ended it, and no survivor was confirmed;
-        None if it was not ended.
-    """
+    """Score of a suite of tests."""
 
     spec: str
     command: tuple[str, ...]
     conventions: Conventions
-    runs: Mapping[str, Run]
+    runs: Mapping[str, Run]  # by mistake; of those that apply
+    # by mistake, of the survivors
     witnesses: Mapping[str, Witness] = field(repr=False)
-    tried: int
-    seconds: float
+    tried: int  # number of mistakes, those that do not apply included
+    seconds: float  # time of a green run
+    # number of mistakes that were not run when Ctrl-C ended it, and no survivor was confirmed; None
+    # if it was not ended
     left: int | None = None
 
     @property

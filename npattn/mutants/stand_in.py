@@ -23,7 +23,6 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
 
     Parameters
     ----------
-    f : callable
     terms : Terms
         Terms in which `f` is called.
     mistake : Mistake or None
@@ -83,22 +82,13 @@ def _instance(mistake: Mistake) -> Attention:
 
 @dataclass
 class Spy:
-    """Record of the calls of the function itself.
-
-    Attributes
-    ----------
-    calls : int
-    beside : tuple of str
-        Results that it returned beside o in the first call: those with the axes of lse or weights.
-    dtypes : list of str
-        Of q, in the order of their first calls.
-    sizes : dict
-        Shapes of q, k and the weights in the first call that returned these.
-    """
+    """Record of the calls of the function itself."""
 
     calls: int = 0
+    # results that it returned beside o in the first call: those with the axes of lse or weights
     beside: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()  # of q, in the order of their first calls
+    # shapes of q, k and the weights in the first call that returned these
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def watch(self, f: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,6 @@ def call_on_tensors(
     ----------
     call : Call
         With options as arrays.
-    qkv : tuple of tensors
     inputs : mapping
         Tensors of bias, sinks and gate as the caller gave them, whose gradients autograd wants;
         None where there is none.

@@ -35,25 +35,14 @@ ARRAYS = ("mask", "bias", "sinks", "dropout_mask", "gate")
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms in which the tests call a function.
-
-    Attributes
-    ----------
-    signature : Signature
-    conventions : Conventions
-    layout : {"BHTD", "BTHD"}
-        Of q, k, v and o.
-    beside : tuple of str
-        Results, "lse" or "weights", that it returns beside o without being asked.
-    axes : tuple of int
-        Axes of (B, H, T, S) in the order in which its weights have them.
-    """
+    """Terms in which the tests call a function."""
 
     signature: Signature
     conventions: Conventions = field(default_factory=Conventions)
-    layout: str = "BHTD"
+    layout: str = "BHTD"  # "BHTD" or "BTHD": of q, k, v and o
+    # results, "lse" or "weights", that it returns beside o without being asked
     beside: tuple[str, ...] = ()
-    axes: tuple[int, ...] = AXES
+    axes: tuple[int, ...] = AXES  # axes of (B, H, T, S) in the order in which its weights have them
 
     def __post_init__(self) -> None:
         if unknown := [x for x in self.signature.meanings.values() if x not in READERS]:
@@ -81,11 +70,6 @@ class Terms:
             Parameter → value, beside q, k and v.
         defaults : mapping
             Parameter → default value.
-
-        Raises
-        ------
-        OptionError
-            If a parameter without a meaning has another value than its default.
         """
         found: dict[str, Any] = {"causal": True} if self.signature.always_causal else {}
         for theirs, value in arguments.items():

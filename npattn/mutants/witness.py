@@ -50,43 +50,23 @@ FEW = 8
 
 @dataclass(frozen=True)
 class Witness:
-    """Proof of a mistake.
+    """Proof of a mistake."""
 
-    Attributes
-    ----------
-    share : float
-        Share of the simplest problems on which it is out of tolerance; 0 for a rule.
-    test : str
-        Source of a test that fails on the mistake and passes on the function that is right.
-    """
-
-    share: float
-    test: str
+    share: float  # share of the simplest problems on which it is out of tolerance; 0 for a rule
+    test: str  # source of a test that fails on the mistake and passes on the function that is right
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The function, and what it accepts.
-
-    Attributes
-    ----------
-    f : callable
-    spec : str
-    terms : Terms
-    rename : mapping
-    space : Space
-    gradients : bool
-        autograd of torch differentiates it.
-    framework : {"numpy", "torch"}
-    """
+    """The function, and what it accepts."""
 
     f: Callable[..., Any]
     spec: str
     terms: Terms
     rename: Mapping[str, str]
     space: Space
-    gradients: bool
-    framework: str
+    gradients: bool  # autograd of torch differentiates it
+    framework: str  # "numpy" or "torch"
 
     def implement(self, mistake: Mistake | None) -> Implementation:
         """Return a mistake in the place of the function; None for attention that is right."""
@@ -237,34 +217,18 @@ def implement(
 
 def inspect_function(
     f: Callable[..., Any],
-    spec: str,
+    spec: str,  # ``module:function``
     *,
-    beside: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),  # results that it returns beside o without being asked
+    # changes the conventions that were found out
     change: Callable[[Conventions], Conventions] | None = None,
-    layout: str | None = None,
-    rename: Mapping[str, str] | None = None,
+    layout: str | None = None,  # "BHTD" or "BTHD": default: found out
+    rename: Mapping[str, str] | None = None,  # as of `Implementation`
     dtype: str = "float32",
+    # shapes of q, k and weights in a call: see `find_axes`
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> Subject:
-    """Find out the terms of a function, and what it accepts.
-
-    Parameters
-    ----------
-    f : callable
-    spec : str
-        ``module:function``.
-    beside : tuple of str
-        Results that it returns beside o without being asked.
-    change : callable, optional
-        Changes the conventions that were found out.
-    layout : {"BHTD", "BTHD"}, optional
-        Default: found out.
-    rename : mapping, optional
-        As of `Implementation`.
-    dtype : str
-    sizes : mapping, optional
-        Shapes of q, k and weights in a call: see `find_axes`.
-    """
+    """Find out the terms of a function, and what it accepts."""
     made = implement(f, beside, layout=layout, rename=rename)
     beside = tuple(n for n in beside if f"return_{n}" not in made.signature.returns)
     if made.framework.name not in ("numpy", "torch"):

@@ -22,6 +22,7 @@ from npattn.engines import dense, extended, tiled
 from npattn.engines.score_mod import check_elementwise
 from npattn.errors import DtypeError, OptionError
 from npattn.oracle.directions import read_array, read_directions
+from npattn.oracle.signatures import only_out
 from npattn.problem import Forward, Gradients, Problem
 from npattn.problem.arrays import Array, BiasLike, MaskLike
 from npattn.problem.checks import check_cotangent
@@ -33,7 +34,7 @@ ENGINES = {"dense": dense, "tiled": tiled, "extended": extended}
 
 
 @reject_unknown_options
-def attention(
+def forward(
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
@@ -53,8 +54,8 @@ def attention(
     engine: str = "auto",
     precision: Precision | None = None,
     conventions: Conventions | None = None,
-) -> NDArray[Any]:
-    """Exact multi-head attention: softmax(scale · q kᵀ + bias) v over the visible keys.
+) -> Forward:
+    """Attention with its lse and weights, and with the intermediates that `backward` needs.
 
     B batch, H query heads, K key/value heads (K divides H), T queries, S keys, D query/key size,
     E value size. The rules, by number: docs/semantics.md.
@@ -105,8 +106,9 @@ def attention(
 
     Returns
     -------
-    array (..., H, T, E)
-        0 in fully masked rows. The arguments are never written to.
+    Forward
+        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, S), .max_score (..., H, T),
+        .problem, .engine
 
     Raises
     ------
@@ -124,69 +126,6 @@ def attention(
     >>> npattn.attention(q, k, v, causal="bottom_right")
     array([[[1., 2.],
             [2., 3.]]])
-    """
-    return forward(
-        q,
-        k,
-        v,
-        mask,
-        causal=causal,
-        window=window,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        sinks=sinks,
-        dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-        gate=gate,
-        dtype=dtype,
-        engine=engine,
-        precision=precision,
-        conventions=conventions,
-    ).out
-
-
-@reject_unknown_options
-def forward(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    mask: ArrayLike | MaskLike | None = None,
-    *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    bias: ArrayLike | BiasLike | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    score_mod: ScoreMod | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_mask: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    gate: ArrayLike | None = None,
-    dtype: DTypeLike | None = None,
-    engine: str = "auto",
-    precision: Precision | None = None,
-    conventions: Conventions | None = None,
-) -> Forward:
-    """Attention with its lse and weights, and with the intermediates that `backward` needs.
-
-    Parameters
-    ----------
-    q, k, v, mask, causal, window, bias, scale, softcap, score_mod, sinks, dropout_mask
-    dropout_rate, gate, dtype, engine, precision, conventions
-        As in `attention`.
-
-    Returns
-    -------
-    Forward
-        .out (..., H, T, E), .lse (..., H, T), .weights (..., H, T, S), .max_score (..., H, T),
-        .problem, .engine
-
-    Raises
-    ------
-    ShapeError, DtypeError, OptionError
-        As in `attention`.
     """
     check_conventions(conventions)
     chosen = _engine_of(precision, engine)
@@ -211,6 +150,15 @@ def forward(
         alignment=None if conventions is None else conventions.alignment,
     )
     return evaluate(problem, conventions, chosen)
+
+
+attention = only_out(
+    "attention",
+    forward,
+    np.ndarray,
+    "Exact multi-head attention: softmax(scale · q kᵀ + bias) v over the visible keys.",
+    "array (..., H, T, E)\n        0 in fully masked rows. The arguments are never written to.",
+)
 
 
 def _engine_of(precision: str | None, engine: str) -> str | None:

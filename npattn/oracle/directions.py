@@ -23,7 +23,6 @@ def read_directions(problem: Problem, values: dict[str, Any], prefix: str = "d")
 
     Parameters
     ----------
-    problem : Problem
     values : dict
         From "q", "k", "v", "bias", "sinks" to the direction; None is 0.
     prefix : {"d", "dd"}

@@ -8,11 +8,8 @@ What differs between the two is here, as functions of NumPy, and in `npattn.torc
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -20,11 +17,11 @@ import numpy as np
 from npattn.conventions import check_conventions
 from npattn.errors import DtypeError, NpattnError
 from npattn.oracle import api
+from npattn.oracle.signatures import bind
 from npattn.positions import rope
 from npattn.problem import Forward, Problem
 from npattn.problem.arrays import Array, cast
 from npattn.problem.checks import check_dtype, read_boolean, read_floating
-from npattn.problem.foreign import reject_unknown_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -167,45 +164,3 @@ def widen(dtype: Any, array: Array) -> Any:
 def on_arrays(function: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
     """Decorate a function of a library and more to one on NumPy arrays."""
     return bind(ARRAYS, function)
-
-
-def bind(library: Any, function: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-    """Return a function without its first argument, which is the library."""
-
-    @wraps(function)
-    def bound(*args: P.args, **kwargs: P.kwargs) -> R:
-        return function(library, *args, **kwargs)
-
-    signature = inspect.signature(function)
-    public: Any = bound
-    sign(public, signature.replace(parameters=list(signature.parameters.values())[1:]))
-    public.of_library = function
-    del public.__wrapped__
-    return bound
-
-
-def sign(function: Any, signature: inspect.Signature) -> None:
-    """Give a function a signature, and the annotations of it."""
-    function.__signature__ = signature
-    annotations = {name: p.annotation for name, p in signature.parameters.items()}
-    function.__annotations__ = annotations | {"return": signature.return_annotation}
-
-
-def only_out(
-    name: str, forward: Callable[P, Any], kind: type[R], summary: str, returns: str
-) -> Callable[P, R]:
-    """Return the function of this name whose result is `.out` of `forward`, documented as that."""
-    home: Any = forward
-    body = getattr(forward, "of_library", forward)
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return body(*args, **kwargs).out
-
-    public: Any = function
-    public.__name__ = public.__qualname__ = name
-    public.__module__ = home.__module__
-    returned = "Array" if kind is np.ndarray else kind.__name__
-    sign(public, inspect.signature(body).replace(return_annotation=returned))
-    doc = re.sub(r"(?s)( Returns\n +-+\n).*?(\n\n +Raises\n)", rf"\1    {returns}\2", home.__doc__)
-    public.__doc__ = summary + "\n" + doc.partition("\n")[2]
-    return reject_unknown_options(bind(ARRAYS, function) if body is not forward else function)

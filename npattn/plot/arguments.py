@@ -128,16 +128,7 @@ def read_figsize(figsize: Any) -> tuple[float, float] | None:
 
 
 def read_axes(ax: Any, count: int, title: str | None) -> list[Axes]:
-    """Return the axes to draw in, one for each head.
-
-    Raises
-    ------
-    OptionError
-        If one of them is no rectilinear Axes, they are of several figures, or one title is given
-        for several.
-    ShapeError
-        If their number is not that of the heads.
-    """
+    """Return the axes to draw in, one for each head."""
     if isinstance(ax, Axes):
         every: list[Any] = [ax]
     elif isinstance(ax, (list, tuple, np.ndarray)):

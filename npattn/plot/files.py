@@ -30,13 +30,7 @@ UNREADABLE = (
 
 
 def check_picture(flag: str, path: str) -> Path:
-    """Return the absolute path of a picture to write.
-
-    Raises
-    ------
-    OptionError
-        If its folder does not exist, or its ending is no format of pictures.
-    """
+    """Return the absolute path of a picture to write."""
     formats = FigureCanvasAgg.get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in formats:
         raise OptionError(f"{flag} is {path!r}, must end in one of .{', .'.join(formats)}")
@@ -47,34 +41,19 @@ def check_picture(flag: str, path: str) -> Path:
 
 
 def draw_file(
+    # it holds weights, mask or error, each (T, S) or (H, T, S); or q, k, v and options of
+    # `npattn.attention`, whose exact weights are drawn. It may hold queries and keys, labels.
     path: str | Path,
-    head: int | None = None,
-    sample: int | None = None,
+    head: int | None = None,  # draw this head alone
+    sample: int | None = None,  # draw this element of the batch, counted flat
     *,
-    cmap: str | None = None,
+    cmap: str | None = None,  # as in `npattn.plot.head`
     fmt: str | None = None,
     figsize: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw the heat map of an .npz file.
 
-    Parameters
-    ----------
-    path : str or path
-        It holds weights, mask or error, each (T, S) or (H, T, S); or q, k, v and options of
-        `npattn.attention`, whose exact weights are drawn. It may hold queries and keys, labels.
-    head : int, optional
-        Draw this head alone.
-    sample : int, optional
-        Draw this element of the batch, counted flat.
-    cmap, fmt, figsize : optional
-        As in `npattn.plot.head`.
-
-    Raises
-    ------
-    ShapeError, DtypeError
-        If an array cannot be drawn as it is.
-    OptionError
-        If path is no .npz, cannot be read, or holds something else.
+    Raises ShapeError or DtypeError if an array cannot be drawn as it is.
     """
     arrays = _read(path)
     labels = {name: arrays.pop(name).tolist() for name in ("queries", "keys") if name in arrays}

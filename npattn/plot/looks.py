@@ -39,12 +39,6 @@ def read_format(fmt: Any) -> Callable[[float], str]:
     """Return the function that formats numbers as ``format(x, fmt)`` does, or `format_number`.
 
     An exact 0, NaN and inf read as always.
-
-    Raises
-    ------
-    OptionError
-        If fmt is no format of a float; the message has the format that was meant, if it is another
-        spelling of one.
     """
     if fmt is None:
         return format_number

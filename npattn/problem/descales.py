@@ -21,13 +21,7 @@ def check_descale(descale: ArrayLike, name: str = "descale") -> Array:
 
 
 def read_real(name: str, x: ArrayLike) -> Array:
-    """Return an array of real floating numbers.
-
-    Raises
-    ------
-    DtypeError
-        If it is anything else.
-    """
+    """Return an array of real floating numbers."""
     array = read_floating(name, x)
     if array.dtype.kind == "c":
         raise DtypeError(f"{name} is {array.dtype}, must be real")
@@ -37,10 +31,7 @@ def read_real(name: str, x: ArrayLike) -> Array:
 def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None, xp: Any = np) -> Array:
     """Return descales in a shape that broadcasts against an array (..., H, T, D) of a shape.
 
-    Raises
-    ------
-    ShapeError, OptionError
-        As of `repeats`.
+    Raises as `repeats` does.
     """
     blocks, heads = repeats(tuple(descale.shape), shape, rows)
     if descale.ndim == 0:
@@ -63,13 +54,6 @@ def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) 
         Shapes of the descales and of the array (..., H, T, D) that they belong to.
     rows : int or None
         Number of rows in a block; None: as many descales as rows are one for each.
-
-    Raises
-    ------
-    ShapeError
-        If they fit no part of it.
-    OptionError
-        If `rows` stands beside descales that are not of blocks, or is missing.
     """
     of_blocks = bool(descale) and len(descale) == len(shape) - 1
     if rows is not None and not of_blocks:
@@ -101,10 +85,7 @@ def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) 
 def gather(terms: Array, descale: Array, rows: int | None) -> Array:
     """Return the sum of the terms (..., H, T, D) that belong to each descale.
 
-    Raises
-    ------
-    ShapeError, OptionError
-        As of `repeats`.
+    Raises as `repeats` does.
     """
     blocks, _ = repeats(descale.shape, terms.shape, rows)
     if descale.ndim == 0:

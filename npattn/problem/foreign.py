@@ -19,20 +19,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ForeignName:
-    """A parameter as other libraries name it.
+    """A parameter as other libraries name it."""
 
-    Parameters
-    ----------
-    hint : str
-        How npattn spells it, for errors.
-    meaning : str, optional
-        One of `MEANINGS`; without one, a parameter of this name keeps its default.
-    causal : {"bottom_right", "top_left"}, optional
-        Alignment that the systems with this name have in common.
-    """
-
-    hint: str
-    meaning: str = ""
+    hint: str  # how npattn spells it, for errors
+    meaning: str = ""  # one of `MEANINGS`; without one, a parameter of this name keeps its default
+    # "bottom_right" or "top_left": alignment that the systems with this name have in common
     causal: Alignment | None = None
 
 
@@ -59,12 +50,7 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
 
     The signature stays that of `function`, for `inspect.signature` and for type checkers.
 
-    Raises
-    ------
-    UnknownOptionError
-        When the decorated function is called with a keyword that it lacks.
-    OptionError
-        When it is called without a keyword that has no default.
+    Raises UnknownOptionError when the decorated function is called with a keyword that it lacks.
     """
     parameters = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -34,36 +34,18 @@ def default_scale(D: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of attention: a parameter that changes the result.
+    """One option of attention: a parameter that changes the result."""
 
-    Parameters
-    ----------
-    name : str
-        The keyword of `npattn.attention`.
-    kind : {"array", "flag", "pair", "number", "callable"}
-    default : object
-        The value that leaves the result unchanged; for `scale`, None stands for 1/√D.
-    doc : str
-        One line for the documentation and for help.
-    refusable : tuple of str
-        The fast paths that may refuse the option: "sdpa" (PyTorch's scaled_dot_product_attention),
-        "flex" (its FlexAttention).
-    examples : tuple
-        Values of a pair or a number to judge with, the simplest first.
-    legal : str
-        Legal values of a number in words, for errors.
-    accepts : callable
-        True for a legal number.
-    """
-
-    name: str
+    name: str  # the keyword of `npattn.attention`
     kind: Literal["array", "flag", "pair", "number", "callable"]
-    default: Any
-    doc: str
+    default: Any  # the value that leaves the result unchanged; for `scale`, None stands for 1/√D
+    doc: str  # one line for the documentation and for help
+    # the fast paths that may refuse the option: "sdpa" (PyTorch's scaled_dot_product_attention),
+    # "flex" (its FlexAttention)
     refusable: tuple[str, ...] = ()
-    examples: tuple[Any, ...] = ()
-    legal: str = "a finite number"
-    accepts: Callable[[float], bool] = math.isfinite
+    examples: tuple[Any, ...] = ()  # values of a pair or a number to judge with, the simplest first
+    legal: str = "a finite number"  # legal values of a number in words, for errors
+    accepts: Callable[[float], bool] = math.isfinite  # True for a legal number
 
 
 _ALL = ("sdpa", "flex")

@@ -247,7 +247,7 @@ class Problem:
             return x.astype(self.dtype, copy=False)
         return cast(x, self.storage).astype(self.dtype)
 
-    def round_to_storage(self, x: Array) -> Array:
+    def round_to_storage(self, x: Any) -> Any:
         """Round x to the storage dtype of mixed precision, if there is one [15]."""
         return x if self.storage is None else self.to_operand(x)
 

@@ -3,13 +3,8 @@
 from difflib import get_close_matches
 
 from npattn.errors import OptionError
-from npattn.profiles.flash_attn import FLASH_ATTENTION
-from npattn.profiles.jax import JAX
-from npattn.profiles.kernels import KERNELS
+from npattn.profiles import flash_attn, jax, kernels, runtimes, torch, transformers
 from npattn.profiles.profile import Profile
-from npattn.profiles.runtimes import RUNTIMES
-from npattn.profiles.torch import TORCH
-from npattn.profiles.transformers import EAGER, MODELS
 
 __all__ = ["PROFILES", "Profile", "find_profile"]
 
@@ -18,20 +13,15 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_NPATTN = Profile(name="npattn", version="0.1", about="the semantics of npattn")
-_FRAMEWORKS = (_NPATTN, *TORCH, *FLASH_ATTENTION, *JAX, *RUNTIMES)
-PROFILES = {one.name: one for one in (*_FRAMEWORKS, EAGER, *KERNELS, *MODELS)}
+_KNOWN = [Profile(name="npattn", version="0.1", about="the semantics of npattn")]
+for _module in (torch, flash_attn, jax, runtimes, kernels, transformers):
+    _KNOWN += [one for one in vars(_module).values() if isinstance(one, Profile)]
+PROFILES = {one.name: one for one in _KNOWN}
 """The profiles of known systems, by name: "onnx" is the newest version, "onnx@1.22" another."""
 
 
 def find_profile(name: str) -> Profile:
-    """Return the profile of a system.
-
-    Raises
-    ------
-    OptionError
-        If there is none of this name; the message says which there are.
-    """
+    """Return the profile of a system."""
     if name not in PROFILES:
         near = get_close_matches(name, PROFILES, 1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -144,8 +144,3 @@ MEMORY_EFFICIENT = Profile(
     layout="BTHD",
     refuses=("boolean masks: a tensor as attn_bias is added", "K < H: with four axes"),
 )  # fmt: skip
-
-FLASH_ATTENTION = (
-    FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_4, VARLEN, KVCACHE, QKVPACKED, KVPACKED,
-    VARLEN_QKVPACKED, VLLM_PAGED, MEMORY_EFFICIENT,
-)  # fmt: skip

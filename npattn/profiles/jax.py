@@ -168,8 +168,3 @@ KERAS_MHA = Profile(
     signature={"attention_mask": "mask", "use_causal_mask": "causal"}, layout="BTHD",
     refuses=("K < H: one num_heads for all", "broadcast: query, key and value have one B"),
 )  # fmt: skip
-
-JAX = (
-    JAX_NN, JAX_LENGTHS, FLAX_LINEN, FLAX_NNX, FLAX_NNX_WEIGHTS, HAIKU, EQUINOX, KERAS,
-    KERAS_JAX, KERAS_TORCH, KERAS_TENSORFLOW, KERAS_OPENVINO, KERAS_ATTENTION, KERAS_MHA,
-)  # fmt: skip

@@ -64,13 +64,7 @@ class Profile:
         return frozenset(name for names in named for name in names)
 
     def signature_in(self, quantized: str | None) -> Mapping[str, str]:
-        """Return the signature, with the factors of a format of 8 bits if one is asked.
-
-        Raises
-        ------
-        OptionError
-            If it takes other formats; one that says nothing of formats takes any.
-        """
+        """Return the signature, with the factors of a format of 8 bits if one is asked."""
         if quantized is None or not self.quantized:
             return self.signature
         if quantized not in self.quantized:

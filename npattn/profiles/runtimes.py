@@ -192,8 +192,3 @@ PICOGPT = Profile(
     refuses=(*_HEADS, "mask+bias: one parameter, and their sum is the caller's"),
     promises=_DTYPE,
 )  # fmt: skip
-
-RUNTIMES = (
-    MLX, ONNX, ONNX_1_22, ONNX_1_21, ONNX_1_19, ONNX_1_18, RUNTIME, RUNTIME_MHA, RUNTIME_GQA,
-    OPENVINO, PADDLE, TINYGRAD, GGML, NCNN, NUMPY_ML, NEURALNETLIB, NEURALNETWORKNUMPY, PICOGPT,
-)  # fmt: skip

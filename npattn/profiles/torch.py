@@ -80,7 +80,3 @@ FLEX = Profile(
     },
     refuses=("mask and bias as arrays: they are functions",),
 )  # fmt: skip
-
-TORCH = (
-    SDPA, MULTIHEAD, MULTIHEAD_SDPA, MULTIHEAD_FAST, NESTED, FLEX,
-)  # fmt: skip

@@ -75,7 +75,3 @@ FALCON = replace(
         "a bias that differs between queries",
     ),
 )  # fmt: skip
-
-MODELS = (
-    GPT_OSS, SDPA, BLOOM, FALCON,
-)  # fmt: skip

@@ -103,24 +103,16 @@ def short(x: float) -> str:
 def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Comparison:
     """Compare two arrays element by element.
 
+    Raises InternalError if a finite `exact` has a tolerance of NaN: npattn is wrong, not the
+    result.
+
     Parameters
     ----------
-    name : str
     got : array
         The result, in the dtype in which the implementation returned it.
     exact, tolerance : float64 arrays of the same shape
         The exact value and the allowed error. Where `tolerance` is inf, everything passes; it is
         not read where `exact` is not finite.
-
-    Returns
-    -------
-    Comparison
-
-    Raises
-    ------
-    InternalError
-        If a finite `exact` has a tolerance of NaN, or the shapes differ: npattn is wrong, not the
-        result.
     """
     got = real(got)
     if got.shape != np.shape(exact):

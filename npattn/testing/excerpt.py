@@ -16,22 +16,12 @@ SIDE = 16
 
 @dataclass(frozen=True, eq=False)
 class Excerpt:
-    """Elements of a result around the worst one: rows and columns of its last two axes.
+    """Elements of a result around the worst one: rows and columns of its last two axes."""
 
-    Attributes
-    ----------
-    lead : tuple of int
-        Index of the matrix in the leading axes.
-    row, column : int
-        Index of the first element.
-    got, want, allowed : (rows, columns) float64 arrays
-        The result, the exact values and the tolerance.
-    """
-
-    lead: tuple[int, ...]
-    row: int
+    lead: tuple[int, ...]  # index of the matrix in the leading axes
+    row: int  # index of the first element
     column: int
-    got: Array
+    got: Array  # (rows, columns): the result, the exact values and the tolerance
     want: Array
     allowed: Array
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from npattn.engines.threads import one_thread
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import format_exception_line
+from npattn.testing.adapters.child import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities.refusals import read_refusals

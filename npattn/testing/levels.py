@@ -24,13 +24,7 @@ REQUIRED: tuple[Level, ...] = ("values", "edges", "conduct")
 
 
 def check_levels(require: Iterable[str] | str) -> tuple[Level, ...]:
-    """Return the levels named, in the order of `LEVELS`; "all" is every one but reproducible.
-
-    Raises
-    ------
-    OptionError
-        If there is no such level, or none is named.
-    """
+    """Return the levels named, in the order of `LEVELS`; "all" is every one but reproducible."""
     named = {require} if isinstance(require, str) else set(require)
     wrong = sorted(named - {*get_args(Level), "all"})
     if wrong or not named:

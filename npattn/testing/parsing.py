@@ -71,17 +71,8 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def parse_renames(texts: tuple[str, ...]) -> dict[str, str]:
-    """Parse ("cap=softcap", ...) into {"cap": "softcap"}."""
-    return _parse_pairs(texts, "--rename", "THEIRS=OURS: cap=softcap")
-
-
-def parse_roles(texts: tuple[str, ...]) -> dict[str, str]:
-    """Parse ("wq=to_q", ...) into {"wq": "to_q"}."""
-    return _parse_pairs(texts, "--role", "ROLE=NAME: wq=to_q")
-
-
-def _parse_pairs(texts: tuple[str, ...], flag: str, form: str) -> dict[str, str]:
+def parse_pairs(texts: tuple[str, ...], flag: str, form: str) -> dict[str, str]:
+    """Parse ("cap=softcap", ...) into {"cap": "softcap"}; form is one in words, for errors."""
     pairs = {}
     for text in texts:
         left, equals, right = text.partition("=")
@@ -89,14 +80,6 @@ def _parse_pairs(texts: tuple[str, ...], flag: str, form: str) -> dict[str, str]
             raise OptionError(f"{flag} is {text!r}, must look like {form}")
         pairs[left] = right
     return pairs
-
-
-def parse_inputs(texts: tuple[str, ...]) -> dict[str, str]:
-    """Parse ("x=B T C", ...) into {"x": "B T C"}."""
-    words = dict(text.partition("=")[::2] for text in texts)
-    if not all(words.values()):
-        raise OptionError(f"--inputs is {texts!r}, must look like x='B T C'")
-    return words
 
 
 def parse_values(texts: tuple[str, ...], flag: str) -> dict[str, tuple[Any, ...]]:
@@ -119,12 +102,7 @@ def _parse_value(text: str) -> Any:
 
 
 class Multiples(tuple[int, ...]):
-    """Multiples of a number, few of them large: as sizes of a kernel that takes no others.
-
-    Attributes
-    ----------
-    of : int
-    """
+    """Multiples of a number, few of them large: as sizes of a kernel that takes no others."""
 
     of: int
 
@@ -166,13 +144,7 @@ def parse_sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def path_to_write(path: str | None) -> Path | None:
-    """Return the absolute path of a file to write: what is judged may change the folder.
-
-    Raises
-    ------
-    OptionError
-        If its folder does not exist.
-    """
+    """Return the absolute path of a file to write: what is judged may change the folder."""
     if path is None:
         return None
     if not Path(path).absolute().parent.is_dir():

@@ -33,34 +33,18 @@ NOTED = 0.1
 
 @dataclass(frozen=True)
 class Power:
-    """Smallest errors of one result that its comparisons would have seen, over some problems.
+    """Smallest errors of one result that its comparisons would have seen, over some problems."""
 
-    Attributes
-    ----------
-    factors : tuple of float
-        For each problem the smallest ε such that 1 + ε times the result would have been out of
-        tolerance, its median over the elements that are not 0; inf: none.
-    best : float
-        The smallest of any element.
-    zero : float
-        The smallest absolute error that would have been seen where the exact result is 0.
-    elements : int
-        Number of elements of all problems.
-    nonzero : int
-        Number that are not 0 and not infinite; NaN counts.
-    doubled : int
-        Number of these in which twice the result would have been seen.
-    without : int
-        Number of elements without a tolerance: it is inf, or the exact result NaN.
-    """
-
+    # for each problem the smallest ε such that 1 + ε times the result would have been out of
+    # tolerance, its median over the elements that are not 0; inf: none
     factors: tuple[float, ...] = ()
-    best: float = math.inf
+    best: float = math.inf  # the smallest of any element
+    # the smallest absolute error that would have been seen where the exact result is 0
     zero: float = math.inf
-    elements: int = 0
-    nonzero: int = 0
-    doubled: int = 0
-    without: int = 0
+    elements: int = 0  # number of elements of all problems
+    nonzero: int = 0  # number that are not 0 and not infinite; NaN counts
+    doubled: int = 0  # number of these in which twice the result would have been seen
+    without: int = 0  # number of elements without a tolerance: it is inf, or the exact result NaN
 
     @classmethod
     def of(cls, exact: Array, tolerance: Array, dtype: Any = np.float64) -> Power:
@@ -183,19 +167,12 @@ def union(powers: Iterable[Mapping[str, Power]]) -> dict[str, Power]:
 
 @dataclass
 class PlainPowers:
-    """Power of each result in problems that passed.
+    """Power of each result in problems that passed."""
 
-    Attributes
-    ----------
-    powers : dict of str to Power
-        Only of problems with plain scores, if there is one: among steep ones, rounding may take
-        every digit.
-    plain : bool
-        Problems with plain scores are among them.
-    """
-
+    # only of problems with plain scores, if there is one: among steep ones, rounding may take every
+    # digit
     powers: dict[str, Power] = field(default_factory=dict)
-    plain: bool = False
+    plain: bool = False  # problems with plain scores are among them
 
     def note_powers(self, powers: Mapping[str, Power], *, plain: bool) -> None:
         """Add the powers of one problem that passed."""
@@ -267,38 +244,46 @@ class Conclusion(NamedTuple):
         return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
 
 
+class Concluded:
+    """A report with a `conclusion`, and what users ask of that."""
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """Verdict and reason."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict: "passed", "failed" or "no verdict".
+
+        It is failed if something is wrong, and passed if everything was judged that had to be, and
+        could have failed.
+        """
+        return self.conclusion.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why there is no verdict: "nothing tested", "not judged: dx"; "" if there is one."""
+        return self.conclusion.reason
+
+    @property
+    def passed(self) -> bool:
+        """True if the verdict is "passed"."""
+        return self.verdict == "passed"
+
+
 def conclude(
     *,
-    failed: bool,
-    tested: bool = True,
-    missing: Sequence[str] = (),
-    incomplete: Sequence[str] = (),
-    undecided: Sequence[str] = (),
-    unjudged: Sequence[str] = (),
-    accept: Collection[str] = (),
-    reasons: Sequence[str] = (),
+    failed: bool,  # something is wrong
+    tested: bool = True,  # something was tested
+    missing: Sequence[str] = (),  # what had to be tested, and was not
+    incomplete: Sequence[str] = (),  # rules that were not asked within the time
+    undecided: Sequence[str] = (),  # results for which no measurement was precise enough
+    unjudged: Sequence[str] = (),  # results that are not judged
+    accept: Collection[str] = (),  # results that need no verdict
+    reasons: Sequence[str] = (),  # other reasons to have none
 ) -> Conclusion:
-    """Return the verdict of a report: a failure comes before every reason to have none.
-
-    Parameters
-    ----------
-    failed : bool
-        Something is wrong.
-    tested : bool
-        Something was tested.
-    missing : sequence of str
-        What had to be tested, and was not.
-    incomplete : sequence of str
-        Rules that were not asked within the time.
-    undecided : sequence of str
-        Results for which no measurement was precise enough.
-    unjudged : sequence of str
-        Results that are not judged.
-    accept : collection of str
-        Results that need no verdict.
-    reasons : sequence of str
-        Other reasons to have none.
-    """
+    """Return the verdict of a report: a failure comes before every reason to have none."""
     if failed:
         return Conclusion("failed")
     if not tested and not incomplete:
@@ -331,7 +316,6 @@ def find_unseen(
     ----------
     result : array
         It passed, in the dtype in which it was compared.
-    exact, tolerance : float64 arrays of the same shape
     fails : callable
         Takes a changed result, and returns True if it is found to be wrong, by the whole way that
         results take to a verdict.

@@ -28,12 +28,10 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.levels import LEVELS, REQUIRED, check_levels
 from npattn.testing.parsing import (
-    parse_inputs,
     parse_memory,
     parse_names,
+    parse_pairs,
     parse_processes,
-    parse_renames,
-    parse_roles,
     parse_seconds,
     parse_seed,
     parse_sizes,
@@ -76,53 +74,26 @@ JUDGED, AMOUNT, PASSES, WHERE, WRITTEN = GROUPS = (
 
 @dataclass(frozen=True)
 class SettingOption:
-    """Words, flag and parser of an option, wherever it is given.
+    """Words, flag and parser of an option, wherever it is given."""
 
-    Attributes
-    ----------
-    group : str
-        One of `GROUPS`.
-    flags : tuple of str
-        Flags of the command; none for an argument of Python alone.
-    metavar : str or None
-    kind : str
-        Its type in the docstring; "" for that of the field, or its choices.
-    help : str
-        A sentence for ``--help``, the docstring and the page; other options stand in backticks.
-    more : str
-        Further sentences, for Python.
-    default : str
-        Its default in words, if None stands for one.
-    choices : tuple of str
-        The only values.
-    least : int, optional
-        The least integer.
-    multiple : bool
-        The flag may be given several times.
-    parse : callable, optional
-        Text of the flag, or all its texts, → value of the argument.
-    path : {"new", "old"}, optional
-        It is a file that will be written, or one that exists.
-    report : callable, optional
-        Value → what a report says among its settings, None for nothing.
-    asked : bool
-        Answers depend on it, so that a journal has it.
-    """
-
-    group: str
-    flags: tuple[str, ...]
+    group: str  # one of `GROUPS`
+    flags: tuple[str, ...]  # flags of the command; none for an argument of Python alone
     metavar: str | None
-    kind: str
+    kind: str  # its type in the docstring; "" for that of the field, or its choices
+    # a sentence for ``--help``, the docstring and the page; other options stand in backticks
     help: str
-    more: str = ""
-    default: str = ""
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    multiple: bool = False
+    more: str = ""  # further sentences, for Python
+    default: str = ""  # its default in words, if None stands for one
+    choices: tuple[str, ...] = ()  # the only values
+    least: int | None = None  # the least integer
+    multiple: bool = False  # the flag may be given several times
+    # text of the flag, or all its texts, → value of the argument
     parse: Callable[[Any], Any] | None = None
+    # it is a file that will be written, or one that exists
     path: Literal["new", "old"] | None = None
+    # value → what a report says among its settings, None for nothing
     report: Callable[[Any], Any] | None = None
-    asked: bool = False
+    asked: bool = False  # answers depend on it, so that a journal has it
 
 
 def option(
@@ -168,7 +139,8 @@ class Settings:
     rename: Mapping[str, str] | None = option(None, JUDGED, "--rename THEIRS=OURS", "mapping",
         "What a parameter means, as cap=softcap.",
         'In Python ``{"cap": "softcap"}``.',
-        multiple=True, parse=parse_renames)
+        multiple=True,
+        parse=functools.partial(parse_pairs, flag="--rename", form="THEIRS=OURS: cap=softcap"))
     features: str | Iterable[str] | None = option(
         None, JUDGED, "--features NAMES", "str or iterable of str",
         "Its options and results, as mask,return_lse.",
@@ -188,7 +160,8 @@ class Settings:
     inputs: Mapping[str, str] | None = option(None, JUDGED, "--inputs NAME=AXES", "mapping",
         'Axes of its arrays, as "x=B T C".',
         'In Python ``{"x": "B T C", "w": "C 3C"}``. Default: the arguments are q, k, v.',
-        multiple=True, parse=parse_inputs)
+        multiple=True,
+        parse=functools.partial(parse_pairs, flag="--inputs", form="x='B T C'"))
     options: Mapping[str, Sequence[Any]] | None = option(
         None, JUDGED, "--options NAME=VALUES", "mapping",
         "Values of options, as causal=false,true.",
@@ -350,7 +323,8 @@ class CommandSettings(Settings):
         "A torch module, with its projections inside.")
     roles: Mapping[str, str] | None = option(None, JUDGED, "--role ROLE=NAME", "",
         "Projection of a `module`, as wq=to_q.",
-        multiple=True, parse=parse_roles)
+        multiple=True,
+        parse=functools.partial(parse_pairs, flag="--role", form="ROLE=NAME: wq=to_q"))
     num_heads: int | None = option(None, JUDGED, "--num-heads N", "",
         "Heads of a `module`, if nothing tells.",
         least=1)

@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo
 from npattn.conventions import Conventions, check_conventions
 from npattn.errors import DtypeError, OptionError
 from npattn.oracle.directions import bias_direction
-from npattn.oracle.twins import only_out
+from npattn.oracle.signatures import only_out
 from npattn.problem import Forward, Gradients, gating
 from npattn.problem.arrays import BiasLike, MaskLike
 from npattn.problem.checks import check_cotangent, direction_shape
@@ -30,18 +30,6 @@ from npattn.torch.engine.operations import SavedTensors
 from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_closes_over_nothing
 from npattn.torch.tensors import refuse_batched, short_name, stand_in, to_tensor
-
-__all__ = [
-    "attention",
-    "backward",
-    "check_forward",
-    "evaluate",
-    "forward",
-    "jvp",
-    "read_cotangents",
-    "read_direction",
-    "read_problem",
-]
 
 Tensor = torch.Tensor
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

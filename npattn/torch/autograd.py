@@ -23,8 +23,6 @@ from npattn.torch.flags import exact
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import BATCHED, cast, refuse_batched
 
-__all__ = ["AttentionCall", "attend", "pull_back", "push_forward", "weigh"]
-
 Tensor = torch.Tensor
 
 

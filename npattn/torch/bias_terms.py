@@ -20,8 +20,6 @@ from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
 from npattn.torch.tiles import Group, QueryRows, Strip, flatten, tile_of
 
-__all__ = ["BiasTerm", "bias_gradient", "bias_terms"]
-
 Tensor = torch.Tensor
 
 

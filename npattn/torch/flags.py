@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["exact"]
-
-
 BACKENDS: Any = torch.backends
 CUDA = (BACKENDS.cuda.matmul, BACKENDS.cudnn)
 MKLDNN = (getattr(BACKENDS.mkldnn, "matmul", None), BACKENDS.mkldnn)

@@ -36,8 +36,6 @@ from npattn.torch.positions import rope as turn_heads
 from npattn.torch.problem import ENGINES
 from npattn.torch.tensors import cast, to_host
 
-__all__ = ["MultiHeadAttention"]
-
 Tensor = torch.Tensor
 COMPUTE = (None, torch.float32, torch.float64)
 

@@ -13,21 +13,6 @@ from npattn.errors import OptionError
 from npattn.weights.exchange import check_kind, optional, read, transpose
 from npattn.weights.torch import tensor_of
 
-__all__ = [
-    "GATE",
-    "NORMS",
-    "NORM_BIASES",
-    "SEPARATE",
-    "NormWeight",
-    "from_numpy",
-    "from_torch",
-    "norm_shape",
-    "projection_rows",
-    "prune",
-    "to_numpy",
-    "to_torch",
-]
-
 Tensor = torch.Tensor
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -35,7 +20,6 @@ SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 NormWeight = Literal["shared", "head", "number"]
 NORMS = ("norm_q", "norm_k")
 NORM_BIASES = ("norm_q_bias", "norm_k_bias")
-GATE = ("gate_proj.weight", "gate_proj.bias")
 
 
 def prune(kind: type[Module], module: Any, heads: Sequence[int]) -> Module:

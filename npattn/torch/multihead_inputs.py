@@ -8,8 +8,6 @@ import torch
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 
-__all__ = ["ModuleInputs", "read_inputs"]
-
 Tensor = torch.Tensor
 
 

@@ -8,6 +8,8 @@ module adds the checks that NumPy has no counterpart for: tensors and devices.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,12 +22,45 @@ from npattn.problem.arrays import BiasLike, MaskLike
 from npattn.problem.checks import read_bias, read_boolean, read_floating, read_gate, read_mask
 from npattn.problem.options import OPTIONS
 from npattn.torch import score_mod
-from npattn.torch.namespace import Namespace, namespace
 from npattn.torch.tensors import cast, has_float64, numpy_dtype, stand_in, to_tensor
 
-__all__ = ["ENGINES", "Problem"]
-
 Tensor = torch.Tensor
+
+
+class Namespace:
+    """Functions with NumPy's names and arguments, on tensors of one device."""
+
+    nan = math.nan
+    broadcast_to = staticmethod(torch.broadcast_to)
+    full_like = staticmethod(torch.full_like)
+    tanh = staticmethod(torch.tanh)
+    unravel_index = staticmethod(torch.unravel_index)
+    where = staticmethod(torch.where)
+    zeros_like = staticmethod(torch.zeros_like)
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def arange(self, n: int) -> Tensor:
+        return torch.arange(n, device=self.device)
+
+    def zeros(self, shape: Sequence[int], dtype: Any = None) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def concatenate(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+        return torch.cat(list(tensors), dim=axis)
+
+    def minimum(self, x: Tensor, most: int) -> Tensor:
+        return torch.clamp(x, max=most)
+
+    def isfinite(self, x: Tensor) -> Tensor:
+        return torch.isfinite(x.float() if x.element_size() == 1 else x)
+
+
+@lru_cache
+def namespace(device: torch.device) -> Namespace:
+    return Namespace(device)
+
 
 ENGINES = ("auto", "dense", "tiled", "fused")
 ARRAYS = ("q", "k", "v", *(name for name, option in OPTIONS.items() if option.kind == "array"))
@@ -161,10 +196,6 @@ class Problem(numpy_problem.Problem):
     def to_operand(self, x: Any) -> Any:
         """Return an input in the dtype computed in, rounded once in mixed precision [15]."""
         return x.to(self.dtype) if self.storage is None else cast(x, self.storage).to(self.dtype)
-
-    def round_to_storage(self, x: Any) -> Any:
-        """Round x to the storage dtype in mixed precision, else return it [15]."""
-        return x if self.storage is None else self.to_operand(x)
 
     def to_output_dtype(self, x: Any) -> Any:
         """Return x in the dtype of results [15]."""

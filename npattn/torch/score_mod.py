@@ -14,8 +14,6 @@ import torch
 
 from npattn.errors import OptionError
 
-__all__ = ["call_score_mod", "check_closes_over_nothing", "check_slopes", "operands", "slope"]
-
 Tensor = torch.Tensor
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]
 

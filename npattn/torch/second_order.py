@@ -19,8 +19,6 @@ from npattn.torch.autograd import attend, pull_back
 from npattn.torch.bias_terms import bias_gradient
 from npattn.torch.tensors import short_name
 
-__all__ = ["double_backward", "hvp"]
-
 Tensor = torch.Tensor
 INPUTS = ("q", "k", "v", "bias", "sinks")
 COTANGENTS = ("dout", "dlse", "dweights")

@@ -12,17 +12,6 @@ import torch
 from npattn.errors import DtypeError, OptionError
 from npattn.problem.arrays import Array
 
-__all__ = [
-    "cast",
-    "check_device",
-    "has_float64",
-    "numpy_dtype",
-    "short_name",
-    "stand_in",
-    "to_host",
-    "to_tensor",
-]
-
 Tensor = torch.Tensor
 ZERO = bytes(16)
 """Memory of one number of any dtype."""
@@ -90,19 +79,6 @@ BATCHED = (
 _functorch: Any = torch._C._functorch
 _wrapped, _batched = _functorch.is_functorch_wrapped_tensor, _functorch.is_batchedtensor
 _unwrap = _functorch.get_unwrapped
-
-
-def check_device(device: Any) -> torch.device:
-    """Return `device` as a torch.device. Raises OptionError if torch cannot use it here."""
-    try:
-        checked = torch.device(device)
-        torch.empty(0, device=checked)
-    except (RuntimeError, AssertionError, TypeError) as err:
-        reason = str(err).splitlines()[0]
-        raise OptionError(
-            f"device is {device!r}, must be one that torch can use here: {reason}"
-        ) from err
-    return checked
 
 
 def stand_in(name: str, tensor: Tensor) -> Array:

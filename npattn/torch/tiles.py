@@ -24,8 +24,6 @@ from npattn.problem.arrays import Array, Tile, band, diagonal
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
 
-__all__ = ["Group", "QueryRows", "Strip", "TilePlan", "flatten", "plan_of", "tile_of"]
-
 Tensor = torch.Tensor
 
 TILE = {"cpu": 2**18}
@@ -80,7 +78,6 @@ class TilePlan:
 
     Parameters
     ----------
-    problem : Problem
     whole : bool
         Make all scores one tile.
     """

@@ -14,7 +14,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from npattn.errors import DtypeError, OptionError
-from npattn.oracle import twins
+from npattn.oracle import signatures, twins
 from npattn.problem.arrays import Array
 from npattn.problem.checks import check_dtype, read_boolean, read_floating
 from npattn.problem.foreign import reject_unknown_options
@@ -23,8 +23,6 @@ from npattn.torch.flags import exact
 from npattn.torch.positions import rope
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import cast, has_float64, short_name, stand_in, to_host, to_tensor
-
-__all__ = ["Tensors"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -154,7 +152,7 @@ class Tensors(twins.Arrays):
         body: Any = function
         library = copy.copy(self)
         library.home += f".{body.__name__}"  # for errors
-        bound = twins.bind(library, body.of_library)
+        bound = signatures.bind(library, body.of_library)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return _convert(bound(*args, **kwargs), result)
@@ -186,7 +184,7 @@ class Tensors(twins.Arrays):
             p.replace(annotation=re.sub("ArrayLike", "Tensor", p.annotation))
             for p in signature.parameters.values()
         ]
-        twins.sign(call, inspect.Signature(parameters, return_annotation=result.__name__))
+        signatures.sign(call, inspect.Signature(parameters, return_annotation=result.__name__))
         text = (like.__doc__ or "").split("\n    Examples\n")[0].rstrip()
         summary, _, rest = text.partition("\n")
         summary += (

@@ -23,7 +23,8 @@ from numpy.typing import ArrayLike
 from npattn.engines.dense import sum_shared
 from npattn.errors import DtypeError
 from npattn.oracle import api
-from npattn.oracle.twins import ARRAYS, on_arrays, only_out
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem import Forward, Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.checks import check_cotangent, check_result

@@ -20,15 +20,6 @@ from npattn.oracle.twins import on_arrays
 from npattn.problem.arrays import Array
 from npattn.problem.checks import check_integer, read_array
 
-__all__ = [
-    "check_ranking",
-    "check_values",
-    "drop_repeats",
-    "index_mask",
-    "read_indices",
-    "top_k",
-]
-
 
 def index_mask(indices: ArrayLike, S: int) -> Array:
     """Return the mask of lists of keys: dense attention with it is `gathered.attention`.

@@ -25,7 +25,8 @@ from numpy.typing import ArrayLike
 from npattn.engines.dense import QUIET
 from npattn.errors import OptionError, ShapeError
 from npattn.oracle import api
-from npattn.oracle.twins import on_arrays, only_out
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import on_arrays
 from npattn.problem import Forward
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.checks import check_cotangent, check_result

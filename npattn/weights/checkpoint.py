@@ -20,8 +20,6 @@ from npattn.weights.exchange import join_names, transpose
 from npattn.weights.families import FAMILIES, REFUSED, Family, LayerNames, Setting
 from npattn.weights.files import list_arrays, read_arrays, read_json
 
-__all__ = ["Layer", "from_checkpoint"]
-
 HEADS = ("num_attention_heads", "n_head", "num_heads")
 
 

@@ -18,8 +18,6 @@ from npattn.weights.exchange import (
     transpose,
 )
 
-__all__ = ["from_equinox", "to_equinox"]
-
 NAMES = dict(zip("qkvo", ("query", "key", "value", "output"), strict=True))
 
 

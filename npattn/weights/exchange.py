@@ -18,12 +18,6 @@ from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array, cast
 from npattn.problem.checks import read_floating
 
-__all__ = [
-    *("DTYPES", "check_fits", "check_held", "check_kind", "check_names", "dropout_error"),
-    *("from_kernels", "heads_apart", "join_names", "loaded_package", "needed_by", "optional"),
-    *("read", "read_parameters", "refuse", "torch_bits", "transpose"),
-]
-
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -177,6 +171,7 @@ def check_fits(
     separate_biases: bool = False,
     value_size: bool = False,
     norms: bool = False,
+    appends: bool = False,
 ) -> None:
     """Raise OptionError at the first part of `mha` that a framework has no place for.
 
@@ -186,8 +181,10 @@ def check_fits(
     some = len({getattr(mha, name) is None for name in BIASES}) > 1
     checks = (
         (mha.wo is None, "wo is None; the heads are always projected there"),
-        (mha.bias_k is not None, "got bias_k and bias_v; no keys are appended there"),
-        (bool(mha.add_zero_attn), "add_zero_attn is True; no keys are appended there"),
+        (mha.bias_k is not None and not appends,
+         "got bias_k and bias_v; no keys are appended there"),
+        (bool(mha.add_zero_attn) and not appends,
+         "add_zero_attn is True; no keys are appended there"),
         (mha.merge != "concat", f'merge is {mha.merge!r}, must be "concat"'),
         (mha.wg is not None, "got wg, must be None: no gate is written there"),
         (K != H and not shares_heads,

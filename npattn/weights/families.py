@@ -26,8 +26,6 @@ from npattn.multihead.projections import Norm
 from npattn.problem.arrays import Array
 from npattn.weights.rope_config import read_rotary
 
-__all__ = ["FAMILIES", "REFUSED", "Family", "LayerNames", "Setting"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNames:

@@ -19,8 +19,6 @@ from npattn.multihead.build import PARAMETERS
 from npattn.problem.arrays import Array
 from npattn.weights.exchange import DTYPES, check_names, join_names, needed_by
 
-__all__ = ["list_arrays", "load", "read_arrays", "save"]
-
 KIND, VERSION = "npattn.MultiHeadAttention", "1"
 OPTIONS = ("num_heads", "num_kv_heads", "add_zero_attn", "merge", "qk_norm", "norm_eps")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

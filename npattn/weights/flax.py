@@ -26,8 +26,6 @@ from npattn.weights.exchange import (
     refuse,
 )
 
-__all__ = ["from_flax", "to_flax"]
-
 NAMES = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
 
 

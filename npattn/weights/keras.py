@@ -18,8 +18,6 @@ from npattn.weights.exchange import (
     refuse,
 )
 
-__all__ = ["from_keras", "to_keras"]
-
 NAMES = dict(zip("qkvo", ("query", "key", "value", "output"), strict=True))
 
 

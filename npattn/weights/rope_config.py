@@ -9,8 +9,6 @@ from typing import Any
 from npattn.errors import OptionError
 from npattn.positions import Frequencies, Rotary, dynamic_ntk, linear, llama3, longrope, yarn
 
-__all__ = ["read_rotary"]
-
 Config = Mapping[str, Any]
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 OLD = {"su": "longrope"}  # names in older files

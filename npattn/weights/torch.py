@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
 from npattn.weights.exchange import (
+    check_fits,
     check_kind,
     dropout_error,
     needed_by,
@@ -21,8 +21,6 @@ from npattn.weights.exchange import (
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["from_torch", "to_torch"]
 
 EXTRA = ("bias_k", "bias_v")
 
@@ -141,39 +139,23 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
 
 
 def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
-    H, K, embed = mha.num_heads, mha.num_kv_heads, mha.wq.shape[0]
+    embed, first = mha.wq.shape[0], mha.wq.dtype.name
+    wo = () if mha.wo is None else mha.wo.shape
     square = f"must be ({embed}, {embed}): torch has H·D = H·E = in_q = out"
-    dtypes = {name: array.dtype.name for name, array in mha.parameters.items()}
-    biases = [getattr(mha, name) is None for name in ("bq", "bk", "bv", "bo")]
-    first = dtypes["wq"]
-    wrong = None
-    if mha.wo is None:
-        wrong = "wo is None; torch always projects the heads"
-    elif K != H:
-        wrong = f"num_kv_heads is {K}, must be {H} as num_heads: torch shares none (mha.unshared())"
-    elif mha.merge != "concat":
-        wrong = f'merge is {mha.merge!r}, must be "concat"'
-    elif mha.wg is not None:
-        wrong = "got wg, must be None: torch has no gate"
-    elif mha.qk_norm is not None:
-        wrong = f"qk_norm is {mha.qk_norm!r}, must be None: torch does not normalise heads"
-    elif embed == 0 or mha.wq.shape[1] != embed:
-        wrong = f"wq has shape {mha.wq.shape}, {square} ≥ 1"
-    elif mha.wv.shape[1] != embed:
-        wrong = (
-            f"wv has shape {mha.wv.shape}, must be ({mha.wv.shape[0]}, {embed}): torch has E = D"
-        )
-    elif mha.wo.shape != (embed, embed):
-        wrong = f"wo has shape {mha.wo.shape}, {square}"
-    elif len(set(biases)) > 1:
-        wrong = "got some of bq, bk, bv, bo; torch has all or none (a missing one can be zeros)"
-    elif len(set(dtypes.values())) > 1:
-        name = next(name for name, dtype in dtypes.items() if dtype != first)
-        wrong = f"{name} is {dtypes[name]}, must be {first} as wq"
-    elif mha.wq.dtype.kind == "c" or not isinstance(getattr(torch, first, None), torch.dtype):
-        wrong = f"wq is {first}, must be a real floating dtype that torch has"
-    if wrong:
-        raise OptionError(f"{wrong} [to_torch of {mha!r}]")
+    values = f"must be ({mha.wv.shape[0]}, {embed}): torch has E = D"
+    others = [f"{n} is {x.dtype}" for n, x in mha.parameters.items() if x.dtype.name != first]
+    known = mha.wq.dtype.kind != "c" and isinstance(getattr(torch, first, None), torch.dtype)
+    check_fits(
+        "to_torch",
+        mha,
+        (mha.wq.shape[1] != embed, f"wq has shape {mha.wq.shape}, {square}"),
+        (mha.wv.shape[1] != embed, f"wv has shape {mha.wv.shape}, {values}"),
+        (wo != (embed, embed), f"wo has shape {wo}, {square}"),
+        (bool(others), f"{', '.join(others)}, must be {first} as wq"),
+        (not known, f"wq is {first}, must be a real floating dtype that torch has"),
+        appends=True,
+        value_size=True,
+    )
 
 
 def _torch(function: str) -> Any:

@@ -944,5 +944,5 @@ def test_errors_of_the_parameters_of_a_gate():
         mha.replace(bg=mha.bg[1:])
     assert MultiHeadAttention.init(7, 7, seed=0, gate=True, bias=False).bg is None
     assert "o · sigmoid(query Wg + bg)" in str(mha.describe())
-    with pytest.raises(OptionError, match="got wg, must be None: torch has no gate"):
+    with pytest.raises(OptionError, match="got wg, must be None: no gate is written there"):
         npattn.weights.to_torch(MultiHeadAttention.init(8, 2, seed=0, gate=True))

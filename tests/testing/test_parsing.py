@@ -30,7 +30,6 @@ def test_auto_is_a_process_for_each_core_that_may_be_used(monkeypatch):
         ("memory", "4G", 4 << 30),
         ("names", "mask, causal,", ("mask", "causal")),
         ("names", "", ()),
-        ("renames", ("cap=softcap", "k=a=b"), {"cap": "softcap", "k": "a=b"}),
         ("sizes", ("D=64,128", "T=7"), {"D": (64, 128), "T": (7,)}),
     ],
 )
@@ -45,7 +44,6 @@ def test_values_are_parsed(name, text, value):
         ("seed", ["-1", "two", "1.5", ""], "must be a number, or random"),
         ("seconds", ["0", "0s", "s", "", "-3m"], "must look like 60s, 10m or 2h"),
         ("memory", ["4", "0G", "G", "", "1.5G"], "must look like 500M or 4G"),
-        ("renames", [["cap"], ["=x"], ["x="]], "must look like THEIRS=OURS"),
         ("sizes", [["D"], ["D=x"], ["D="]], "must look like D=64,128"),
     ],
 )
@@ -53,3 +51,14 @@ def test_other_values_are_wrong_usage(name, texts, message):
     for text in texts:
         with pytest.raises(OptionError, match=message):
             getattr(parsing, f"parse_{name}")(text)
+
+
+def test_pairs_are_parsed():
+    pairs = parsing.parse_pairs(("cap=softcap", "k=a=b"), "--rename", "THEIRS=OURS")
+    assert pairs == {"cap": "softcap", "k": "a=b"}
+
+
+@pytest.mark.parametrize("text", ["cap", "=x", "x="])
+def test_halves_of_pairs_are_wrong_usage(text):
+    with pytest.raises(OptionError, match=f"--rename is '{text}', must look like THEIRS=OURS"):
+        parsing.parse_pairs(("k=x", text), "--rename", "THEIRS=OURS")

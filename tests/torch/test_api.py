@@ -204,12 +204,6 @@ def test_unsupported_tensors_are_refused():
         nt.attention(q, k, v, score_mod=lambda s, *_: s.numpy())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_a_gpu_is_refused():
-    with pytest.raises(OptionError, match="device is 'cuda', must be one that torch can use here"):
-        nt.tensors.check_device("cuda")
-
-
 def test_wrong_cotangents_and_directions_are_refused():
     fwd = nt.forward(*tiny())
     with pytest.raises(ShapeError, match=r"dout has shape \(3,\), but out has shape"):

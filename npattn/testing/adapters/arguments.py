@@ -55,28 +55,17 @@ class _Call(NamedTuple):
 
 def form_arguments(
     signature: Signature,
+    # arrays, options, results asked for and other keywords by npattn's names; options at their
+    # default are left out
     values: Mapping[str, Any],
     sizes: Sizes | Problem,
     framework: Framework,
-    mask_true: str = "attend",
+    mask_true: str = "attend",  # "attend" or "hide": meaning of True in the mask among the values
 ) -> dict[str, Any]:
     """Return the keywords of a call.
 
-    Parameters
-    ----------
-    signature : Signature
-    values : mapping
-        Arrays, options, results asked for and other keywords by npattn's names; options at their
-        default are left out.
-    sizes : Sizes or Problem
-    framework : Framework
-    mask_true : {"attend", "hide"}
-        Meaning of True in the mask among the values.
-
-    Raises
-    ------
-    ImplementationError
-        If a parameter cannot hold the value: a mask per query as key padding, for instance.
+    Raises ImplementationError if a parameter cannot hold the value: a mask per query as key
+    padding, for instance.
     """
     call = _Call(values, sizes, framework, mask_true)
     kwargs: dict[str, Any] = {}

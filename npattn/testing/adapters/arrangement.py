@@ -26,52 +26,23 @@ SPARE = 2
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Places of a problem's samples in the arrays of a call.
-
-    Attributes
-    ----------
-    storage : Storage
-    sequences : tuple of Stored
-        In the order of the call.
-    pages : tuple of int array
-        Pages of each sequence.
-    spare : int array
-        Pages that no sequence has.
-    masks : tuple of bool array (T, S'), or None
-        The mask of each sequence, where it is a packed one.
-    keys : {"packed", "cache", "pages"}
-    heads_first : bool
-        Pages are (N, K, P, D).
-    orders : bool
-        It is told so.
-    new : int
-        Number of new keys of each sequence; 0 passes none.
-    turns : int array (positions, R/2) or None
-        Quarter turns of each pair of features.
-    adjacent : bool
-        Features 2i and 2i + 1 are a pair; else i and i + R/2.
-    along : bool
-        Each query is turned by its own position; else all by the first.
-    left : tuple of int or None
-        Slots before the keys of each sequence.
-    rows : int array or None
-        Row of the cache of each sequence.
-    """
+    """Places of a problem's samples in the arrays of a call."""
 
     storage: Storage
-    sequences: tuple[Stored, ...]
-    pages: tuple[Array, ...]
-    spare: Array
+    sequences: tuple[Stored, ...]  # in the order of the call
+    pages: tuple[Array, ...]  # pages of each sequence
+    spare: Array  # pages that no sequence has
+    # (T, S'): the mask of each sequence, where it is a packed one
     masks: tuple[Array, ...] | None = None
     keys: Literal["packed", "cache", "pages"] = "packed"
-    heads_first: bool = False
-    orders: bool = False
-    new: int = 0
-    turns: Array | None = None
-    adjacent: bool = True
-    along: bool = True
-    left: tuple[int, ...] | None = None
-    rows: Array | None = None
+    heads_first: bool = False  # pages are (N, K, P, D)
+    orders: bool = False  # it is told so
+    new: int = 0  # number of new keys of each sequence; 0 passes none
+    turns: Array | None = None  # (positions, R/2): quarter turns of each pair of features
+    adjacent: bool = True  # features 2i and 2i + 1 are a pair; else i and i + R/2
+    along: bool = True  # each query is turned by its own position; else all by the first
+    left: tuple[int, ...] | None = None  # slots before the keys of each sequence
+    rows: Array | None = None  # row of the cache of each sequence
 
     def arrays(
         self, problem: Problem, factors: Mapping[str, Array] | None = None
@@ -83,7 +54,9 @@ class Arrangement:
         """
         found = {"q": self._store_queries(self._turn_back_queries(problem))}
         found |= {name: self._store_keys(getattr(problem, name), name) for name in "kv"}
-        found |= self._store_new_keys(problem) if self.new or self._must_append else {}
+        found |= (
+            self._store_new_keys(problem) if self.new or "new keys" in self.storage.required else {}
+        )
         found |= self.tables(problem.q.dtype)
         values = {name: x for name, x in self._values().items() if name in self.storage.takes}
         found |= {name: x for name, x in values.items() if isinstance(x, np.ndarray)}
@@ -154,10 +127,6 @@ class Arrangement:
     @property
     def _left(self) -> tuple[int, ...]:
         return self.left or (0,) * len(self.sequences)
-
-    @property
-    def _must_append(self) -> bool:
-        return "new keys" in self.storage.required
 
     def tables(self, dtype: Any) -> dict[str, Array]:
         """Return the cosines and sines that are passed."""
@@ -329,10 +298,7 @@ class Arrangement:
 
         Gradients of keys that no sequence has are 0.
 
-        Raises
-        ------
-        ResultError
-            If it has another shape than the array that it belongs to.
+        Raises ResultError if it has another shape than the array that it belongs to.
         """
         if name == "lse":
             swaps = array.ndim > 1 and not self.storage.lse_heads_last

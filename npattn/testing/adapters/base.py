@@ -13,21 +13,6 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.child import format_exception_line, place_of, refusing_line
 
-__all__ = [
-    "Crash",
-    "ImplementationError",
-    "NotAsked",
-    "ResultError",
-    "Results",
-    "TimedOut",
-    "catch_foreign",
-    "format_exception_line",
-    "inexpressible",
-    "note_problem",
-    "refuse",
-]
-
-
 Status = Literal["error", "crashed", "timed out"]
 
 MISTAKES = (
@@ -128,14 +113,9 @@ class Results(Mapping[str, Array]):
     As a mapping it gives the first array of each name. An implementation can be called in several
     ways (with and without its lse, with and without the gradient of the bias), and each returns
     its own `o` or `dq`: `pairs` has them all.
-
-    Attributes
-    ----------
-    pairs : tuple of (name, array)
-        In the order of the calls.
     """
 
-    pairs: tuple[tuple[str, Array], ...]
+    pairs: tuple[tuple[str, Array], ...]  # (name, array), in the order of the calls
 
     @cached_property
     def _first(self) -> dict[str, Array]:

@@ -74,22 +74,13 @@ class Form:
 
 @dataclass(frozen=True)
 class Layout(Form):
-    """Order of the axes of heads and queries, (B, H, T, D) or (B, T, H, D).
+    """Order of the axes of heads and queries, (B, H, T, D) or (B, T, H, D)."""
 
-    Attributes
-    ----------
-    inputs, output : {"BHTD", "BTHD"}
-        Of q, k, v and their gradients, and of o; Hugging Face's functions have two.
-    lse_heads_last : bool
-        lse is (B, T, H).
-    one_head : bool
-        Keys have no axis of heads.
-    """
-
+    # "BHTD" or "BTHD": of q, k, v and their gradients, and of o; Hugging Face's functions have two
     inputs: str
     output: str
-    lse_heads_last: bool = False
-    one_head: bool = False
+    lse_heads_last: bool = False  # lse is (B, T, H)
+    one_head: bool = False  # keys have no axis of heads
 
     def swaps(self, name: str, axes: int) -> bool:
         """Return True if an array of npattn's names has its queries before its heads."""

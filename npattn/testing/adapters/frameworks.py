@@ -22,22 +22,6 @@ from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.adapters.child import FRAMEWORKS, NAMES, Tensor, contents, short_name
 
-__all__ = [
-    "FRAMEWORKS",
-    "TINY",
-    "Composed",
-    "Framework",
-    "array_of",
-    "choose_framework",
-    "find_framework",
-    "make_framework",
-    "name_dtype",
-    "span",
-    "tensor_of",
-    "translate_errors",
-    "try_frameworks",
-]
-
 F = TypeVar("F")
 
 WIDE = {n: np.dtype(getattr(ml_dtypes, n, n)) for n in NAMES.values()}
@@ -233,12 +217,7 @@ class Framework:
 def make_framework(name: str, device: str | None = None) -> Framework:
     """Return a framework by name, on a device.
 
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
-    OptionError
-        If there is no such device.
+    Raises OptionError if there is no such device.
     """
     try:
         importlib.import_module(name)
@@ -256,11 +235,8 @@ def choose_framework(
 ) -> Framework:
     """Return the framework named, or for "auto" the one whose arrays `f` takes.
 
-    Raises
-    ------
-    OptionError
-        If `framework` is unknown, or for "auto" if neither the home module of `f`, nor its
-        annotations, nor a tiny call tell.
+    Raises OptionError if `framework` is unknown, or for "auto" if neither the home module of `f`,
+    nor its annotations, nor a tiny call tell.
     """
     return find_framework(f, name, framework, device)[0]
 
@@ -276,11 +252,6 @@ def find_framework(
 
     `call` calls it with arrays of a framework and with what it needs besides q, k and v, and
     returns the framework; it is asked where nothing else tells.
-
-    Raises
-    ------
-    OptionError
-        As of `choose_framework`.
     """
     if framework not in ("auto", *FRAMEWORKS):
         legal = ", ".join(("auto", *FRAMEWORKS[:-1]))
@@ -311,11 +282,6 @@ def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F
         The frameworks to try → what a call with q, k and v alone raised.
     call : callable or None
         Calls it with what it needs besides, by the name of a framework; None if that is nothing.
-
-    Raises
-    ------
-    OptionError
-        If it takes none.
     """
     raised = dict(errors)
     for candidate in errors:

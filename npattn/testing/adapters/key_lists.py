@@ -27,21 +27,11 @@ SPARE = 3
 
 @dataclass(frozen=True)
 class KeyLists(Form):
-    """How an implementation takes lists of keys.
+    """How an implementation takes lists of keys."""
 
-    Attributes
-    ----------
-    meaning : str
-        One of `npattn.problem.meanings.LISTS`.
-    required : bool
-        It cannot be called without lists: without a mask they have every key.
-    beside_mask : bool
-        It has a parameter for a mask too, which hides some keys of the lists.
-    """
-
-    meaning: str
-    required: bool
-    beside_mask: bool
+    meaning: str  # one of `npattn.problem.meanings.LISTS`
+    required: bool  # it cannot be called without lists: without a mask they have every key
+    beside_mask: bool  # it has a parameter for a mask too, which hides some keys of the lists
 
     @property
     def words(self) -> str:
@@ -59,10 +49,8 @@ class KeyLists(Form):
     def arrays(self, problem: Problem, mask_true: str = "attend") -> dict[str, Array]:
         """Return the lists of a problem by their meaning; none if its mask is given without.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if heads share lists and the mask is not the same for all.
+        Raises ImplementationError, a refusal, if heads share lists and the mask is not the same for
+        all.
         """
         if problem.mask is None and not self.required:
             return {}
@@ -87,7 +75,6 @@ def list_keys(listed: Array, rng: np.random.Generator) -> Array:
     Parameters
     ----------
     listed : bool array (..., T, S)
-    rng : np.random.Generator
 
     Returns
     -------
@@ -104,13 +91,7 @@ def list_keys(listed: Array, rng: np.random.Generator) -> Array:
 
 
 def read_key_lists(signature: Signature, name: str) -> KeyLists | None:
-    """Return how a callable takes lists of keys, by its parameters; None if it has none.
-
-    Raises
-    ------
-    OptionError
-        If it has several.
-    """
+    """Return how a callable takes lists of keys, by its parameters; None if it has none."""
     theirs = {n: meaning for n, meaning in signature.meanings.items() if meaning in LISTS}
     if not theirs:
         return None

@@ -34,14 +34,9 @@ HEADS: dict[str, Sequence[int]] = {"H": (3, 2, 4, 1), "K": (1,)}
 
 @dataclass(frozen=True)
 class LatentInputs(Form):
-    """How an implementation takes the parts.
+    """How an implementation takes the parts."""
 
-    Attributes
-    ----------
-    one_head : bool
-        All four parts stand in the place of q, k and v, and keys have no axis of heads.
-    """
-
+    # all four parts stand in the place of q, k and v, and keys have no axis of heads
     one_head: bool
 
     @property
@@ -80,12 +75,7 @@ class LatentInputs(Form):
     def split(self, problem: Problem) -> dict[str, Array]:
         """Return the parts by the names of the arrays of a call.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if no parts have these sizes.
-        NotAsked
-            If v is not a part of k: a rule has replaced one of them.
+        Raises ImplementationError, a refusal, if no parts have these sizes.
         """
         C = problem.E
         if problem.D < C:
@@ -105,13 +95,7 @@ class LatentInputs(Form):
         return parts
 
     def join(self, pairs: Sequence[tuple[str, Any]], problem: Problem) -> list[tuple[str, Any]]:
-        """Return results with the gradients of parts joined to dq and dk.
-
-        Raises
-        ------
-        ResultError
-            If one has another shape than its part.
-        """
+        """Return results with the gradients of parts joined to dq and dk."""
         parts = {f"d{name}": x.shape for name, x in self.split(problem).items()}
         found = {name: x for name, x in pairs if name in parts}
         for name, x in found.items():
@@ -135,13 +119,7 @@ def tie(arrays: Mapping[str, Array], dv: Array) -> dict[str, Array]:
 
 
 def read_latent(signature: Signature, name: str) -> LatentInputs | None:
-    """Return how a callable takes the parts, by its parameters; None if it takes q, k and v.
-
-    Raises
-    ------
-    OptionError
-        If it has some of the four parts, or none by position.
-    """
+    """Return how a callable takes the parts, by its parameters; None if it takes q, k and v."""
     if signature.parts:
         return LatentInputs(one_head=True)
     theirs = [meaning for meaning in signature.meanings.values() if meaning in LATENT]

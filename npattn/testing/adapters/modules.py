@@ -22,19 +22,11 @@ from npattn.testing.adapters.frameworks import copy_module, make_framework
 
 @dataclass(frozen=True)
 class Returned:
-    """Results of a call of a module, and the gradients of a loss through them.
+    """Results of a call of a module, and the gradients of a loss through them."""
 
-    Attributes
-    ----------
-    out : array (..., T, out)
-    weights : array or None
-        As the module returns them: of each head, or averaged.
-    inputs, parameters : mapping
-        Gradients by name; that of an input that another stands for is None.
-    """
-
-    out: Array
-    weights: Array | None
+    out: Array  # (..., T, out)
+    weights: Array | None  # as the module returns them: of each head, or averaged
+    # gradients by name; that of an input that another stands for is None
     inputs: Mapping[str, Array | None]
     parameters: Mapping[str, Array]
 
@@ -64,6 +56,8 @@ class _State(NamedTuple):
 class TorchModule:
     """A copy of a torch module, in a dtype, so that the original keeps its mode and gradients.
 
+    Raises OptionError if it is something else, or has parameters of several dtypes, or none.
+
     Parameters
     ----------
     module : torch.nn.Module, or a method of one
@@ -81,11 +75,6 @@ class TorchModule:
         False if its inputs are (T, B, C), as it says itself; None if it does not say.
     returns_scores : bool
         What it returns beside the output are scores: their softmax is taken.
-
-    Raises
-    ------
-    OptionError
-        If it is something else, or has parameters of several dtypes, or none.
     """
 
     def __init__(
@@ -280,26 +269,16 @@ class TorchModule:
 
     def call(
         self,
+        # arrays by the names of its arguments; None stands for the array before
         inputs: Mapping[str, Array | None],
-        options: Mapping[str, Any],
+        options: Mapping[str, Any],  # its other arguments, arrays among them
+        # returns those of out and weights, for their values; without it no gradients are taken, nor
+        # recorded
         cotangents: Callable[[Array, Array | None], tuple[Array, Array | None]] | None = None,
     ) -> Returned:
         """Call it, and differentiate it.
 
-        Parameters
-        ----------
-        inputs : mapping
-            Arrays by the names of its arguments; None stands for the array before.
-        options : mapping
-            Its other arguments, arrays among them.
-        cotangents : callable, optional
-            Returns those of out and weights, for their values; without it no gradients are taken,
-            nor recorded.
-
-        Raises
-        ------
-        ImplementationError
-            If it raises, or returns something else.
+        Raises ImplementationError if it raises, or returns something else.
         """
         tensors: dict[str, Any] = {}
         last = None

@@ -31,26 +31,14 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Packing(Form):
-    """Place of q, k and v in one array: which of them, and along which axis.
+    """Place of q, k and v in one array: which of them, and along which axis."""
 
-    Attributes
-    ----------
-    name : {"qkv", "kv"}
-        Name of the array, a letter for each part.
-    order : {"parts", "heads", "first"}
-        The parts before the heads, behind them, or before everything.
-    pages : bool
-        The parts of a page are beside each other.
-    stored : bool
-        Of sequences, whose axes their storage says.
-    swapped : bool
-        The parts stand in the other order: to find out if an implementation has it.
-    """
-
-    name: Literal["qkv", "kv"]
+    name: Literal["qkv", "kv"]  # name of the array, a letter for each part
+    # the parts before the heads, behind them, or before everything
     order: Literal["parts", "heads", "first"]
-    pages: bool = False
-    stored: bool = False
+    pages: bool = False  # the parts of a page are beside each other
+    stored: bool = False  # of sequences, whose axes their storage says
+    # the parts stand in the other order: to find out if an implementation has it
     swapped: bool = False
 
     @property
@@ -86,10 +74,7 @@ class Packing(Form):
     def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays with the parts in one.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if the parts have several shapes.
+        Raises ImplementationError, a refusal, if the parts have several shapes.
         """
         parts = [arrays[name] for name in self.parts]
         if len({x.shape for x in parts}) > 1:
@@ -98,13 +83,7 @@ class Packing(Form):
         return rest | {self.name: np.stack(parts, self.axis)}
 
     def unpack(self, array: Any) -> dict[str, Any]:
-        """Return the gradients of the parts, by name, from that of the array.
-
-        Raises
-        ------
-        ResultError
-            If it has no axis with as many places as parts.
-        """
+        """Return the gradients of the parts, by name, from that of the array."""
         axes = tuple(array.shape)
         if len(axes) < 4 or axes[self.axis] != len(self.name):
             raise ResultError(

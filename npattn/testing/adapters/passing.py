@@ -76,10 +76,7 @@ class Passing:
     ) -> None:
         """Read each form of inputs from the signature, refuse pairs, and note what follows.
 
-        Raises
-        ------
-        OptionError
-            If it has two forms of which the judge passes one.
+        Raises OptionError if it has two forms of which the judge passes one.
         """
         self.quantized = read_quantized(self.f, self.signature, self.name, quantized, rows)
         self.storage = read_storage(self.signature, self.name)

@@ -47,24 +47,13 @@ WORDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class QuantizedOutput:
-    """o of 8 bits, and the parts that have a factor of their own.
+    """o of 8 bits, and the parts that have a factor of their own."""
 
-    Attributes
-    ----------
-    dtype : str
-        One of `npattn.quantization.FORMATS`.
-    per : {"tensor", "head", "block", "token"}
-        With "head", a factor for each sample and query head.
-    meaning : str
-        That of the parameter for the factors, among `npattn.problem.meanings.DESCALES`.
-    rows : int or None
-        Number of rows in a block.
-    """
-
-    dtype: str
+    dtype: str  # one of `npattn.quantization.FORMATS`
+    # "tensor", "head", "block" or "token": with "head", a factor for each sample and query head
     per: str
-    meaning: str
-    rows: int | None = None
+    meaning: str  # that of the parameter for the factors, among `npattn.problem.meanings.DESCALES`
+    rows: int | None = None  # number of rows in a block
 
     @property
     def multiplies(self) -> bool:
@@ -106,13 +95,7 @@ class QuantizedOutput:
         return spread(1 / factors if self.multiplies else factors, shape, self.rows)
 
     def restore(self, o: Array, problem: Problem) -> Array:
-        """Return o as it is meant, float64.
-
-        Raises
-        ------
-        ResultError
-            If it has another dtype.
-        """
+        """Return o as it is meant, float64."""
         if o.dtype != np.dtype(self.dtype):
             raise ResultError(
                 f"o has dtype {o.dtype}, must be {self.dtype}, since it has a factor for o: wrap "
@@ -127,25 +110,13 @@ class QuantizedOutput:
 
 @dataclass(frozen=True)
 class QuantizedInputs(Form):
-    """Inputs that are numbers of 8 bits, and the parts that have a factor of their own.
+    """Inputs that are numbers of 8 bits, and the parts that have a factor of their own."""
 
-    Attributes
-    ----------
-    dtype : str
-        One of `npattn.quantization.FORMATS`.
-    per : mapping
-        "q", "k" or "v" → "tensor", "head" (a factor for each sample and key head), "block" or
-        "token".
-    rows : mapping
-        Number of rows in a block of "q", "k", "v" or "o", for those.
-    output : QuantizedOutput or None
-        How o is returned, if it is in 8 bits too.
-    """
-
-    dtype: str
+    dtype: str  # one of `npattn.quantization.FORMATS`
+    # "q", "k" or "v" → "tensor", "head" (a factor for each sample and key head), "block" or "token"
     per: Mapping[str, str]
-    rows: Mapping[str, int]
-    output: QuantizedOutput | None = None
+    rows: Mapping[str, int]  # number of rows in a block of "q", "k", "v" or "o", for those
+    output: QuantizedOutput | None = None  # how o is returned, if it is in 8 bits too
 
     @property
     def words(self) -> str:
@@ -228,12 +199,8 @@ class QuantizedInputs(Form):
 
         Its numbers are of 8 bits, in the dtype of the problem.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if there is no parameter for factors of such inputs.
-        NotAsked
-            If the inputs are no such numbers: a rule has replaced some by others.
+        Raises ImplementationError, a refusal, if there is no parameter for factors of such inputs.
+        Raises NotAsked if the inputs are no such numbers: a rule has replaced some by others.
         """
         unfitting = self._unfitting(problem)
         if unfitting is not None:
@@ -335,14 +302,7 @@ def read_quantized(
     told: str | None,
     rows: Mapping[str, int] | None,
 ) -> QuantizedInputs | None:
-    """Return which arrays are of 8 bits, by the parameters of a callable; None if none is told.
-
-    Raises
-    ------
-    OptionError
-        If `told` is no format, there is no parameter for a factor, rows of blocks are missing, or
-        a parameter for a zero point has a default that is not 0.
-    """
+    """Return which arrays are of 8 bits, by the parameters of a callable; None if none is told."""
     if told is None:
         return None
     if told not in WORDS:

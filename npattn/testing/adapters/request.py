@@ -61,7 +61,6 @@ class CallRequest:
 
     Parameters
     ----------
-    f : Callee
     problem : Problem or None
         None for arrays and options that no problem has.
     keeps : bool
@@ -298,14 +297,7 @@ def count_results(signature: Signature, returns: tuple[str, ...]) -> list[int | 
 
 
 def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> dict[str, Any]:
-    """Return what a call returned, by npattn's names.
-
-    Raises
-    ------
-    ResultError
-        If it returned fewer results than were asked for; or more, unasked or under npattn's own
-        flags.
-    """
+    """Return what a call returned, by npattn's names."""
     names = ["o", *(n.removeprefix("return_") for n in RESULTS if n in returns)]
     several = isinstance(value, (tuple, list))
     count, allowed = len(value) if several else 0, count_results(signature, returns)
@@ -329,13 +321,7 @@ def name_gradients(
     grads: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return gradients by npattn's names; that of a parameter for mask and bias is dbias.
-
-    Raises
-    ------
-    ResultError
-        If one is of no input that has a gradient.
-    """
+    """Return gradients by npattn's names; that of a parameter for mask and bias is dbias."""
     carries = signature.carries.items()
     ours = {theirs: [n for n in names if n in LEAVES] for theirs, names in carries}
     named = {}

@@ -78,11 +78,9 @@ class Sequences(Form):
 def arrange(storage: Storage, problem: Problem, mask_true: str = "attend") -> Arrangement:
     """Place the samples of a problem among other sequences.
 
-    Raises
-    ------
-    ImplementationError
-        A refusal, if the problem cannot be stored so: if it is not of rank 4, has an option of
-        each query and key that no parameter holds, or hides keys that causal and windows count.
+    Raises ImplementationError, a refusal, if the problem cannot be stored so: if it is not of rank
+    4, has an option of each query and key that no parameter holds, or hides keys that causal and
+    windows count.
     """
     _check(problem)
     (B,), T, S = problem.lead, problem.T, problem.S

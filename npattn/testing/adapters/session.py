@@ -16,37 +16,20 @@ INTERPRETERS = ("TRITON_INTERPRET", "NUMBA_ENABLE_CUDASIM")
 
 
 class HostProcess:
-    """Calls in this process.
-
-    Attributes
-    ----------
-    is_isolated : bool
-        It lives in another process.
-    keeps_arrays : bool
-        Arrays and results of one call are there in the next.
-    takes_threads : bool
-        Two threads may call it at once.
-    environment : mapping of str, or None
-        Environment variables of its process; None for those of this one.
-    versions : dict of str
-        Versions of what it needs, where they may differ from those here.
-    untrusted : Untrusted or None
-        Means against the implementation, if nobody trusts it.
-    confined : {"bwrap", "namespaces", "no"} or None
-        How its process is confined; None if it is trusted.
-    notes : dict of str
-        What it does that fails nothing, and a user wants to know.
-    """
+    """Calls in this process."""
 
     f: Callable[..., Any]
     backward: Callable[..., Any] | None
-    notes: dict[str, str]
-    is_isolated: bool = False
-    keeps_arrays: bool = True
-    takes_threads: bool = True
+    notes: dict[str, str]  # what it does that fails nothing, and a user wants to know
+    is_isolated: bool = False  # it lives in another process
+    keeps_arrays: bool = True  # arrays and results of one call are there in the next
+    takes_threads: bool = True  # two threads may call it at once
+    # environment variables of its process; None for those of this one
     environment: Mapping[str, str] | None = None
+    # versions of what it needs, where they may differ from those here
     versions: Mapping[str, str] = MappingProxyType({})
-    untrusted: Untrusted | None = None
+    untrusted: Untrusted | None = None  # means against the implementation, if nobody trusts it
+    # "bwrap", "namespaces" or "no": how its process is confined; None if it is trusted
     confined: str | None = None
 
     @property

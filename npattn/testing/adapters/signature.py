@@ -18,54 +18,31 @@ from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 
 @dataclass(frozen=True)
 class Signature:
-    """Parameters of a callable.
+    """Parameters of a callable."""
 
-    Attributes
-    ----------
-    features : frozenset of str
-        Options among `FEATURES`, by npattn's names.
-    returns : tuple of str
-        Those of `RESULTS` that it has.
-    untested : tuple of str
-        Parameters that keep their default; a colon parts the name from the reason.
-    meanings : mapping
-        Its parameter names → one of `MEANINGS`.
-    carries : mapping
-        Its parameter names → the options and results that they carry, by npattn's names.
-    required : frozenset of str
-        Those of `meanings` without a default, which are always passed.
-    module : bool
-        True if a module stands before q, k, v.
-    top_left : bool
-        True if the name of its parameter for `causal` implies that alignment.
-    leading : tuple of str
-        Arrays that it takes first, by the names of a call: q, k, v, several of them in one, or the
-        parts of latent attention.
-    packed : str
-        Meaning of the parameter that has several of them, one of `PACKED`; "" if none has.
-    heads_first : bool
-        Its pages have heads before slots.
-    parts : mapping
-        Names of the four parameters in the place of q, k, v → their meanings among `LATENT`.
-    always_causal : bool
-        True if `causal` is a feature for which it has no parameter: it is never off.
-    defaults : mapping
-        Options whose own default is not npattn's → that default.
-    """
-
-    features: frozenset[str]
-    returns: tuple[str, ...]
+    features: frozenset[str]  # options among `FEATURES`, by npattn's names
+    returns: tuple[str, ...]  # those of `RESULTS` that it has
+    # parameters that keep their default; a colon parts the name from the reason
     untested: tuple[str, ...]
+    # its parameter names → one of `MEANINGS`
     meanings: Mapping[str, str] = field(default_factory=dict)
+    # its parameter names → the options and results that they carry, by npattn's names
     carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # those of `meanings` without a default, which are always passed
     required: frozenset[str] = frozenset()
-    module: bool = False
-    top_left: bool = False
+    module: bool = False  # True if a module stands before q, k, v
+    top_left: bool = False  # True if the name of its parameter for `causal` implies that alignment
+    # arrays that it takes first, by the names of a call: q, k, v, several of them in one, or the
+    # parts of latent attention
     leading: tuple[str, ...] = ("q", "k", "v")
+    # meaning of the parameter that has several of them, one of `PACKED`; "" if none has
     packed: str = ""
-    heads_first: bool = False
+    heads_first: bool = False  # its pages have heads before slots
+    # names of the four parameters in the place of q, k, v → their meanings among `LATENT`
     parts: Mapping[str, str] = field(default_factory=dict)
+    # True if `causal` is a feature for which it has no parameter: it is never off
     always_causal: bool = False
+    # options whose own default is not npattn's → that default
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -104,36 +81,17 @@ NOTES = {
 
 def read_signature(
     f: Callable[..., Any],
-    name: str,
-    rename: Mapping[str, str],
+    name: str,  # its name in error messages
+    rename: Mapping[str, str],  # its parameter names → npattn's, or one of `MEANINGS`
+    # its options, if the signature cannot be read or names too many; `causal` without a parameter
+    # is always on
     features: Iterable[str] | None,
+    # the same as `rename` of the system that it stands in for; names that it lacks do not count
     profile: Mapping[str, str] | None = None,
+    # its inputs are quantized, and parameters for their factors are passed
     quantized: bool = False,
 ) -> Signature:
-    """Read the options that a callable has.
-
-    Parameters
-    ----------
-    f : callable
-    name : str
-        Its name in error messages.
-    rename : mapping
-        Its parameter names → npattn's, or one of `MEANINGS`.
-    features : iterable of str, optional
-        Its options, if the signature cannot be read or names too many; `causal` without a parameter
-        is always on.
-    profile : mapping, optional
-        The same as `rename` of the system that it stands in for; names that it lacks do not count.
-    quantized : bool
-        Its inputs are quantized, and parameters for their factors are passed.
-
-    Raises
-    ------
-    OptionError
-        If it cannot be called with q, k, v alone, if its signature cannot be read and both
-        `features` and `profile` are None, or if `rename` or `features` has a name that does not
-        exist.
-    """
+    """Read the options that a callable has."""
     named = parameters(f)
     features = None if features is None else tuple(features)
     _check_names(f, named, rename, features)
@@ -432,16 +390,11 @@ def read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_leading(
-    meanings: Mapping[str, str],
+    meanings: Mapping[str, str],  # of the positional parameters, in order
 ) -> tuple[str, tuple[str, ...], dict[str, str]]:
     """Return the meaning of a packed array, the arrays that come first, and the parts of latents.
 
     The first is "" where no array is packed, and the parts are empty where there are none.
-
-    Parameters
-    ----------
-    meanings : mapping
-        Of the positional parameters, in order.
     """
     first = dict(list(meanings.items())[: len(LATENT)])
     if {*first.values()} == {*LATENT}:

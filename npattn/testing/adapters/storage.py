@@ -48,66 +48,37 @@ MISREADINGS = {
 
 @dataclass(frozen=True)
 class Storage:
-    """How an implementation takes its sequences.
+    """How an implementation takes its sequences."""
 
-    Attributes
-    ----------
-    queries : {"batch", "cache", "packed"}
-        (B, T, H, D), all of one length or with lengths, or (total, H, D) with offsets.
-    keys : {"packed", "cache", "pages"}
-    takes : frozenset of str
-        The meanings among `npattn.problem.meanings.STORED` that it has a parameter for.
-    lse_heads_last : bool
-        lse is (total, H) or (B, T, H) instead of (H, total) or (B, H, T).
-    page_size : int
-    seed : int
-        Of the sequences beside the samples, and of the order of pages; 0 has one on each side of a
-        sample, and neither is empty.
-    least : int
-        Least length of those sequences, where there is a seed.
-    only : mapping of letter to sizes
-        The T and S that it takes; default: any.
-    beside : bool
-        False leaves those sequences out.
-    unread : {"large", "nan"}
-        What those sequences hold, and slots that no sequence has.
-    renewed : {"", "slots", "sequences", "masks"}
-        Which of them hold other numbers; masks are those of the sequences.
-    few_shapes : bool
-        One sequence beside each sample, and one capacity: it is compiled for each shape.
-    required, without : frozenset of str
-        Those of `takes` that are always passed, and that are never.
-    either : bool
-        It takes a cache as well as pages.
-    heads_first : bool
-        Pages are (N, K, P, D).
-    several : bool
-        New keys may be more or fewer than queries.
-    first_page : int
-        Number of pages before the first that a sequence has.
-    misread : str
-        One of `MISREADINGS`, which is then shared; "" is none.
-    """
-
+    # (B, T, H, D), all of one length or with lengths, or (total, H, D) with offsets
     queries: Literal["batch", "cache", "packed"]
     keys: Literal["packed", "cache", "pages"]
+    # the meanings among `npattn.problem.meanings.STORED` that it has a parameter for
     takes: frozenset[str]
+    # lse is (total, H) or (B, T, H) instead of (H, total) or (B, H, T)
     lse_heads_last: bool = False
     page_size: int = 4
+    # of the sequences beside the samples, and of the order of pages; 0 has one on each side of a
+    # sample, and neither is empty
     seed: int = 0
-    least: int = 1
+    least: int = 1  # least length of those sequences, where there is a seed
+    # letter to sizes: the T and S that it takes; default: any
     only: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    beside: bool = True
+    beside: bool = True  # False leaves those sequences out
+    # what those sequences hold, and slots that no sequence has
     unread: Literal["large", "nan"] = "large"
+    # which of them hold other numbers; masks are those of the sequences
     renewed: Literal["", "slots", "sequences", "masks"] = ""
+    # one sequence beside each sample, and one capacity: it is compiled for each shape
     few_shapes: bool = False
+    # those of `takes` that are always passed, and that are never
     required: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
-    either: bool = False
-    heads_first: bool = False
-    several: bool = False
-    first_page: int = 0
-    misread: str = ""
+    either: bool = False  # it takes a cache as well as pages
+    heads_first: bool = False  # pages are (N, K, P, D)
+    several: bool = False  # new keys may be more or fewer than queries
+    first_page: int = 0  # number of pages before the first that a sequence has
+    misread: str = ""  # one of `MISREADINGS`, which is then shared; "" is none
 
     @property
     def words(self) -> str:
@@ -157,20 +128,11 @@ class Storage:
 
 @dataclass(frozen=True)
 class Stored:
-    """One sequence: a sample of the problem, or None for one beside them.
-
-    Attributes
-    ----------
-    sample : int or None
-    T : int
-        Number of queries.
-    keys : int array (S',)
-        The sample's keys that it has.
-    """
+    """One sequence: a sample of the problem, or None for one beside them."""
 
     sample: int | None
-    T: int
-    keys: Array
+    T: int  # number of queries
+    keys: Array  # (S',): the sample's keys that it has
 
     @property
     def S(self) -> int:
@@ -221,11 +183,6 @@ def read_storage(signature: Signature, name: str) -> Storage | None:
 
     Of several ways that it has for keys, that which it cannot be called without is taken, or else
     pages, then a cache, then packed.
-
-    Raises
-    ------
-    OptionError
-        If its parameters leave open where the sequences are.
     """
     named = {meaning: n for n, meaning in signature.meanings.items() if meaning in STORED}
     if not named:

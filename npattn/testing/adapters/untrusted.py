@@ -8,16 +8,10 @@ from typing import NamedTuple
 
 
 class JudgedCalls(NamedTuple):
-    """Results that were compared with the oracle as soon as they came: their number, and how late.
-
-    Attributes
-    ----------
-    times : int
-    calls, seconds : float
-        Largest age of a process whose last call was judged so: calls before that one, and seconds.
-    """
+    """Results compared with the oracle as soon as they came: their number, and how late."""
 
     times: int = 0
+    # largest age of a process whose last call was judged so: calls before that one, and seconds
     calls: int = 0
     seconds: float = 0.0
 
@@ -29,18 +23,10 @@ class JudgedCalls(NamedTuple):
 
 @dataclass
 class Untrusted:
-    """Means against an implementation that knows when it is judged.
+    """Means against an implementation that knows when it is judged."""
 
-    Attributes
-    ----------
-    renew : callable
-        End its process; the next call starts another.
-    age : callable
-        Return the calls that its process has answered, and the seconds since it started.
-    judged : Judged
-    """
-
-    renew: Callable[[], object]
+    renew: Callable[[], object]  # end its process; the next call starts another
+    # return the calls that its process has answered, and the seconds since it started
     age: Callable[[], tuple[int, float]]
     judged: JudgedCalls = field(default_factory=JudgedCalls)
 

@@ -15,7 +15,6 @@ def lay_out(array: Array, view: str, swap: bool) -> Array:
 
     Parameters
     ----------
-    array : array
     view : str
         One of `npattn.testing.cases.recipe.VIEWS`; "expanded" needs a first axis that repeats one
         value, and otherwise gives a plain copy. "shifted" is contiguous, one element behind the

@@ -28,26 +28,15 @@ OWN = Conventions()
 
 def bounds(
     problem: Problem,
-    dtype: Any,
-    rounding: Rounding | None = None,
+    dtype: Any,  # the dtype of q, k, v as the implementation gets them
+    rounding: Rounding | None = None,  # default: ``Rounding.undeclared(dtype)``
     *,
-    dout: Array | None = None,
+    dout: Array | None = None,  # cotangents, float64. With dout the gradients are bounded too.
     dlse: Array | None = None,
     dweights: Array | None = None,
     conventions: Conventions | None = None,
 ) -> dict[str, Array]:
     """Return the worst case: no implementation that keeps the rounding model errs by more.
-
-    Parameters
-    ----------
-    problem : Problem
-    dtype : dtype
-        The dtype of q, k, v as the implementation gets them.
-    rounding : Rounding, optional
-        Default: ``Rounding.undeclared(dtype)``.
-    dout, dlse, dweights : array, optional
-        Cotangents, float64. With dout the gradients are bounded too.
-    conventions : Conventions, optional
 
     Returns
     -------

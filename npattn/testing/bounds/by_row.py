@@ -96,10 +96,8 @@ class KeyBlock(WorstCase):
 
     Parameters
     ----------
-    block : Block
     rows : WorstCase
         The rows of the block, with its rounding model and the lengths of the whole problem.
-    row_level : RowLevel
     """
 
     total: Array
@@ -186,29 +184,18 @@ class ExactRows(NamedTuple):
 
 
 class Rows(WorstCase):
-    """Rows of heads that share their keys: their results, ``exact``, and their ``tolerances()``.
-
-    Parameters
-    ----------
-    blocks : Blocks
-    lead : tuple of int
-        Index into the leading axes.
-    h, t : int arrays (rows,)
-        Heads, all of one key/value head, and queries.
-    rounding, dtype
-    do, dlse : array (rows, E), (rows,), optional
-        Cotangents. With do, D is bounded, and with `gradient` dq too.
-    """
+    """Rows of heads that share their keys: their results, ``exact``, and their ``tolerances()``."""
 
     @np.errstate(all="ignore")
     def __init__(
         self,
         blocks: ProblemInBlocks,
-        lead: tuple[int, ...],
-        h: Array,
+        lead: tuple[int, ...],  # index into the leading axes
+        h: Array,  # (rows,): heads, all of one key/value head, and queries
         t: Array,
         rounding: Rounding,
         dtype: Any,
+        # (rows, E), (rows,): cotangents. With do, D is bounded, and with `gradient` dq too.
         do: Array | None = None,
         dlse: Array | None = None,
         *,
@@ -273,7 +260,8 @@ class Rows(WorstCase):
             most.append(lse[None, :, None] + np.log(top))
             totals.append(np.where(top == 0, 0, 1 / top))
         # One more, without a value: the sink, or nothing.
-        sink = self._sink_of_rows()
+        sinks = self.blocks_of.problem.sinks
+        sink = None if sinks is None else sinks[self.at[1]].astype(float)[None, :, None]
         most.append(unseen if sink is None else sink)
         totals.append(np.ones_like(unseen))
         outs.append(np.zeros((*unseen.shape[:-1], self.problem.E)))
@@ -290,10 +278,6 @@ class Rows(WorstCase):
         _, __, residuals = dense.forward(self.none.canonical)
         self._set_residuals(residuals._replace(p_sink=p_sink))
         self.variance = RowsVariance(self)
-
-    def _sink_of_rows(self) -> Array | None:
-        sinks, (_, h, __) = self.blocks_of.problem.sinks, self.at
-        return None if sinks is None else sinks[h].astype(float)[None, :, None]
 
     def _sum_weights(self) -> None:
         total: WeightSums | None = None

@@ -29,7 +29,6 @@ def delivery_error(
         What the numbers of 8 bits are multiplied by; it broadcasts against o.
     dtype : dtype
         Format of 8 bits.
-    rounding : Rounding
     computed : dtype
         The dtype of q, k, v that the rounding model is of.
 

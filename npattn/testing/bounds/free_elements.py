@@ -19,11 +19,6 @@ from npattn.problem.arrays import Array, sum_to
 def free_elements(problem: Problem, conventions: Conventions | None = None) -> dict[str, Array]:
     """Return the elements of each result of which nothing is asked; {} without a NaN.
 
-    Parameters
-    ----------
-    problem : npattn.Problem
-    conventions : Conventions, optional
-
     Returns
     -------
     dict of str to bool array

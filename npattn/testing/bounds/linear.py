@@ -40,32 +40,18 @@ of both or a state, y, dn, its product with v or a state, and the gradient of th
 
 
 def linear_bounds(
-    fwd: LinearForward,
-    dtype: Any,
-    dout: Array | None = None,
+    fwd: LinearForward,  # result of `npattn.variants.linear.forward` in float64
+    dtype: Any,  # of the arrays as the implementation gets them: float64, float32 or bfloat16
+    dout: Array | None = None,  # cotangents; without any there are no gradients
     dstate: Array | None = None,
     dnormaliser: Array | None = None,
 ) -> dict[str, tuple[Array, Array]]:
     """Return every result by name, exact, with the largest error of an implementation.
 
-    Parameters
-    ----------
-    fwd : LinearForward
-        Result of `npattn.variants.linear.forward` in float64.
-    dtype : dtype
-        Of the arrays as the implementation gets them: float64, float32 or bfloat16.
-    dout, dstate, dnormaliser : float64 array, optional
-        Cotangents; without any there are no gradients.
-
     Returns
     -------
     dict of name → (exact, allowed)
         out, state, normaliser, dq, dk, dv, dlog_decay, dbeta, dinitial_state, dinitial_normaliser.
-
-    Raises
-    ------
-    DtypeError
-        If `dtype` is another.
     """
     if np.dtype(dtype) not in (np.dtype(d) for d in ("f8", "f4", "bfloat16")):
         raise DtypeError(f"dtype is {dtype}, must be float64, float32 or bfloat16")

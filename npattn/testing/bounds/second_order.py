@@ -17,11 +17,12 @@ from npattn.testing.bounds.rounding import Rounding, Units, unit_roundoff
 
 @np.errstate(all="ignore")  # hidden scores may be anything
 def second_order_bounds(
-    problem: Problem,
-    dtype: object,
+    problem: Problem,  # canonical, without score_mod
+    dtype: object,  # the dtype of q, k, v
     rounding: Rounding,
-    do: Array,
+    do: Array,  # with a head axis, float64
     dlse: Array | None,
+    # by name of the input, with a head axis, float64; None is 0
     directions: dict[str, Array | None],
 ) -> dict[str, Array]:
     """Return bounds of the gradients of Σ directions · gradients.
@@ -29,18 +30,6 @@ def second_order_bounds(
     Every result is a sum of products of inputs, weights and slopes (docs/derivations/
     second_order.md). Such a sum, whatever its order, errs by no more than the sum of the absolute
     values of its terms, times (1 + error of a factor) over all factors, less 1.
-
-    Parameters
-    ----------
-    problem : Problem
-        Canonical, without score_mod.
-    dtype : dtype
-        The dtype of q, k, v.
-    rounding : Rounding
-    do, dlse : array
-        With a head axis, float64.
-    directions : dict
-        By name of the input, with a head axis, float64; None is 0.
 
     Returns
     -------

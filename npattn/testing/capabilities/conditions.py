@@ -30,10 +30,8 @@ def blame_condition(
 
     Parameters
     ----------
-    trial : Trial
     recipe : Recipe
         It raises, as it is, or changed by a rule.
-    err : ImplementationError
 
     Returns
     -------
@@ -86,7 +84,6 @@ class Asked:
 
     Parameters
     ----------
-    trial : Trial
     recipe : Recipe
         Its rank, options and contents are kept.
     free : bool

@@ -37,7 +37,6 @@ def blame_structure(
 
     Parameters
     ----------
-    trial : Trial
     recipe : Recipe
         The recipe that a rule was asked.
     err : ImplementationError

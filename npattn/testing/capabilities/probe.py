@@ -23,21 +23,11 @@ from npattn.testing.trial import GRADIENTS, Trial
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Structure and options that an implementation accepts.
+    """Structure and options that an implementation accepts."""
 
-    Attributes
-    ----------
-    trial : Trial
-        Trial with its space narrowed to what is accepted.
-    refused : tuple of str
-        Structure and options that it refuses, and why, a line each.
-    findings : tuple of Finding
-        Empty if everything that was accepted was also answered.
-    """
-
-    trial: Trial
-    refused: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    trial: Trial  # trial with its space narrowed to what is accepted
+    refused: tuple[str, ...]  # structure and options that it refuses, and why, a line each
+    findings: tuple[Finding, ...]  # empty if everything that was accepted was also answered
 
 
 def probe(trial: Trial) -> Capabilities:

@@ -28,58 +28,29 @@ def level_of(structure: str) -> Level:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with what an implementation accepts.
+    """One thing that is wrong with what an implementation accepts."""
 
-    Attributes
-    ----------
-    rule : str
-        "structure", "gradients", or "option-" and the option.
-    status : {"failed", "error", "crashed", "timed out", "not applicable"}
-    message : str
-    problem : Problem or None
-    recipe : Recipe or None
-    error : Exception or None
-    examples : int
-        Number of problems that show it.
-    level : str
-        One of `LEVELS`.
-    """
-
-    rule: str
+    rule: str  # "structure", "gradients", or "option-" and the option
     status: Literal["failed", "error", "crashed", "timed out", "not applicable"]
     message: str
     problem: Problem | None = None
     recipe: Recipe | None = None
     error: Exception | None = None
-    examples: int = 0
-    level: Level = "values"
+    examples: int = 0  # number of problems that show it
+    level: Level = "values"  # one of `LEVELS`
 
 
 @dataclass
 class Probing:
-    """State of the probe: the space narrowed so far, and the findings.
+    """State of the probe: the space narrowed so far, and the findings."""
 
-    Attributes
-    ----------
-    trial : Trial
-        Its space is narrowed step by step.
-    refused : list of str
-        Lines of the report.
-    findings : list of Finding
-    calls : list of (Problem, Cotangents, Results)
-        The first calls.
-    refusals : list of Refusal
-        The first calls that were refused.
-    offered : frozenset of str
-        Structure to try; a profile may refuse the rest.
-    """
-
-    trial: Trial
-    refused: list[str] = field(default_factory=list)
+    trial: Trial  # its space is narrowed step by step
+    refused: list[str] = field(default_factory=list)  # lines of the report
     findings: list[Finding] = field(default_factory=list)
+    # (Problem, Cotangents, Results): the first calls
     calls: list[tuple[Problem, Cotangents, Results]] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    offered: frozenset[str] = field(init=False)
+    refusals: list[Refusal] = field(default_factory=list)  # the first calls that were refused
+    offered: frozenset[str] = field(init=False)  # structure to try; a profile may refuse the rest
 
     def __post_init__(self) -> None:
         self.offered = self.trial.space.structure

@@ -23,19 +23,11 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class WayOut:
-    """Settings with which a function is taken, where they are not those of the check.
+    """Settings with which a function is taken, where they are not those of the check."""
 
-    Attributes
-    ----------
-    dtype, layout : str
-        "" if it is that of the check.
-    sizes : mapping of str to str
-        By letter, as "64,128" or "64x".
-    """
-
-    dtype: str
+    dtype: str  # "" if it is that of the check
     layout: str
-    sizes: dict[str, str]
+    sizes: dict[str, str]  # by letter, as "64,128" or "64x"
 
     @property
     def flags(self) -> str:

@@ -28,17 +28,11 @@ class Asked:
     """Sizes of problems that were asked and accepted: a result came back, right or wrong.
 
     Problems in which a size is 0 are left out: few of their results can be wrong.
-
-    Attributes
-    ----------
-    ranges : mapping
-        Letter of B H K G T S D E → (least, largest); G counts the query heads of a key head.
-    models : frozenset of str
-        Names of the `MODELS` among them.
     """
 
+    # letter of B H K G T S D E → (least, largest); G counts the query heads of a key head
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    models: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()  # names of the `MODELS` among them
 
     @classmethod
     def of(cls, recipes: Iterable[Recipe]) -> Asked:

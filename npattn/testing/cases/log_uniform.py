@@ -34,23 +34,12 @@ ODD = (40, 5, 17, 65, 3)
 
 @dataclass(frozen=True)
 class Plan:
-    """Sampling plan for an implementation.
+    """Sampling plan for an implementation."""
 
-    Parameters
-    ----------
-    space : Space
-        Problems that it accepts.
-    conventions : Conventions
-    cells : int
-        Largest number of scores, or of numbers in queries and keys, if sizes are free.
-    empty_rows : bool
-        Sample fully masked queries.
-    """
-
-    space: Space
+    space: Space  # problems that it accepts
     conventions: Conventions
-    cells: int
-    empty_rows: bool = True
+    cells: int  # largest number of scores, or of numbers in queries and keys, if sizes are free
+    empty_rows: bool = True  # sample fully masked queries
 
     def recipe(self, seed: int, number: int) -> Recipe:
         """Return the recipe of a number, which does not depend on the others."""

@@ -110,23 +110,13 @@ DRAWS = 32
 
 
 def model_recipes(
-    space: Space,
+    space: Space,  # sizes that it restricts are kept; a shape that it does not allow is left out
     seed: int,
-    examples: int,
+    examples: int,  # half of it is the number of recipes, at least 1; 150 give all of them
+    # Recipe → True if other options must be drawn
     skips: Callable[[Recipe], bool] = lambda recipe: False,
 ) -> list[Recipe]:
-    """Return recipes of the shapes that a space allows, with options drawn from the seed.
-
-    Parameters
-    ----------
-    space : Space
-        Sizes that it restricts are kept; a shape that it does not allow is left out.
-    seed : int
-    examples : int
-        Half of it is the number of recipes, at least 1; 150 give all of them.
-    skips : callable
-        Recipe → True if other options must be drawn.
-    """
+    """Return recipes of the shapes that a space allows, with options drawn from the seed."""
     rng = np.random.default_rng([seed, 23])
     pools = {forbid: _pools(space, forbid) for forbid in (NONE, COSTLY, COSTLY | HIDING, OTHERS)}
     if not all(pools[NONE].lists.values()):

@@ -256,8 +256,6 @@ GATES: dict[str, SampleArray] = {
     "one number": _sigmoid(2, -1, -2),
 }
 """Gates, by name."""
-ZEROS = ("head mask",)
-"""Gates that may be 0, beside which nothing is required of a NaN [16]."""
 
 
 def _distance_mod(s: Any, b: Any, h: Any, t: Any, s_index: Any) -> Any:

@@ -66,43 +66,24 @@ LONG = 4096  # keys, for a few queries: sums of thousands of nearly equal weight
 
 @dataclass(frozen=True)
 class Space:
-    """Features, structure and sizes of the problems that an implementation accepts.
+    """Features, structure and sizes of the problems that an implementation accepts."""
 
-    Parameters
-    ----------
-    features : frozenset of str
-        Among `FEATURES`.
-    structure : frozenset of str
-        Among `STRUCTURE`.
-    dtype : str
-    sizes : mapping of letter to sizes
-        Sizes to sample, ``{"D": (64, 128)}``, instead of those of `POOLS`; letters B H K T S D E.
-    few_shapes : bool
-        Few shapes carry many contents: the framework compiles for each of them.
-    refused : frozenset of frozenset of str
-        Classes of options that are refused together, as {"mask", "causal"}, or alone.
-    always : mapping
-        Options that are always on, and a value that is accepted alone.
-    longest : int, optional
-        Largest T and S.
-    excluded : tuple of str
-        Conditions of problems that are refused, as "causal and T > S".
-    refused_at : frozenset of str
-        Lines of the user's, as "file.py:7", that refuse problems of which no condition is known.
-    only : tuple of str
-        Conditions of all that is taken, as "D in {64, 128}"; `sizes` has them already.
-    """
-
-    features: frozenset[str] = frozenset(FEATURES)
-    structure: frozenset[str] = frozenset(STRUCTURE)
+    features: frozenset[str] = frozenset(FEATURES)  # among `FEATURES`
+    structure: frozenset[str] = frozenset(STRUCTURE)  # among `STRUCTURE`
     dtype: str = "float32"
+    # sizes to sample, ``{"D": (64, 128)}``, instead of those of `POOLS`; letters B H K T S D E
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    # few shapes carry many contents: the framework compiles for each of them
     few_shapes: bool = False
+    # classes of options that are refused together, as {"mask", "causal"}, or alone
     refused: frozenset[frozenset[str]] = frozenset()
+    # options that are always on, and a value that is accepted alone
     always: Mapping[str, Any] = field(default_factory=dict)
-    longest: int | None = None
-    excluded: tuple[str, ...] = ()
+    longest: int | None = None  # largest T and S
+    excluded: tuple[str, ...] = ()  # conditions of problems that are refused, as "causal and T > S"
+    # lines of the user's, as "file.py:7", that refuse problems of which no condition is known
     refused_at: frozenset[str] = frozenset()
+    # conditions of all that is taken, as "D in {64, 128}"; `sizes` has them already
     only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

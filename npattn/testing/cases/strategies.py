@@ -62,26 +62,14 @@ _sizes = attrgetter("lead", *"HKTSDE")
 
 @dataclass(frozen=True)
 class Pools:
-    """Values to sample each field of a recipe from, the simplest first.
-
-    Parameters
-    ----------
-    space : Space
-    force : mapping
-        Fields of `Recipe` that have this value, or one of a tuple of them.
-    forbid : set of str
-        Features that are not sampled.
-    nonempty : bool
-        No size is 0.
-    shapes : int, optional
-        Most shapes, where a framework compiles for each.
-    """
+    """Values to sample each field of a recipe from, the simplest first."""
 
     space: Space
+    # fields of `Recipe` that have this value, or one of a tuple of them
     force: Mapping[str, Any] = field(default_factory=dict)
-    forbid: frozenset[str] = frozenset()
-    nonempty: bool = False
-    shapes: int | None = None
+    forbid: frozenset[str] = frozenset()  # features that are not sampled
+    nonempty: bool = False  # no size is 0
+    shapes: int | None = None  # most shapes, where a framework compiles for each
 
     def __hash__(self) -> int:
         return hash((self.space, frozenset(self.force), self.forbid, self.nonempty))

@@ -54,18 +54,10 @@ REFUSED = {
 
 @dataclass
 class DeviceEvaluation:
-    """Results of an implementation on a device, beside exact values and tolerances.
+    """Results of an implementation on a device, beside exact values and tolerances."""
 
-    Attributes
-    ----------
-    results : list of (name, tensor)
-        A name comes once for each way to call it.
-    exact, tolerance : dict
-        By the same names.
-    """
-
-    results: list[tuple[str, Tensor]]
-    exact: dict[str, Tensor]
+    results: list[tuple[str, Tensor]]  # (name, tensor): a name comes once for each way to call it
+    exact: dict[str, Tensor]  # by the same names
     tolerance: dict[str, Tensor]
 
     @cached_property
@@ -132,17 +124,13 @@ def judge_on_device(
 ) -> DeviceEvaluation:
     """Run the implementation and the oracle, and bound the error between them.
 
+    Raises ImplementationError if the implementation raises, or returns something that is no tensor
+    of the device.
+
     Parameters
     ----------
-    trial : Trial
-    sample : DeviceSample
     rows : int tensor, optional
         Queries to judge; the mask then must be the same for every query.
-
-    Raises
-    ------
-    ImplementationError
-        If the implementation raises, or returns something that is no tensor of the device.
     """
     problem, dout, dlse = sample
     if rows is not None:
@@ -198,23 +186,15 @@ def _run_implementation(
 
 def results_on_device(
     f: Implementation,
-    problem: Problem,
+    problem: Problem,  # for its options
+    # arrays of the framework by npattn's names, laid out as npattn has them
     inputs: Mapping[str, Any],
+    # cotangents of o and, if it returns it, lse; None asks for no gradients
     cotangents: Mapping[str, Any] | None,
 ) -> list[tuple[str, Any]]:
     """Return every result as an array of the framework, left on its device.
 
     Nothing is copied, but for the layout.
-
-    Parameters
-    ----------
-    f : Implementation
-    problem : Problem
-        For its options.
-    inputs : mapping
-        Arrays of the framework by npattn's names, laid out as npattn has them.
-    cotangents : mapping or None
-        Cotangents of o and, if it returns it, lse; None asks for no gradients.
 
     Returns
     -------

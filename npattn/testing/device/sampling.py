@@ -29,26 +29,14 @@ class DeviceSample(NamedTuple):
 
 
 def sample_on_device(
+    # its names are among `DISTRIBUTIONS`, `MASKS`, `BIASES` and `GATES` of this module
     recipe: Recipe,
     device: Any = "cpu",
     *,
-    alignment: str = "bottom_right",
+    alignment: str = "bottom_right",  # as for `Recipe.problem`
     mask_true: str = "attend",
 ) -> DeviceSample:
-    """Sample the tensors of a recipe on a device.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        Its names are among `DISTRIBUTIONS`, `MASKS`, `BIASES` and `GATES` of this module.
-    device : str or torch.device
-    alignment, mask_true
-        As for `Recipe.problem`.
-
-    Returns
-    -------
-    DeviceSample
-    """
+    """Sample the tensors of a recipe on a device."""
     device = torch.device(device)
     rng = torch.Generator(device).manual_seed(recipe.seed)
     low = getattr(torch, recipe.dtype)

@@ -54,27 +54,16 @@ SweepFailure = Violation | ImplementationError
 
 
 class Sweep:
-    """The two rules ``sweep`` and ``long`` for one implementation in one dtype.
-
-    Parameters
-    ----------
-    trial : Trial
-        Of a torch function that was probed.
-    seed : int
-    progress : callable
-        Called with ``(dtype, rule, done, total)``.
-    shrinks : bool
-    deadline : float
-        Time of `time.monotonic` after which no problem is sampled.
-    """
+    """The two rules ``sweep`` and ``long`` for one implementation in one dtype."""
 
     def __init__(
         self,
-        trial: Trial,
+        trial: Trial,  # of a torch function that was probed
         seed: int = 0,
+        # called with ``(dtype, rule, done, total)``
         progress: Callable[[str, str, int, int], None] = lambda *_: None,
         shrinks: bool = True,
-        deadline: float = math.inf,
+        deadline: float = math.inf,  # time of `time.monotonic` after which no problem is sampled
     ) -> None:
         self.deadline = deadline
         self.trial, self.seed, self.progress, self.shrinks = trial, seed, progress, shrinks
@@ -117,7 +106,7 @@ class Sweep:
                 outcome = self._failure_outcome(rule, recipe, failure, tried)
                 return replace(outcome, asked=Asked.of(accepted))
             worst, tried = max(worst, ratio), tried + 1
-            self.judged.note_powers(self.powers, plain=_is_plain(recipe))
+            self.judged.note_powers(self.powers, plain=recipe.has_plain_scores)
         self.progress(self.trial.space.dtype, rule, count, count)
         if not tried:
             return self._outcome(rule, "not applicable", message=OUT_OF_TIME)
@@ -176,7 +165,7 @@ class Sweep:
         except ImplementationError as err:
             return math.inf, err
         worst = evaluation.worst
-        counts = worst <= 1 and (_is_plain(recipe) or not self.judged.plain)
+        counts = worst <= 1 and (recipe.has_plain_scores or not self.judged.plain)
         self.powers = evaluation.powers() if counts else {}
         if worst <= 1 and self.unseen is None and evaluation.is_small:
             self.unseen = evaluation.unseen()
@@ -264,28 +253,16 @@ class Sweep:
 
 
 def show_problem(
-    f: Implementation,
+    f: Implementation,  # of a torch function
     recipe: Recipe,
     *,
     device: str = "cpu",
-    rule: str = "sweep",
+    rule: str = "sweep",  # "sweep" or "long"
     conventions: Conventions | None = None,
     rounding: Rounding | None = None,
-    gradients: Any = GRADIENTS,
+    gradients: Any = GRADIENTS,  # names of those that it returns
 ) -> bool:
     """Sample a problem, judge the implementation on it and print the comparisons, for scripts.
-
-    Parameters
-    ----------
-    f : Implementation
-        Of a torch function.
-    recipe : Recipe
-    device : str
-    rule : {"sweep", "long"}
-    conventions : Conventions, optional
-    rounding : Rounding, optional
-    gradients : iterable of str
-        Names of those that it returns.
 
     Returns
     -------
@@ -309,14 +286,6 @@ def _max_scores(device: torch.device) -> int:
     if device.type != "cuda":
         return most
     return min(most, torch.cuda.get_device_properties(device).total_memory // BYTES_PER_SCORE)
-
-
-def _is_plain(recipe: Recipe) -> bool:
-    return recipe.has_plain_scores
-
-
-def _score_count(recipe: Recipe) -> int:
-    return math.prod(recipe.lead or ()) * recipe.H * recipe.T * recipe.S
 
 
 def _number_count(recipe: Recipe) -> int:

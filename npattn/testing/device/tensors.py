@@ -227,15 +227,9 @@ def tensor_of(x: Any, device: Any) -> Tensor:
 
 
 class DeviceProblem(numpy_problem.Problem):
-    """A problem of tensors, as the oracle of NumPy takes it; computed in float64.
+    """A problem of tensors, as the oracle of NumPy takes it; computed in float64."""
 
-    Parameters
-    ----------
-    tensors : npattn.torch.problem.Problem
-        It checks the arrays and options, of `replace` too.
-    """
-
-    tensors: Problem
+    tensors: Problem  # it checks the arrays and options, of `replace` too
 
     def __init__(self, tensors: Problem) -> None:
         fields = self.__dict__

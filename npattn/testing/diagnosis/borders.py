@@ -44,25 +44,14 @@ LONGEST = 520
 
 @dataclass
 class Neighbours:
-    """Problems around a failing one, by their sizes and options.
-
-    Attributes
-    ----------
-    trial : Trial
-    base : Recipe
-        The failing problem.
-    names : frozenset of str
-        Results that are wrong there; others tell nothing.
-    tells : callable, optional
-        Problem that passes → False if the fault could not have been seen in it.
-    ask : callable, optional
-        Recipe → whether it fails, None if that tells nothing; default: whether a result is wrong.
-    """
+    """Problems around a failing one, by their sizes and options."""
 
     trial: Trial
-    base: Recipe
-    names: frozenset[str] = frozenset()
+    base: Recipe  # the failing problem
+    names: frozenset[str] = frozenset()  # results that are wrong there; others tell nothing
+    # Problem that passes → False if the fault could not have been seen in it
     tells: Callable[[Evidence], bool] = field(default=lambda evidence: True)
+    # Recipe → whether it fails, None if that tells nothing; default: whether a result is wrong
     ask: Callable[[Recipe], Answer] | None = None
 
     @cached_property
@@ -168,19 +157,12 @@ class Neighbours:
     def place(
         self,
         questions: int = QUESTIONS,
-        seconds: float = SECONDS,
+        seconds: float = SECONDS,  # of processor time
+        # (Recipe, bool): problems that were tried, and whether each fails: what they tell costs no
+        # question
         known: Iterable[tuple[Recipe, bool]] = (),
     ) -> Place | None:
-        """Return the place of the failures around the base; None if it does not fail.
-
-        Parameters
-        ----------
-        questions : int
-        seconds : float
-            Of processor time.
-        known : iterable of (Recipe, bool)
-            Problems that were tried, and whether each fails: what they tell costs no question.
-        """
+        """Return the place of the failures around the base; None if it does not fail."""
         start = self.sample(self.base)
         if self.fails(start) is not True:
             return None

@@ -15,31 +15,16 @@ from npattn.testing.diagnosis.evidence import Evidence
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Possible cause of failures.
+    """Possible cause of failures."""
 
-    Attributes
-    ----------
-    name : str
-        Unique among the candidates.
-    text : str
-        The cause in words, for the user who made the mistake.
-    explains : callable
-        Evidence → True if it reproduces what was observed.
-    step, where, amount : str
-        As of a `Cause`.
-    conventions : Conventions or None
-        Conventions under which the results would be right.
-    changes : int
-        Number of fields that differ from the declared conventions; a single one is preferred.
-    """
-
-    name: str
-    text: str
-    explains: Callable[[Evidence], bool]
-    step: str
+    name: str  # unique among the candidates
+    text: str  # the cause in words, for the user who made the mistake
+    explains: Callable[[Evidence], bool]  # evidence → True if it reproduces what was observed
+    step: str  # as of a `Cause`
     where: str = "everywhere"
     amount: str = ""
-    conventions: Conventions | None = None
+    conventions: Conventions | None = None  # Conventions under which the results would be right
+    # number of fields that differ from the declared conventions; a single one is preferred
     changes: int = 1
 
 

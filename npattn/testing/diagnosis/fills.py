@@ -69,17 +69,10 @@ def probe_hidden(f: Unknown) -> str | None:
 
 @dataclass
 class FillReader:
-    """Reads the score that hidden keys have from their weight beside a visible one.
-
-    Attributes
-    ----------
-    f : Unknown
-    kind : str
-        Kind of mask.
-    """
+    """Reads the score that hidden keys have from their weight beside a visible one."""
 
     f: Unknown
-    kind: str
+    kind: str  # kind of mask
 
     def __post_init__(self) -> None:
         recipe = self.f.recipe(mask=self.kind)

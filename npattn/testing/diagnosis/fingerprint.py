@@ -164,10 +164,7 @@ def fingerprint_first(
 ) -> Fingerprint:
     """Return the fingerprint of the first candidate that is attention on a plain problem.
 
-    Raises
-    ------
-    DtypeError, OptionError
-        As of `fingerprint`.
+    Raises DtypeError or OptionError as `fingerprint` does.
     """
     if dtype not in ("float64", "float32", "float16", "bfloat16"):
         raise DtypeError(f"dtype is {dtype!r}, must be float64, float32, float16 or bfloat16")

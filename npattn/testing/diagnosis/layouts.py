@@ -71,10 +71,7 @@ def _explains_order(evidence: Evidence) -> bool:
 def _predict(evidence: Evidence) -> Arrays:
     """Return the exact results where heads and sequence are taken for each other.
 
-    Raises
-    ------
-    ShapeError, OptionError
-        If these shapes do not fit then, or do not allow the options.
+    Raises ShapeError or OptionError if these shapes do not fit then, or do not allow the options.
     """
     trial, problem, cotangents = evidence.trial, evidence.problem, evidence.cotangents
     q, k, v = map(_swap, (problem.q, problem.k, problem.v))

@@ -50,10 +50,7 @@ def explain_rounding(trial: Trial, recipe: Recipe | None = None) -> Rounding | N
     Within the worst case of a narrow format nearly every error of a wider one fits too, so that a
     narrower format has to explain the mean square of the errors.
 
-    Raises
-    ------
-    ImplementationError
-        If it raises on a plain problem.
+    Raises ImplementationError if it raises on a plain problem.
     """
     recipe, dtype = recipe or trial.space.base(), trial.space.dtype
     forward = replace(trial, gradients=frozenset(), memo={})

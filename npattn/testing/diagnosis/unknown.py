@@ -38,30 +38,16 @@ KINDS = {
 
 @dataclass
 class Unknown:
-    """An implementation, and what is known of its conventions so far.
+    """An implementation, and what is known of its conventions so far."""
 
-    Attributes
-    ----------
-    trial : Trial
-        With the conventions known so far, those not determined at their default.
-    determined : dict
-        Convention → value.
-    undetermined : dict
-        Convention → why nothing tells.
-    kinds : dict
-        Option → kind of mask or bias that it accepts, once tried.
-    ended : mapping
-        Option that the probe left out → "crashed" or "timed out".
-    crashes : list of str
-        Calls that ended the process, a line each.
-    """
-
-    trial: Trial
-    determined: dict[str, Any] = field(default_factory=dict)
-    undetermined: dict[str, str] = field(default_factory=dict)
+    trial: Trial  # with the conventions known so far, those not determined at their default
+    determined: dict[str, Any] = field(default_factory=dict)  # convention → value
+    undetermined: dict[str, str] = field(default_factory=dict)  # convention → why nothing tells
+    # option → kind of mask or bias that it accepts, once tried
     kinds: dict[str, str | None] = field(default_factory=dict)
+    # option that the probe left out → "crashed" or "timed out"
     ended: Mapping[str, str] = field(default_factory=dict)
-    crashes: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)  # calls that ended the process, a line each
 
     @property
     def conventions(self) -> Conventions:

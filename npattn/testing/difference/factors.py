@@ -56,10 +56,7 @@ class Plain:
 def answer_plain(sides: Sides, seed: int) -> tuple[Plain, Plain]:
     """Ask both for a plain problem, of normal inputs without options.
 
-    Raises
-    ------
-    ImplementationError
-        If one of them raises.
+    Raises ImplementationError if one of them raises.
     """
     recipe = plain_recipes(sides.a.space, seed)[0]
     cotangents = share_cotangents(sides, recipe)

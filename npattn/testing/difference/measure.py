@@ -71,23 +71,13 @@ class Tally:
 
 @dataclass
 class Measurement:
-    """Differences of two implementations over problems.
+    """Differences of two implementations over problems."""
 
-    Attributes
-    ----------
-    problems : int
-        Number of problems that both answered.
-    tallies : dict
-        By result.
-    evidence : two lists of Evidence
-        Problems on which a result of A, or of B, is wrong.
-    lost : two lists of str
-        Problems that one of them did not answer, a line each.
-    """
-
-    problems: int = 0
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    problems: int = 0  # number of problems that both answered
+    tallies: dict[str, Tally] = field(default_factory=dict)  # by result
+    # problems on which a result of A, or of B, is wrong
     evidence: tuple[list[Evidence], list[Evidence]] = field(default_factory=lambda: ([], []))
+    # problems that one of them did not answer, a line each
     lost: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
 
     def results(self) -> tuple[ResultDifference, ...]:

@@ -19,14 +19,6 @@ def choose_kind(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
     kind : {"profiles", "implementations"}
     notes : tuple of str
         Why, where a name stands for both.
-
-    Raises
-    ------
-    OptionError
-        If a name stands for nothing, or one is a profile alone and the other an implementation
-        alone.
-    MissingExtraError
-        If a name is a target alone, and what it needs is not installed.
     """
     names = (a, b)
     for name in names:

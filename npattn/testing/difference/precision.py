@@ -35,21 +35,12 @@ Prediction = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Explained:
-    """The rounding that explains the errors of one pass best.
+    """The rounding that explains the errors of one pass best."""
 
-    Attributes
-    ----------
-    text : str
-        "the weights are rounded to bfloat16".
-    share : float
-        Share of the mean square of the errors that it takes away, in units of the tolerance.
-    prediction : mapping of str to array
-        Results that it predicts, by name.
-    """
-
-    text: str
+    text: str  # "the weights are rounded to bfloat16"
+    # share of the mean square of the errors that it takes away, in units of the tolerance
     share: float
-    prediction: Prediction
+    prediction: Prediction  # results that it predicts, by name
 
 
 TF32_BITS = 13

@@ -18,109 +18,58 @@ Move = tuple[float, float]
 
 @dataclass(frozen=True)
 class ConventionDifference:
-    """One convention in which A and B differ.
+    """One convention in which A and B differ."""
 
-    Attributes
-    ----------
-    topic : str
-        A field of `npattn.Conventions`, or "hidden scores".
-    a, b : str
-        What it is in each, in words.
-    example : Example or None
-        The smallest problem found on which it shows.
-    """
-
-    topic: str
-    a: str
+    topic: str  # a field of `npattn.Conventions`, or "hidden scores"
+    a: str  # what it is in each, in words
     b: str
-    example: Example | None = None
+    example: Example | None = None  # the smallest problem found on which it shows
 
 
 @dataclass(frozen=True)
 class Place:
-    """One element of a result that A and B compute differently.
-
-    Attributes
-    ----------
-    index : tuple of int
-    a, b, exact : float
-    recipe : str
-        Line that makes the problem, with ``from npattn.testing import Recipe``.
-    """
+    """One element of a result that A and B compute differently."""
 
     index: tuple[int, ...]
     a: float
     b: float
     exact: float
-    recipe: str
+    recipe: str  # line that makes the problem, with ``from npattn.testing import Recipe``
 
 
 @dataclass(frozen=True)
 class ResultDifference:
-    """One result of A and B on all problems.
+    """One result of A and B on all problems."""
 
-    Attributes
-    ----------
-    name : str
-        "o", "lse", "weights", "dq", ...
-    elements : int
-        Number compared.
-    same : int
-        Number of those with the same bits.
-    ratio : float
-        Largest difference in units of the tolerance, roundings of the results themselves left out.
-        inf where one is a number and the other is not.
-    ulps : float
-        That difference in ulps of the results' dtype, at the size of the largest element of the
-        row.
-    place : Place or None
-        The element where it is; None if all bits are the same.
-    a_ratio, b_ratio : float
-        Largest error of each, in units of the tolerance: above 1 it is wrong.
-    a_rms, b_rms : float
-        Root mean square error of each, in units of the tolerance.
-    by_convention : int
-        Number of elements that are not compared, as the conventions of A and B differ there.
-    power : Power
-        Differences that would have been seen.
-    defects : tuple of str
-        Mistakes that were put into B and not found: npattn is wrong.
-    """
-
-    name: str
-    elements: int
-    same: int
+    name: str  # "o", "lse", "weights", "dq", ..
+    elements: int  # number compared
+    same: int  # number of those with the same bits
+    # largest difference in units of the tolerance, roundings of the results themselves left out.
+    # inf where one is a number and the other is not.
     ratio: float
+    # that difference in ulps of the results' dtype, at the size of the largest element of the row
     ulps: float
-    place: Place | None
-    a_ratio: float
+    place: Place | None  # the element where it is; None if all bits are the same
+    a_ratio: float  # largest error of each, in units of the tolerance: above 1 it is wrong
     b_ratio: float
-    a_rms: float
+    a_rms: float  # root mean square error of each, in units of the tolerance
     b_rms: float
+    # number of elements that are not compared, as the conventions of A and B differ there
     by_convention: int = 0
-    power: Power = field(default_factory=Power)
-    defects: tuple[str, ...] = ()
+    power: Power = field(default_factory=Power)  # differences that would have been seen
+    defects: tuple[str, ...] = ()  # mistakes that were put into B and not found: npattn is wrong
 
 
 @dataclass(frozen=True)
 class Change:
-    """Change of one factor that leaves the exact results as they are.
+    """Change of one factor that leaves the exact results as they are."""
 
-    Attributes
-    ----------
-    factor : str
-        "the same call again", "keys in another order", ...
-    a, b : (float, float) or str
-        How far the results of each move, in units of the tolerance and in ulps; words if it could
-        not be tried.
-    apart : (float, float) or str
-        How far B with this change is from A without it.
-    """
-
-    factor: str
+    factor: str  # "the same call again", "keys in another order", ..
+    # (float, float) or str: how far the results of each move, in units of the tolerance and in
+    # ulps; words if it could not be tried
     a: Move | str
     b: Move | str
-    apart: Move | str = ""
+    apart: Move | str = ""  # (float, float) or str: how far B with this change is from A without it
 
 
 @dataclass(frozen=True)

@@ -49,28 +49,16 @@ Options = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Example:
-    """The smallest problem found on which two conventions differ.
+    """The smallest problem found on which two conventions differ."""
 
-    Attributes
-    ----------
-    problem : npattn.Problem
-        Its alignment is that of neither: `causal` and `window` are as they are given.
-    options : mapping
-        Options by name, as they are given.
-    result : str
-        "o", or the first result that differs: "lse", "weights", "dq", ...
-    a, b : array
-        Exact values under the one and the other.
-    alone : bool
-        Nothing but this topic makes the difference: with the other's value of it, the one gives
-        the other's result.
-    """
-
+    # its alignment is that of neither: `causal` and `window` are as they are given
     problem: Problem
-    options: Mapping[str, Any]
-    result: str
-    a: Array
+    options: Mapping[str, Any]  # options by name, as they are given
+    result: str  # "o", or the first result that differs: "lse", "weights", "dq", ..
+    a: Array  # exact values under the one and the other
     b: Array
+    # nothing but this topic makes the difference: with the other's value of it, the one gives the
+    # other's result
     alone: bool = True
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ from npattn.testing.comparison import Comparison, compare, exact, short
 from npattn.testing.diagnosis.evidence import sizes_of
 from npattn.testing.diagnosis.place import EVERYWHERE, Sample, learn
 from npattn.testing.dumps.read import INPUTS, LOADABLE, Dump, read_dump
-from npattn.testing.power import Conclusion, Power, Verdict, conclude, describe, find_unjudged
+from npattn.testing.power import Concluded, Conclusion, Power, conclude, describe, find_unjudged
 from npattn.testing.report.pair import AXES
 from npattn.testing.spot.check import spot_check
 from npattn.testing.spot.result import SpotCheck
@@ -38,7 +38,7 @@ MISTAKEN = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class DumpReport:
+class DumpReport(Concluded):
     """Verdict on a dump.
 
     Attributes
@@ -92,20 +92,11 @@ class DumpReport:
         return conclude(failed=bool(self.failed), unjudged=unjudged, accept=self.accept)
 
     @property
-    def verdict(self) -> Verdict:
-        """Return "passed", "failed" or "no verdict"; `reason` says why."""
-        return self.conclusion.verdict
-
-    @property
     def reason(self) -> str:
         """Results out of tolerance, or not judged; "" if all passed."""
         if self.failed:
             return f"{', '.join(self.failed)} out of tolerance"
         return self.conclusion.reason
-
-    @property
-    def passed(self) -> bool:
-        return self.verdict == "passed"
 
     def __str__(self) -> str:
         lines = [_describe(self.problem)]

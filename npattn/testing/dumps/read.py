@@ -45,29 +45,16 @@ UNREADABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """One call, with npattn's names and layout.
+    """One call, with npattn's names and layout."""
 
-    Attributes
-    ----------
-    source : str
-        The file or folder.
-    arrays : dict
-        q (..., H, T, D), k (..., K, S, D) and v (..., K, S, E).
-    options : dict
-        Options of `npattn.attention`.
-    results : dict
-        o, lse, dq, …: what is judged.
-    cotangents : dict
-        dout (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S), as far as there are any.
-    alignment : {"bottom_right", "top_left"} or None
-        Alignment that the systems with these names have in common, as ``is_causal``.
-    """
-
-    source: str
-    arrays: dict[str, Array]
-    options: dict[str, Any]
-    results: dict[str, Array]
+    source: str  # the file or folder
+    arrays: dict[str, Array]  # q (..., H, T, D), k (..., K, S, D) and v (..., K, S, E)
+    options: dict[str, Any]  # options of `npattn.attention`
+    results: dict[str, Array]  # o, lse, dq, …: what is judged
+    # dout (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S), as far as there are any
     cotangents: dict[str, Array]
+    # "bottom_right" or "top_left": alignment that the systems with these names have in common, as
+    # ``is_causal``
     alignment: Alignment | None = None
 
 
@@ -75,6 +62,8 @@ def read_dump(
     path: str | Path, *, rename: Mapping[str, str] | None = None, layout: str | None = None
 ) -> Dump:
     """Read the arrays and options of one call.
+
+    Raises DtypeError if an entry holds something other than numbers.
 
     Parameters
     ----------
@@ -86,18 +75,6 @@ def read_dump(
         "" to leave it out.
     layout : {"BHTD", "BTHD"}, optional
         Axes of q, k, v, o, dout and their gradients.
-
-    Returns
-    -------
-    Dump
-
-    Raises
-    ------
-    OptionError
-        If the file cannot be read, an entry has an unknown name, two mean the same, q, k or v is
-        missing, or there is no result.
-    DtypeError
-        If an entry holds something other than numbers.
     """
     stored = dict(_entries(Path(path)))
     alignments = {FOREIGN[name].causal for name in stored if name in FOREIGN} - {None}

@@ -97,7 +97,8 @@ class _Call:
     def write(self) -> None:
         """Write all entries, in place of a file with fewer."""
         stored: dict[str, Any] = {
-            n: x.view(np.uint16) if _is_bfloat16(x) else x for n, x in self.entries.items()
+            n: x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+            for n, x in self.entries.items()
         }
         new = self.path.with_suffix(".part.npz")
         np.savez(new, **stored)
@@ -175,7 +176,3 @@ def _to_array(value: Any) -> Array | None:
     if isinstance(value, (np.ndarray, np.generic, bool, int, float, str)):
         return np.array(value)
     return None
-
-
-def _is_bfloat16(array: Array) -> bool:
-    return bool(array.dtype.name == "bfloat16")

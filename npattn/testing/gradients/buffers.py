@@ -21,7 +21,6 @@ def find_changes(function: Function, w: Array) -> str:
 
     Parameters
     ----------
-    function : Function
     w : (m,) float64 array
         A cotangent.
     """

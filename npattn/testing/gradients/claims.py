@@ -17,35 +17,18 @@ ROUNDINGS = 4
 
 @dataclass(frozen=True)
 class VjpClaims:
-    """Gradients for each cotangent; not finite elements and arrays without a gradient are 0.
+    """Gradients for each cotangent; not finite elements and arrays without a gradient are 0."""
 
-    Attributes
-    ----------
-    gradient : (k, n) float64 array
-        What the vjp returned.
-    spread : (number, k, n) float64 array
-        By how much it varies near the arguments: see `Case.spread`.
-    raw : (k, n) float64 array
-        The gradient with what is not finite.
-    units, least : (n,) float64 arrays
-        Distance of 1 to the next number, and the least number, in the dtype of each element.
-    gap, coarse : (k,) float64 arrays
-        Of the case.
-    shapes : dict
-        Leaf → the wrong shape of its gradient.
-    missing : frozenset of str
-        Leaves for which the vjp returned None.
-    """
-
-    gradient: Array
-    spread: Array
-    raw: Array
+    gradient: Array  # (k, n): what the vjp returned
+    spread: Array  # (number, k, n): by how much it varies near the arguments: see `Case.spread`
+    raw: Array  # (k, n): the gradient with what is not finite
+    # (n,): distance of 1 to the next number, and the least number, in the dtype of each element
     units: Array
     least: Array
-    gap: Array
+    gap: Array  # (k,): of the case
     coarse: Array
-    shapes: dict[str, tuple[int, ...]]
-    missing: frozenset[str]
+    shapes: dict[str, tuple[int, ...]]  # leaf → the wrong shape of its gradient
+    missing: frozenset[str]  # leaves for which the vjp returned None
 
     @classmethod
     def ask(cls, case: Case) -> VjpClaims:

@@ -29,24 +29,13 @@ def explain_shape(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> str
 
 def explain_values(
     name: str,
-    got: Array,
+    got: Array,  # the claimed gradient, differences, and the errors of these
     want: Array,
     error: Array,
-    others: Mapping[str, Array],
-    rounding: Array | float = 0.0,
+    others: Mapping[str, Array],  # name → right gradients of other arguments of that shape
+    rounding: Array | float = 0.0,  # of the claimed gradient
 ) -> str:
-    """Explain a gradient by the right one, or return "".
-
-    Parameters
-    ----------
-    name : str
-    got, want, error : float64 arrays of one shape
-        The claimed gradient, differences, and the errors of these.
-    others : mapping
-        Name → right gradients of other arguments of that shape.
-    rounding : float64 array
-        Of the claimed gradient.
-    """
+    """Explain a gradient by the right one, or return ""."""
     error = error + 1e-9 * np.abs(want).max(initial=0)
     tolerance = error + rounding
 

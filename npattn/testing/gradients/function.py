@@ -20,8 +20,8 @@ from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import Array, cast, finfo, to_numpy
 from npattn.problem.checks import is_floating
 from npattn.testing.adapters import child
+from npattn.testing.adapters.child import FRAMEWORKS
 from npattn.testing.adapters.frameworks import (
-    FRAMEWORKS,
     Framework,
     copy_module,
     make_framework,
@@ -228,7 +228,6 @@ class Function:
 
         Parameters
         ----------
-        x : float64 vector
         wide : bool
             Call with float64 (complex128) arrays, whatever the dtypes of the arguments.
         """

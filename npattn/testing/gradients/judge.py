@@ -39,26 +39,14 @@ APART = 2.0**-8
 
 @dataclass(frozen=True)
 class Verdict:
-    """Judgement of the claims along one direction, for each of k cotangents.
+    """Judgement of the claims along one direction, for each of k cotangents."""
 
-    Attributes
-    ----------
-    wrong : (k,) bool array
-    allowed : (k,) float64 array
-        The error that would not have been seen; inf if none would.
-    size : (k,) float64 array
-        Size of the claim, of which that is a part; 0 where the results are constant.
-    kink : bool
-        One-sided slopes differ at every small step.
-    order : float
-        Order of the Taylor remainder where it is wrong, else NaN.
-    """
-
-    wrong: Array
-    allowed: Array
+    wrong: Array  # (k,)
+    allowed: Array  # (k,): the error that would not have been seen; inf if none would
+    # (k,): size of the claim, of which that is a part; 0 where the results are constant
     size: Array
-    kink: bool = False
-    order: float = np.nan
+    kink: bool = False  # one-sided slopes differ at every small step
+    order: float = np.nan  # order of the Taylor remainder where it is wrong, else NaN
 
     @property
     def parts(self) -> Array:
@@ -70,26 +58,18 @@ class Verdict:
 
 @dataclass
 class Findings:
-    """Verdicts on one argument, or on several together.
+    """Verdicts on one argument, or on several together."""
 
-    Attributes
-    ----------
-    wrong : list of (u, row, order)
-        Directions in which the claim for a cotangent is wrong.
-    seen : list of (size, allowed)
-        For each direction the size of the claim, and the error that would not have been seen.
-    kinks : int
-        Directions with a kink.
-    outside : tuple of (element, claim, left, right), or None
-        A claim at a kink that is beyond the slopes on both sides.
-    best : (line, claim, rounding, size), or None
-        The direction in which the smallest part of a claim would have been seen.
-    """
-
+    # (u, row, order): directions in which the claim for a cotangent is wrong
     wrong: list[tuple[Array, int, float]] = field(default_factory=list)
+    # (size, allowed): for each direction the size of the claim, and the error that would not have
+    # been seen
     seen: list[tuple[float, float]] = field(default_factory=list)
-    kinks: int = 0
+    kinks: int = 0  # directions with a kink
+    # (element, claim, left, right): a claim at a kink that is beyond the slopes on both sides
     outside: tuple[int, float, float, float] | None = None
+    # (line, claim, rounding, size): the direction in which the smallest part of a claim would have
+    # been seen
     best: tuple[Line, Array, Array, Array] | None = None
     _least: float = np.inf
 
@@ -138,7 +118,6 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
 
     Parameters
     ----------
-    line : Line
     claim, rounding : (k,) float64 arrays
         Claimed slopes, and the rounding that they may have.
     size : (k,) float64 array

@@ -5,37 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from npattn.testing.power import Conclusion, Power, Verdict, conclude
+from npattn.testing.power import Concluded, Conclusion, Power, conclude
 
 Status = Literal["passed", "wrong", "undecided", "not judged"]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Judgement of the gradient of one argument.
+    """Judgement of the gradient of one argument."""
 
-    Attributes
-    ----------
-    name : str
-        Of the gradient: "dx" of the argument x.
-    claimed_by : {"vjp", "jvp", "second order", "vjp and jvp"}
-    status : {"passed", "wrong", "undecided", "not judged"}
-        "undecided": no difference is precise enough. "not judged": there is nothing to compare
-        with, as where all results are NaN.
-    power : Power
-        Error of the gradient that would have been seen, over the directions that were asked.
-    explanation : str
-        The mistake by its name, "" if it has none.
-    message : str
-        Claimed and measured slopes where it is wrong; why nothing could be judged.
-    """
-
-    name: str
-    claimed_by: str
+    name: str  # of the gradient: "dx" of the argument x
+    claimed_by: str  # "vjp", "jvp", "second order" or "vjp and jvp"
+    # "passed", "wrong", "undecided" or "not judged": "undecided": no difference is precise enough.
+    # "not judged": there is nothing to compare with, as where all results are NaN.
     status: Status
+    # error of the gradient that would have been seen, over the directions that were asked
     power: Power = field(default_factory=Power)
-    explanation: str = ""
-    message: str = ""
+    explanation: str = ""  # the mistake by its name, "" if it has none
+    message: str = ""  # claimed and measured slopes where it is wrong; why nothing could be judged
 
     def __str__(self) -> str:
         head = f"{self.name:<12} {self.claimed_by:<12} {self.status}"
@@ -46,7 +33,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class GradientReport:
+class GradientReport(Concluded):
     """Result of `check_gradients`.
 
     Attributes
@@ -88,21 +75,6 @@ class GradientReport:
             unjudged=names("not judged"),
             accept=self.accept,
         )
-
-    @property
-    def verdict(self) -> Verdict:
-        """Verdict: "no verdict" where nothing is wrong, and a gradient undecided or not judged."""
-        return self.conclusion.verdict
-
-    @property
-    def reason(self) -> str:
-        """Why there is no verdict: "undecided: db"."""
-        return self.conclusion.reason
-
-    @property
-    def passed(self) -> bool:
-        """True if no gradient is wrong, and every one is judged or accepted."""
-        return self.conclusion.passed
 
     def __str__(self) -> str:
         head = f"gradients of {self.name}: {self.conclusion} (seed {self.seed})"

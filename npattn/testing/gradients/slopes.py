@@ -71,23 +71,13 @@ Evaluate = Callable[[Array], "tuple[Array, float] | None"]
 
 @dataclass(frozen=True)
 class Slope:
-    """Slopes of ⟨w, f⟩ at one step h, for each of k cotangents w.
-
-    Attributes
-    ----------
-    value, truncation : (k,) float64 arrays
-        The truncation is inf where a node is not finite.
-    odd : (3, k) float64 array
-        Half of φ(jh) − φ(−jh) for j = 1, 2, 4.
-    left, right, side_error : (k,) float64 arrays
-        One-sided slopes, and the error of both.
-    """
+    """Slopes of ⟨w, f⟩ at one step h, for each of k cotangents w."""
 
     h: float
-    value: Array
+    value: Array  # (k,): the truncation is inf where a node is not finite
     truncation: Array
-    odd: Array
-    left: Array
+    odd: Array  # (3, k): half of φ(jh) − φ(−jh) for j = 1, 2, 4
+    left: Array  # (k,): one-sided slopes, and the error of both
     right: Array
     side_error: Array
 

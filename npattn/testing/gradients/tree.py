@@ -37,13 +37,7 @@ def rebuild(tree: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def match(tree: Any, other: Any, name: str, source: str) -> Iterator[Any]:
-    """Yield the leaf of `other` for each leaf of `tree`; None in place of a whole branch is legal.
-
-    Raises
-    ------
-    OptionError
-        If a branch of `other` has another structure.
-    """
+    """Yield the leaf of `other` for each leaf of `tree`; None may stand for a whole branch."""
     if not isinstance(tree, dict | list | tuple):
         yield other
         return

@@ -21,27 +21,17 @@ BASES = ("rope_theta", "rotary_base", "rope_base", "rotary_emb_base", "theta", "
 
 @dataclass(frozen=True)
 class Named:
-    """Options of `check_module` that say what a module means.
+    """Options of `check_module` that say what a module means."""
 
-    Attributes
-    ----------
-    roles, num_heads, num_kv_heads, scale, softcap, window, rotary
-        As of `check_module`.
-    length : int, optional
-        Number of tokens of probes, if it does not take every number.
-    notes : tuple of str
-        What attributes of the module say, in words.
-    """
-
-    roles: Mapping[str, str] | None = None
+    roles: Mapping[str, str] | None = None  # as of `check_module`
     num_heads: int | None = None
     num_kv_heads: int | None = None
     scale: float | None = None
     softcap: float | None = None
     window: Window | int | None = None
     rotary: Rotary | float | None = None
-    length: int | None = None
-    notes: tuple[str, ...] = ()
+    length: int | None = None  # number of tokens of probes, if it does not take every number
+    notes: tuple[str, ...] = ()  # what attributes of the module say, in words
 
     def fill(self, module: TorchModule, reading: Reading) -> Named:
         """Return these options, with what attributes of the module say of the others.

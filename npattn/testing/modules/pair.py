@@ -31,11 +31,6 @@ def diff_modules(names: Sequence[str], modules: Sequence[Any], **settings: Any) 
         Two torch modules, as of `check_module`.
     **settings
         dtype, examples, seed, as of `npattn.testing.diff`.
-
-    Raises
-    ------
-    OptionError
-        If the inside of one cannot be read, or they have different heads.
     """
     with ExitStack() as stack, np.errstate(**ERRORS):
         found = []

@@ -50,25 +50,15 @@ EXPLICIT = {"wq": "q", "wk": "k", "wv": "v", "wo": "o", "wqkv": "qkv", "wkv": "k
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One way to read the parameters of a module as those of `MultiHeadAttention`.
+    """One way to read the parameters of a module as those of `MultiHeadAttention`."""
 
-    Attributes
-    ----------
-    indices : mapping
-        Name of a parameter of `MultiHeadAttention` → indices into the flat vector.
-    num_heads, num_kv_heads : int
-    names : mapping
-        Projection → name of the parameter that it was read from, for reports.
-    order : str
-        Order of packed columns, "" if none are packed.
-    add_zero_attn : bool
-    """
-
+    # name of a parameter of `MultiHeadAttention` → indices into the flat vector
     indices: Mapping[str, Array]
     num_heads: int
     num_kv_heads: int
+    # projection → name of the parameter that it was read from, for reports
     names: Mapping[str, str]
-    order: str = ""
+    order: str = ""  # order of packed columns, "" if none are packed
     add_zero_attn: bool = False
     norm: str = ""
     norm_eps: float = 1e-6
@@ -174,26 +164,12 @@ def find_projection(name: str) -> str:
 
 def find_roles(
     module: TorchModule,
+    # "wq", "wk", "wv", "wo", "wqkv" or "wkv" → name of a parameter, or of what holds it
     roles: Mapping[str, str] | None = None,
-    num_heads: int | None = None,
+    num_heads: int | None = None,  # default: an attribute; else every number that fits the widths
     num_kv_heads: int | None = None,
 ) -> tuple[Flat, list[Reading], list[str]]:
-    """Return the readings of a module, the likeliest first, and the parameters in none.
-
-    Parameters
-    ----------
-    module : TorchModule
-    roles : mapping, optional
-        "wq", "wk", "wv", "wo", "wqkv" or "wkv" → name of a parameter, or of what holds it.
-    num_heads, num_kv_heads : int, optional
-        Default: an attribute; else every number that fits the widths.
-
-    Raises
-    ------
-    OptionError
-        If a role is unknown or names nothing, projections of queries, keys or values are not found,
-        or the number of heads does not fit.
-    """
+    """Return the readings of a module, the likeliest first, and the parameters in none."""
     flat = Flat(module.parameters())
     found: dict[str, list[str]] = {}
     given, said = _read_roles(roles or {}, flat)

@@ -24,29 +24,18 @@ class Spent(Exception):
 
 
 class Asking:
-    """A function of problems that is asked each of them once.
-
-    Parameters
-    ----------
-    fails : callable
-        Takes a problem; returns an `Answer`.
-    questions : int
-        How many problems may be asked; `Spent` is raised by the next.
-    seconds : float
-        How long the search may take, in seconds of processor time of this process, or `SLACK` times
-        as long on the wall: a busy machine is not to change what is found.
-    known : iterable of (problem, Answer)
-        Answers that are known already, and cost nothing.
-    again : callable, optional
-        Asks with other numbers than `fails`.
-    """
+    """A function of problems that is asked each of them once."""
 
     def __init__(
         self,
-        fails: Callable[[dict[str, Value]], Answer],
-        questions: int,
+        fails: Callable[[dict[str, Value]], Answer],  # takes a problem; returns an `Answer`
+        questions: int,  # how many problems may be asked; `Spent` is raised by the next
+        # how long the search may take, in seconds of processor time of this process, or `SLACK`
+        # times as long on the wall: a busy machine is not to change what is found
         seconds: float,
+        # (problem, Answer): answers that are known already, and cost nothing
         known: Iterable[tuple[Sample, Answer]] = (),
+        # asks with other numbers than `fails`
         again: Callable[[dict[str, Value]], Answer] | None = None,
     ) -> None:
         self._fails, self._again = fails, again

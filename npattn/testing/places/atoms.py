@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from npattn.testing.places.asking import Sample, Value
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two problems one change apart, of which one fails and the other passes.
+    """Two problems one change apart, of which one fails and the other passes."""
 
-    Attributes
-    ----------
-    name : str
-        The size or option in which they differ.
-    failing, passing : mapping
-        The problems.
-    """
-
-    name: str
-    failing: dict[str, Value]
+    name: str  # the size or option in which they differ
+    failing: dict[str, Value]  # the problems
     passing: dict[str, Value]
 
     def __str__(self) -> str:
@@ -34,24 +29,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Atom:
-    """A condition, with two problems one change apart that it separates.
+    """A condition, with two problems one change apart that it separates."""
 
-    Attributes
-    ----------
-    text : str
-        As "S > 256", "no causal", "T > S".
-    names : tuple of str
-        The sizes and options that it speaks of, one or two.
-    holds : callable
-        Takes a problem; returns a bool.
-    pair : Pair
-        Seen: the condition holds for the failing problem, and not for the passing one.
-    """
-
-    text: str
-    names: tuple[str, ...]
-    holds: Callable[[Sample], bool]
-    pair: Pair
+    text: str  # as "S > 256", "no causal", "T > S"
+    names: tuple[str, ...]  # the sizes and options that it speaks of, one or two
+    holds: Callable[[Sample], bool]  # takes a problem; returns a bool
+    pair: Pair  # seen: the condition holds for the failing problem, and not for the passing one
 
 
 Clause = tuple[Atom, ...]
@@ -84,7 +67,6 @@ def atom_of_choice(
 
     Parameters
     ----------
-    name : str
     problem : mapping
         It fails.
     failed, passed : sequences
@@ -101,3 +83,32 @@ def atom_of_choice(
         text, test = f"({text})", lambda p: p[name] in failed
     pair = Pair(name, dict(problem), {**problem, name: passed[0]})
     return Atom(text, (name,), test, pair)
+
+
+SIGNS = {"≠": "!=", "·": "*", "−": "-", "≤": "<="}
+
+
+@lru_cache(maxsize=256)
+def read_condition(text: str) -> Callable[[Sample], bool]:
+    """Return what a condition holds for, as `describe_clauses` writes it.
+
+    Examples
+    --------
+    >>> holds = read_condition("causal and T > S + 16 or D in {96, 128}")
+    >>> holds({"causal": True, "T": 64, "S": 32, "D": 64})
+    True
+    """
+    source = "True" if text == "everywhere" else text
+    for sign, own in SIGNS.items():
+        source = source.replace(sign, own)
+    source = re.sub(r"\bno (\w+)", r"(not \1)", source)
+    source = re.sub(r"(?<![<>!=])=(?!=)", "==", source)
+    code = compile(source, "condition", "eval")
+    return lambda problem: bool(eval(code, {"__builtins__": {}}, _Values(problem)))
+
+
+class _Values(dict[str, Value]):
+    """Values of a problem; another name is the name of a choice, as top_left."""
+
+    def __missing__(self, name: str) -> Any:
+        return name

@@ -85,7 +85,6 @@ def follow(
 
     Parameters
     ----------
-    ask : Asking
     problem : mapping
         It fails.
     name : str
@@ -97,10 +96,6 @@ def follow(
     doubt : float
         Without a border, ends if no number would be answered otherwise than expected with a
         higher probability.
-
-    Returns
-    -------
-    Line
     """
     others = {n for key, n in problem.items() if key != name and is_size(n)}
     start = problem[name]
@@ -167,8 +162,6 @@ def atom_of(ask: Asking, line: Line, lines: Mapping[str, Line], most: int) -> At
 
     Parameters
     ----------
-    ask : Asking
-    line : Line
     lines : mapping of str to Line
         Of all sizes from the same problem: which others fail.
     most : int

@@ -21,7 +21,6 @@ def describe_amount(name: str, got: Array, exact: Array, allowed: Array) -> str:
 
     Parameters
     ----------
-    name : str
     got : array
         The result.
     exact, allowed : float64 arrays of the same shape

@@ -23,48 +23,28 @@ Mode = Literal["record", "repeat", "turn"]
 
 @dataclass
 class Site:
-    """One decision of the exact run.
+    """One decision of the exact run."""
 
-    Attributes
-    ----------
-    result : array
-        Booleans, indices or steps, as decided.
-    given : array or None
-        Numbers that decided it: a − b of a comparison, else the array itself; None where another
-        decision is not to be tried.
-    squares : array
-        Sum of (noisy given − exact given)² over the noisy runs, shaped like `given`.
-    """
-
-    result: Any
+    result: Any  # booleans, indices or steps, as decided
+    # numbers that decided it: a − b of a comparison, else the array itself; None where another
+    # decision is not to be tried
     given: Array | None
-    squares: Array
+    squares: Array  # sum of (noisy given − exact given)² over the noisy runs, shaped like `given`
 
 
 @dataclass
 class Decisions:
-    """Decisions of the exact run in their order, repeated or turned in later runs.
-
-    Attributes
-    ----------
-    mode : {"record", "repeat", "turn"}
-    draws : int
-        Number of runs that have repeated them.
-    width : callable
-        (mean of squares, number of elements) → error that a right function may have there; of
-        "turn" runs.
-    parity : {0, 1}
-        Side to which steps and every other element of an order are moved; of "turn" runs.
-    turned : bool
-        True if a "turn" run decided anything otherwise.
-    """
+    """Decisions of the exact run in their order, repeated or turned in later runs."""
 
     sites: list[Site] = field(default_factory=list)
-    mode: Mode = "record"
-    draws: int = 0
+    mode: Mode = "record"  # "record", "repeat" or "turn"
+    draws: int = 0  # number of runs that have repeated them
+    # (mean of squares, number of elements) → error that a right function may have there; of "turn"
+    # runs
     width: Callable[[Array, int], Array] | None = None
+    # 0 or 1: side to which steps and every other element of an order are moved; of "turn" runs
     parity: int = 0
-    turned: bool = False
+    turned: bool = False  # True if a "turn" run decided anything otherwise
     at: int = 0
 
     def start(self, mode: Mode) -> None:
@@ -74,23 +54,14 @@ class Decisions:
 
     def decide(
         self,
-        kind: Kind,
-        given: Array | None,
+        kind: Kind,  # "compare", "choose", "step" or "fixed"
+        given: Array | None,  # as of `Site`
+        # `given`, perhaps changed, → the decision; comparisons ignore their argument
         evaluate: Callable[[Array | None], Any],
+        # decision → ±1 shaped like `given`: where to move it for another choice
         sign: Callable[[Any], Array] | None = None,
     ) -> Any:
-        """Return the decision of this run.
-
-        Parameters
-        ----------
-        kind : {"compare", "choose", "step", "fixed"}
-        given : float array or None
-            As of `Site`.
-        evaluate : callable
-            `given`, perhaps changed, → the decision; comparisons ignore their argument.
-        sign : callable, optional
-            Decision → ±1 shaped like `given`: where to move it for another choice.
-        """
+        """Return the decision of this run."""
         if self.mode == "record":
             result = evaluate(given)
             margin = np.zeros(0) if given is None else np.zeros(given.shape)

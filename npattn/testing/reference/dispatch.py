@@ -188,10 +188,8 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
         Parameters
         ----------
-        x : tensor
         index : callable
             x → indices, of the rank of x.
-        dim : int
         least : bool
             The indices are those of small elements.
         order : bool

@@ -58,13 +58,7 @@ def _read_axis(word: str, name: str, text: str) -> tuple[tuple[int, str], ...]:
 
 
 def read_inputs(inputs: Any) -> dict[str, ArrayOf]:
-    """Read the arrays of a function, in the order of its arguments.
-
-    Raises
-    ------
-    OptionError
-        If `inputs` is no such mapping, or no array holds floating numbers.
-    """
+    """Read the arrays of a function, in the order of its arguments."""
     if not isinstance(inputs, Mapping) or not all(isinstance(x, str) for x in inputs.values()):
         raise OptionError(f"inputs is {inputs!r}, must be a mapping, as in {EXAMPLE}")
     arrays = {}
@@ -125,19 +119,12 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class LetterSpace:
-    """Cases of some arrays and options.
-
-    Attributes
-    ----------
-    inputs : dict of str to ArrayOf
-    options : mapping of str to sequence
-        Values of each option, the plainest first.
-    sizes : mapping of str to sequence of int
-        Sizes of the letters that do not have any.
-    """
+    """Cases of some arrays and options."""
 
     inputs: Mapping[str, ArrayOf]
+    # values of each option, the plainest first
     options: Mapping[str, Sequence[Any]]
+    # sizes of the letters that do not have any
     sizes: Mapping[str, Sequence[int]]
 
     @property

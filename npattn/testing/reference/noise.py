@@ -26,7 +26,6 @@ class Noise:
 
         Parameters
         ----------
-        x : array
         terms : array like x, optional
             √(Σ term²) of sums.
         exact : bool array like x, optional
@@ -54,7 +53,6 @@ def find_exact(name: str, operands: list[Array], shape: tuple[int, ...]) -> Arra
     ----------
     name : str
         "add", "subtract", "multiply", "divide", or torch's short name.
-    operands : list of array
     shape : tuple of int
         Of the result.
     """

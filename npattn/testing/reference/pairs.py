@@ -19,9 +19,8 @@ from npattn.problem import Cotangents
 from npattn.problem.arrays import Array
 from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError, catch_foreign
-from npattn.testing.adapters.child import parameters, qualified_name
+from npattn.testing.adapters.child import FRAMEWORKS, parameters, qualified_name
 from npattn.testing.adapters.frameworks import (
-    FRAMEWORKS,
     Framework,
     make_framework,
     try_frameworks,

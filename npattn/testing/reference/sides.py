@@ -21,21 +21,12 @@ from npattn.testing.trial import GRADIENTS, Trial
 
 @dataclass(frozen=True)
 class Sides:
-    """Two implementations, judged by problems that both accept.
+    """Two implementations, judged by problems that both accept."""
 
-    Attributes
-    ----------
-    a, b : Trial
-        With one space, and the gradients that both give.
-    only : tuple of str
-        What one of them takes or returns alone, a line each.
-    wrong : tuple of str
-        What the probe found: structure that one answers wrongly, calls that ended its process.
-    """
-
-    a: Trial
+    a: Trial  # with one space, and the gradients that both give
     b: Trial
-    only: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # what one of them takes or returns alone, a line each
+    # what the probe found: structure that one answers wrongly, calls that ended its process
     wrong: tuple[str, ...] = ()
 
 
@@ -48,11 +39,6 @@ def open_sides(
     -------
     Sides, or tuple of str
         The second if one of them does not answer the plainest problem: why, a line each.
-
-    Raises
-    ------
-    OptionError
-        If one refuses every problem, or they accept none in common.
     """
     both = [_probe(f, dtype, sizes) for f in (a, b)]
     wrong = [_format_findings(x, side) for x, side in zip("AB", both, strict=True)]

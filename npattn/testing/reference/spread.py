@@ -42,25 +42,13 @@ Ask = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Call:
-    """One problem: its arrays and cotangents, and two functions of them.
+    """One problem: its arrays and cotangents, and two functions of them."""
 
-    Attributes
-    ----------
-    arrays : dict of str to array
-        Float arrays in the dtype tested, cotangents too.
-    f, reference : callable
-        Results and gradients, by name, for arrays of these names.
-    watched : Watched
-        The function behind `reference`.
-    terms : int
-        Number of terms of the longest sum.
-    """
-
-    arrays: dict[str, Array]
-    f: Ask
+    arrays: dict[str, Array]  # float arrays in the dtype tested, cotangents too
+    f: Ask  # results and gradients, by name, for arrays of these names
     reference: Ask
-    watched: Watched
-    terms: int
+    watched: Watched  # the function behind `reference`
+    terms: int  # number of terms of the longest sum
 
 
 @dataclass
@@ -219,27 +207,15 @@ def quantile(alarm: float, draws: int | None) -> float:
 
 @dataclass
 class Judgement:
-    """Results of a function on one problem, compared with those of its reference.
-
-    Attributes
-    ----------
-    spread : Spread
-    results : dict of str to array
-        Of the function.
-    alarm : float
-        Probability of a false alarm, at most.
-    quick : bool
-        Believe a large difference at the first look: for a search, whose end is judged again.
-    comparisons : tuple of Comparison
-    crossed : dict of str to int
-        Number of elements that are left out, for their path crosses a kink within its error.
-    """
+    """Results of a function on one problem, compared with those of its reference."""
 
     spread: Spread
-    results: Mapping[str, Array]
-    alarm: float
+    results: Mapping[str, Array]  # of the function
+    alarm: float  # probability of a false alarm, at most
+    # believe a large difference at the first look: for a search, whose end is judged again
     quick: bool = False
     comparisons: tuple[Comparison, ...] = field(init=False)
+    # number of elements that are left out, for their path crosses a kink within its error
     crossed: dict[str, int] = field(default_factory=dict)
     allowed: dict[str, Array] = field(default_factory=dict)
 

@@ -11,13 +11,7 @@ from npattn.testing.report.outcome import Outcome
 
 
 def read_expected(path: str | Path) -> dict[str, str]:
-    """Read a TOML file of expected failures, ``"rule[dtype]" = "reason"``.
-
-    Raises
-    ------
-    OptionError
-        If it is not TOML, or an entry has no reason.
-    """
+    """Read a TOML file of expected failures, ``"rule[dtype]" = "reason"``."""
     try:
         entries = tomllib.loads(Path(path).read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
@@ -28,13 +22,7 @@ def read_expected(path: str | Path) -> dict[str, str]:
 
 
 def check_expected(expect: Mapping[str, str], source: str = "expect") -> dict[str, str]:
-    """Return expected failures, each with its reason; `source` is named in errors.
-
-    Raises
-    ------
-    OptionError
-        If an entry has no reason.
-    """
+    """Return expected failures, each with its reason; `source` is named in errors."""
     for name, reason in expect.items():
         if not isinstance(reason, str) or not reason.strip():
             raise OptionError(f'{source} has {name} without a reason; write "rule" = "reason"')

@@ -23,47 +23,25 @@ CELL = 7
 
 @dataclass(frozen=True)
 class Pair:
-    """A failing problem and its nearest neighbour that passes, one change apart.
+    """A failing problem and its nearest neighbour that passes, one change apart."""
 
-    Attributes
-    ----------
-    text : str
-        The change: "fails with S = 33, passes with S = 32, all else equal".
-    failing, passing : str
-        Recipes to paste; `passing` is "" if no neighbour passes.
-    others : tuple of str
-        Other changes of the failing problem that pass: "without causal", "with T = 1".
-    """
-
-    text: str
-    failing: str
+    text: str  # the change: "fails with S = 33, passes with S = 32, all else equal"
+    failing: str  # recipes to paste; `passing` is "" if no neighbour passes
     passing: str = ""
+    # other changes of the failing problem that pass: "without causal", "with T = 1"
     others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A window of the first wrong quantity, got beside wanted.
+    """A window of the first wrong quantity, got beside wanted."""
 
-    Attributes
-    ----------
-    quantity : str
-        "p", "o", "ds", "dk", …
-    axes : str
-        Letters of its axes: "bhts".
-    excerpt : Excerpt
-        At most 8 × 8 elements, with the tolerance of each; NaN where nothing was read.
-    wrong : array of bool
-        Cells out of tolerance.
-    problem : str
-        Recipe of the problem, or its text.
-    """
-
-    quantity: str
-    axes: str
+    quantity: str  # "p", "o", "ds", "dk", …
+    axes: str  # letters of its axes: "bhts"
+    # at most 8 × 8 elements, with the tolerance of each; NaN where nothing was read
     excerpt: Excerpt
-    wrong: Array
-    problem: str
+    wrong: Array  # cells out of tolerance
+    problem: str  # recipe of the problem, or its text
 
     @property
     def got(self) -> Array:

@@ -10,18 +10,10 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """File and line of the function that was judged.
+    """File and line of the function that was judged."""
 
-    Attributes
-    ----------
-    file : str
-        Path relative to the current folder, with "/".
-    line : int
-        Line of its ``def``, from 1 on.
-    """
-
-    file: str
-    line: int
+    file: str  # path relative to the current folder, with "/"
+    line: int  # line of its ``def``, from 1 on
 
 
 def find_place(target: str | None) -> Place | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from npattn.testing.cases.asked import Asked
 from npattn.testing.levels import LEVELS, REQUIRED, Level
-from npattn.testing.power import Conclusion, Verdict, conclude, find_unjudged
+from npattn.testing.power import Concluded, Conclusion, conclude, find_unjudged
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import DEFECT, OUT_OF_TIME, Outcome
 from npattn.testing.report.pair import Pair, Reading, reading_of_comparison
@@ -18,17 +18,10 @@ from npattn.testing.report.sensitivity import Sensitivity
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Failures that one cause explains, or that none does, in the order of levels.
-
-    Attributes
-    ----------
-    cause : Cause or None
-    outcomes : tuple of Outcome
-        One or more.
-    """
+    """Failures that one cause explains, or that none does, in the order of levels."""
 
     cause: Cause | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...]  # one or more
 
     @property
     def is_explained(self) -> bool:
@@ -58,7 +51,7 @@ class FailureGroup:
 
 
 @dataclass(frozen=True, repr=False)
-class Record:
+class Record(Concluded):
     """Result of a check, without its formats.
 
     Attributes
@@ -137,25 +130,6 @@ class Record:
         explaining = tuple(c for c in causes if any(map(c.explains, counting)))
         object.__setattr__(self, "causes", explaining)
         object.__setattr__(self, "other_causes", tuple(c for c in causes if c not in explaining))
-
-    @property
-    def passed(self) -> bool:
-        """True if the verdict is "passed"."""
-        return self.verdict == "passed"
-
-    @property
-    def verdict(self) -> Verdict:
-        """Verdict: "passed", "failed" or "no verdict".
-
-        It is failed if something counts against it or is stale, and passed if everything was asked
-        that had to be, and could have failed.
-        """
-        return self.conclusion.verdict
-
-    @property
-    def reason(self) -> str:
-        """Why there is no verdict: "nothing tested", "not judged: dx"; "" if there is one."""
-        return self.conclusion.reason
 
     @property
     def conclusion(self) -> Conclusion:

@@ -29,16 +29,10 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
 
     Parameters
     ----------
-    trial : Trial
-    rule : str
     problem : Problem
         The smallest failing one.
     error : Exception or None
         Exception raised for it; a `Violation` knows the cotangents and how to show it.
-
-    Returns
-    -------
-    str
     """
     f = trial.implementation
     known = isinstance(error, (Violation, ImplementationError))

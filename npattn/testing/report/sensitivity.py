@@ -12,21 +12,16 @@ CONFIDENCE = 0.99
 class Sensitivity:
     """Faults that a check would have seen, as far as they depend on chance and time alone.
 
-    Attributes
-    ----------
-    judged : int
-        Number of results that were compared with the oracle, each of one call or more; 1 or more.
-    calls, seconds : float
-        Most calls that one process had answered, and its longest life, before a call whose results
-        were compared.
-
     Examples
     --------
     >>> round(Sensitivity(judged=460, calls=1200, seconds=8.5).rate, 5)
     0.00996
     """
 
+    # number of results that were compared with the oracle, each of one call or more; 1 or more
     judged: int
+    # most calls that one process had answered, and its longest life, before a call whose results
+    # were compared
     calls: int
     seconds: float
 

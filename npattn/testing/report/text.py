@@ -17,31 +17,16 @@ RED_LINES, GREEN_LINES = 25, 12
 
 
 class Room(NamedTuple):
-    """Lines that parts of a short report may take.
+    """Lines that parts of a short report may take."""
 
-    Attributes
-    ----------
-    blocks : int
-        Causes shown with a problem.
-    names : int
-        Lines that name the other rules of a cause without one.
-    refused : int
-        Lines of what is refused.
-    untested, sizes : int
-        Lines of what was not tested, and of the tested sizes; sizes of one line are left out.
-    matrix : int
-        Rows of the first wrong quantity.
-    groups : int
-        Causes that are named at all.
-    """
-
-    blocks: int
-    names: int
-    refused: int
+    blocks: int  # causes shown with a problem
+    names: int  # lines that name the other rules of a cause without one
+    refused: int  # lines of what is refused
+    # lines of what was not tested, and of the tested sizes; sizes of one line are left out
     untested: int
     sizes: int
-    matrix: int
-    groups: int = 99
+    matrix: int  # rows of the first wrong quantity
+    groups: int = 99  # causes that are named at all
 
 
 GREEN_ROOM = (
@@ -78,7 +63,6 @@ def lines(record: Record, width: int = 100, *, verbose: bool = False) -> list[Li
 
     Parameters
     ----------
-    record : Record
     width : int
         Columns at which prose is wrapped; lines to paste are never broken.
     verbose : bool
@@ -245,7 +229,6 @@ def feedback_lines(record: Record, most: int) -> list[str]:
 
     Parameters
     ----------
-    record : Record
     most : int
         Lines at most; the matrix is cut first, and then what comes last.
     """

@@ -22,20 +22,11 @@ WORST_FIRST = ("failed", "xfailed", "passed", "skipped")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a test.
-
-    Attributes
-    ----------
-    status : {"passed", "failed", "xfailed", "skipped"}
-    text : str
-        The reason, in its first line; "" if passed.
-    script : str
-        Standalone Python file that shows a failure, or "".
-    """
+    """Result of a test."""
 
     status: Literal["passed", "failed", "xfailed", "skipped"]
-    text: str = ""
-    script: str = ""
+    text: str = ""  # the reason, in its first line; "" if passed
+    script: str = ""  # standalone Python file that shows a failure, or ""
 
 
 def rule_verdict(record: Record, rule: str, dtype: str, asked: Collection[str]) -> Verdict:
@@ -43,8 +34,6 @@ def rule_verdict(record: Record, rule: str, dtype: str, asked: Collection[str]) 
 
     Parameters
     ----------
-    record : Record
-    rule, dtype : str
     asked : collection of str
         Every rule that has a test. Outcomes of others (``option-mask``) belong to "structure".
     """

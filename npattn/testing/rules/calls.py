@@ -69,32 +69,17 @@ def _few(
 
 def experiment(
     name: str,
-    count: int,
-    unless: Condition = lambda trial: None,
+    count: int,  # number of problems
+    unless: Condition = lambda trial: None,  # trial → why the rule does not apply, or None
     *,
-    square: bool = False,
-    level: Level = "conduct",
+    square: bool = False,  # the problems have T = S and D = E
+    level: Level = "conduct",  # one of `LEVELS`
+    # sizes to sample from, where the user leaves a choice
     sizes: Mapping[str, tuple[int, ...]] = SIZES,
+    # (trial, seed, examples) → the problems, instead of small ones
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
 ) -> Callable[[Experiment], Check]:
-    """Register an experiment as a rule that is asked on a few problems.
-
-    Parameters
-    ----------
-    name : str
-    count : int
-        Number of problems.
-    unless : callable
-        Trial → why the rule does not apply, or None.
-    square : bool
-        The problems have T = S and D = E.
-    level : str
-        One of `LEVELS`.
-    sizes : mapping
-        Sizes to sample from, where the user leaves a choice.
-    recipes : callable, optional
-        (trial, seed, examples) → the problems, instead of small ones.
-    """
+    """Register an experiment as a rule that is asked on a few problems."""
 
     def register(run: Experiment) -> Check:
         EXPERIMENTS[name] = run

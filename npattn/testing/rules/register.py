@@ -215,28 +215,15 @@ def single(letter: str) -> Condition:
 
 def sampling(
     *forbid: str,
-    few: bool = False,
+    few: bool = False,  # few queries: an identity needs several results of a problem
+    # False: forbid a softcap of more than q·k too, which changes bias and mask
     late_softcap: bool = True,
-    nonempty: bool = True,
+    nonempty: bool = True,  # exclude sizes of 0
+    # most shapes where a framework compiles for each: the rule makes others of them
     shapes: int | None = None,
-    **force: Any,
+    **force: Any,  # fields of `Recipe`, each with a value or a tuple of them
 ) -> Sampling:
-    """Return a sampling that forbids some options, and forces others.
-
-    Parameters
-    ----------
-    *forbid : str
-    few : bool
-        Few queries: an identity needs several results of a problem.
-    late_softcap : bool
-        False: forbid a softcap of more than q·k too, which changes bias and mask.
-    nonempty : bool
-        Exclude sizes of 0.
-    shapes : int, optional
-        Most shapes where a framework compiles for each: the rule makes others of them.
-    **force
-        Fields of `Recipe`, each with a value or a tuple of them.
-    """
+    """Return a sampling that forbids some options, and forces others."""
 
     def sample(trial: Trial) -> dict[str, Any]:
         late = not late_softcap and trial.conventions.softcap != "before_bias"

@@ -41,23 +41,15 @@ EXCESSIVE_HEAD = 2.0
 
 @dataclass(frozen=True)
 class Fit:
-    """Size at which one mistake explains the errors of one tensor best.
-
-    Attributes
-    ----------
-    tensor, mistake : str
-    size, error : float
-        The estimate and its standard error; a size of 1 is the whole mistake, for scale and gain
-        the relative error.
-    allowed : float
-        Size that correct implementations may have.
-    """
+    """Size at which one mistake explains the errors of one tensor best."""
 
     tensor: str
     mistake: str
+    # the estimate and its standard error; a size of 1 is the whole mistake, for scale and gain the
+    # relative error
     size: float
     error: float
-    allowed: float
+    allowed: float  # size that correct implementations may have
 
     @property
     def significant(self) -> bool:
@@ -79,19 +71,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class ErrorSample:
-    """Results of one plain problem, and the standard deviation of their errors.
-
-    Attributes
-    ----------
-    evaluation : Evaluation
-    sigma : dict
-        Standard deviation of each element before it is delivered, under the rounding model.
-    hard : dict
-        Worst case of each element under the rounding model; empty if nobody asks for it.
-    """
+    """Results of one plain problem, and the standard deviation of their errors."""
 
     evaluation: Evaluation
+    # standard deviation of each element before it is delivered, under the rounding model
     sigma: Mapping[str, Array]
+    # worst case of each element under the rounding model; empty if nobody asks for it
     hard: Mapping[str, Array] = field(default_factory=dict)
 
     def names(self) -> Iterator[str]:

@@ -58,23 +58,14 @@ class Journal:
     ) -> Journal:
         """Return a new journal; nothing is written before `begin`.
 
-        Raises
-        ------
-        OptionError
-            If the file exists, or its folder does not.
+        Raises OptionError if the file exists, or its folder does not.
         """
         check_is_new(path)
         return cls(path, command)
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str]) -> Journal:
-        """Return the journal of a check that ended early.
-
-        Raises
-        ------
-        OptionError
-            If there is no such file, or it is no journal of this version.
-        """
+        """Return the journal of a check that ended early."""
         journal = cls(path)
         lines = read_lines(journal.path)
         if not lines or lines[0].get("journal") != VERSION:
@@ -97,13 +88,7 @@ class Journal:
         return vars(self) | {"answers": {}}  # who gets it writes alone
 
     def begin(self, question: Mapping[str, Any]) -> None:
-        """Write what is asked; in a journal that is continued, hold it against what was asked.
-
-        Raises
-        ------
-        OptionError
-            If it is another question, or the file cannot be written.
-        """
+        """Write what is asked; in a journal that is continued, hold it against what was asked."""
         asked: dict[str, Any] = json.loads(json.dumps(question, default=str))
         if self._question is None:
             try:

@@ -30,20 +30,11 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class CallerMistake:
-    """One mistake of a caller.
+    """One mistake of a caller."""
 
-    Attributes
-    ----------
-    about : str
-        The mistake in words.
-    needs : str or None
-        The option that it is made in.
-    change : callable
-        (arrays, options) → the same with the mistake in them.
-    """
-
-    about: str
-    needs: str | None
+    about: str  # the mistake in words
+    needs: str | None  # the option that it is made in
+    # (arrays, options) → the same with the mistake in them
     change: Callable[[Arrays, Options], tuple[Arrays, Options]]
 
 
@@ -112,13 +103,8 @@ def describe_wrong_input(implementation: Implementation, space: Space) -> list[s
 
     Parameters
     ----------
-    implementation : Implementation
     space : Space
         For its dtype.
-
-    Returns
-    -------
-    list of str
     """
     if not implementation.is_isolated and "fork" not in multiprocessing.get_all_start_methods():
         return ["not tried: this system cannot fork, and a crash would end this process"]

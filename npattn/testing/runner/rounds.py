@@ -302,32 +302,16 @@ def _failed_outcome(rule: Property, trial: Trial, search: RuleSearch) -> Outcome
 
 @dataclass
 class Round:
-    """Rules asked of one dtype, and the answers.
-
-    Attributes
-    ----------
-    judge : Judge
-    wrong : list of Outcome
-        Findings of the probe.
-    names : list of str
-        The rules, and other names that `Judge.answer` takes.
-    answers : dict
-        By name.
-    standings : dict of Standing
-        By name, of rules without an answer yet.
-    stopped : bool
-        A failure has ended the questions.
-    continues : bool
-        It asks other problems than a round before it.
-    """
+    """Rules asked of one dtype, and the answers."""
 
     judge: Judge
-    wrong: list[Outcome]
-    names: list[str]
-    answers: dict[str, Outcome | str] = field(default_factory=dict)
+    wrong: list[Outcome]  # findings of the probe
+    names: list[str]  # the rules, and other names that `Judge.answer` takes
+    answers: dict[str, Outcome | str] = field(default_factory=dict)  # by name
+    # by name, of rules without an answer yet
     standings: dict[str, Standing] = field(default_factory=dict)
-    stopped: bool = False
-    continues: bool = False
+    stopped: bool = False  # a failure has ended the questions
+    continues: bool = False  # it asks other problems than a round before it
 
     def __post_init__(self) -> None:
         self.stopped = any(map(self.judge.stops, self.wrong))

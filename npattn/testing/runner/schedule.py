@@ -23,7 +23,8 @@ import numpy as np
 
 from npattn.engines.threads import one_thread, one_thread_in_children
 from npattn.errors import OptionError
-from npattn.testing.adapters.base import ImplementationError, format_exception_line
+from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.adapters.child import format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.untrusted import JudgedCalls
 from npattn.testing.capabilities import StructureRefusedError
@@ -78,10 +79,7 @@ class InProcess:
 class Processes:
     """Share rules out to `n` processes, of which this may be one.
 
-    Raises
-    ------
-    OptionError
-        If they cannot load the implementation: the first time that they are asked.
+    Raises OptionError if they cannot load the implementation: the first time that they are asked.
     """
 
     def __init__(self, n: int, implementation: Implementation) -> None:
@@ -173,10 +171,7 @@ class Processes:
     def _collect(self, work: Round, tasks: Sequence[_Task]) -> None:
         """Record the answers, up to the first that stops the check, in the order of the rules.
 
-        Raises
-        ------
-        StructureRefusedError
-            The first in that order, if some rules end with one.
+        Raises StructureRefusedError: the first in that order, if some rules end with one.
         """
         in_order = bool(work.judge.stops_at)
         left = list(tasks)

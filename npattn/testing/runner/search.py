@@ -37,29 +37,15 @@ class Failure:
 
 @dataclass
 class Standing(PlainPowers):
-    """Progress of one rule, between rounds.
+    """Progress of one rule, between rounds."""
 
-    Attributes
-    ----------
-    position : int
-        Number of recipes taken from those of the rule.
-    tried : int
-        Number of recipes that had something to show, and passed.
-    left : int
-        Number of recipes that are wrong unaltered too, and are left to other rules.
-    left_to : frozenset of str
-        Results that were wrong there, where a relation failed.
-    worst : float
-        Largest ratio of the recipes that passed.
-    asked : Asked
-        Sizes of the recipes that were accepted, the first failing one included.
-    """
-
-    position: int = 0
-    tried: int = 0
-    left: int = 0
+    position: int = 0  # number of recipes taken from those of the rule
+    tried: int = 0  # number of recipes that had something to show, and passed
+    left: int = 0  # number of recipes that are wrong unaltered too, and are left to other rules
+    # results that were wrong there, where a relation failed
     left_to: frozenset[str] = field(default_factory=frozenset)
-    worst: float = 0.0
+    worst: float = 0.0  # largest ratio of the recipes that passed
+    # sizes of the recipes that were accepted, the first failing one included
     asked: Asked = field(default_factory=Asked)
 
 
@@ -109,10 +95,8 @@ class RuleSearch:
 
         Once `count` reaches the examples, a rule with recipes of its own tries them all.
 
-        Raises
-        ------
-        StructureRefusedError
-            If plain structure is answered where other structure, accepted before, raises.
+        Raises StructureRefusedError if plain structure is answered where other structure, accepted
+        before, raises.
         """
         count = self.most if count is None else min(count, self.most)
         if self.rule.last and count < self.examples:

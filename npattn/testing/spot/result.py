@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from npattn.errors import OptionError
 from npattn.testing.comparison import Comparison
-from npattn.testing.power import Conclusion, Power, Verdict, conclude, describe, find_unjudged
+from npattn.testing.power import Concluded, Conclusion, Power, conclude, describe, find_unjudged
 
 PRINTED = 10
 """Number of failures that a report prints."""
 
 
 @dataclass(frozen=True, eq=False)
-class SpotCheck:
+class SpotCheck(Concluded):
     """Result of `spot_check`.
 
     Attributes
@@ -55,11 +55,6 @@ class SpotCheck:
     defects: tuple[str, ...] = ()
 
     @property
-    def passed(self) -> bool:
-        """True if every checked row and key is within tolerance, and could have failed."""
-        return self.verdict == "passed"
-
-    @property
     def conclusion(self) -> Conclusion:
         """Verdict and reason."""
         return conclude(
@@ -69,16 +64,6 @@ class SpotCheck:
             accept=self.accept,
             reasons=[f"a defect of npattn: it passes {mistake}" for mistake in self.defects],
         )
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return "passed", "failed" or "no verdict": a result could be twice as large unseen."""
-        return self.conclusion.verdict
-
-    @property
-    def reason(self) -> str:
-        """Why there is no verdict: "not judged: o"; "" if there is one."""
-        return self.conclusion.reason
 
     @property
     def worst(self) -> float:

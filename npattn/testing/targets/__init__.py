@@ -21,17 +21,13 @@ __all__ = ["TARGETS", "Target", "load", "load_implementation", "spec_of"]
 def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
     """Return the callable that a target names, and its backward where it is known.
 
+    Raises OptionError if there is no such target; the message says what there is. Raises
+    MissingExtraError if the target needs a package that is not installed.
+
     Parameters
     ----------
     spec : str
         A known name, ``module:function`` or ``path/file.py:function``.
-
-    Raises
-    ------
-    OptionError
-        If there is no such target; the message says what there is.
-    MissingExtraError
-        If the target needs a package that is not installed.
     """
     path = spec_of(spec)
     if spec in TARGETS:
@@ -41,15 +37,7 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
 
 
 def spec_of(target: str) -> str:
-    """Return ``module:function`` or ``path/file.py:function`` of a target.
-
-    Raises
-    ------
-    OptionError
-        If it is neither that nor a known name; the message says what there is.
-    MissingExtraError
-        If the target needs a package that is not installed.
-    """
+    """Return ``module:function`` or ``path/file.py:function`` of a target."""
     if target in TARGETS:
         known = TARGETS[target]
         if not known.runs_here:
@@ -69,13 +57,7 @@ def spec_of(target: str) -> str:
 
 
 def _only_function(path: Path) -> str:
-    """Return the name of the only function of a file that could take q, k and v.
-
-    Raises
-    ------
-    OptionError
-        If there is none, or there are several.
-    """
+    """Return the name of the only function of a file that could take q, k and v."""
     try:
         body = ast.parse(path.read_bytes(), str(path)).body
     except SyntaxError as err:
@@ -97,10 +79,12 @@ def _only_function(path: Path) -> str:
 
 
 def load_implementation(
+    # a known name, ``module:function`` or ``path/file.py:function``; in place of the function an
+    # `Implementation` may stand, which is taken as it is
     spec: str,
     *,
-    backward: str | None = None,
-    framework: str = "auto",
+    backward: str | None = None,  # spec of its backward
+    framework: str = "auto",  # as of `Implementation`
     layout: str | None = None,
     like: str | None = None,
     rename: Mapping[str, str] | None = None,
@@ -109,23 +93,9 @@ def load_implementation(
 ) -> Implementation:
     """Return the implementation that a target names, with the conventions that are known of it.
 
-    Parameters
-    ----------
-    spec : str
-        A known name, ``module:function`` or ``path/file.py:function``; in place of the function
-        an `Implementation` may stand, which is taken as it is.
-    backward : str, optional
-        Spec of its backward.
-    framework, layout, like, rename, features, quantized
-        As of `Implementation`.
-
-    Raises
-    ------
-    OptionError
-        If there is no such target, an argument is not legal, or one is given beside an
-        `Implementation`.
-    MissingExtraError
-        If the target needs a package that is not installed.
+    Raises OptionError if there is no such target, an argument is not legal, or one is given beside
+    an `Implementation`. Raises MissingExtraError if the target needs a package that is not
+    installed.
     """
     spec = spec if spec in TARGETS else spec_of(spec)
     settings: dict[str, Any] = {"layout": layout, "like": like, "rename": rename or None}

@@ -36,14 +36,7 @@ def flashinfer(
     softcap: float | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Call ``flashinfer.single_prefill_with_kv_cache`` for each sample.
-
-    Raises
-    ------
-    ValueError
-        If it is asked what its documentation does not have: a mask that tells heads apart, or
-        one beside causal, which is then ignored; a window with an end to the right.
-    """
+    """Call ``flashinfer.single_prefill_with_kv_cache`` for each sample."""
     prefill: Any = importlib.import_module("flashinfer").single_prefill_with_kv_cache
     if q.ndim != 4 or q.shape[0] != k.shape[0]:
         raise ValueError("q, k and v must have 4 axes, with one B")
@@ -125,13 +118,7 @@ def transformer_engine(
     bias: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Call ``transformer_engine.pytorch.DotProductAttention``, whose masks hide where True.
-
-    Raises
-    ------
-    ValueError
-        If q, k and v are not of rank 4 with one B.
-    """
+    """Call ``transformer_engine.pytorch.DotProductAttention``, whose masks hide where True."""
     module: Any = importlib.import_module("transformer_engine.pytorch")
     if q.ndim != 4 or q.shape[0] != k.shape[0]:
         raise ValueError("q, k and v must have 4 axes, with one B")
@@ -184,13 +171,7 @@ class _ThunderKittens(torch.autograd.Function):
 def thunderkittens(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
 ) -> torch.Tensor:
-    """Call ``mha_forward`` and ``mha_backward`` of ThunderKittens, in bfloat16.
-
-    Raises
-    ------
-    ValueError
-        If the lengths differ: it checks the other shapes itself.
-    """
+    """Call ``mha_forward`` and ``mha_backward`` of ThunderKittens, in bfloat16."""
     if q.ndim != 4 or q.shape[2:] != k.shape[2:] or k.shape != v.shape:
         raise ValueError("q, k and v must have 4 axes, with one T and one D")
     if q.dtype != torch.bfloat16 or q.shape[3] not in (64, 128) or q.shape[2] % 64:
@@ -208,13 +189,7 @@ def flash_attn_triton(
     causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Call ``flash_attn_triton.flash_attn_func``, without what it says that it does not support.
-
-    Raises
-    ------
-    ValueError
-        If q, k and v are not of rank 4 with one B and one head dimension.
-    """
+    """Call ``flash_attn_triton.flash_attn_func``, without what it says that it does not support."""
     attend: Any = importlib.import_module("flash_attn_triton").flash_attn_func
     if q.ndim != 4 or q.shape[0] != k.shape[0] or k.shape != v.shape:
         raise ValueError("q, k and v must have 4 axes, with one B and one D")
@@ -230,13 +205,7 @@ def _with_one_mask(
     bias: torch.Tensor | None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Call a function whose ``attn_mask`` is boolean or added, and has every axis.
-
-    Raises
-    ------
-    ValueError
-        If q, k and v are not of rank 4 with one B, or mask and bias are both given.
-    """
+    """Call a function whose ``attn_mask`` is boolean or added, and has every axis."""
     q, k, _ = qkv
     if q.ndim != 4 or q.shape[0] != k.shape[0]:
         raise ValueError("q, k and v must have 4 axes, with one B")

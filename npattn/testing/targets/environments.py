@@ -37,16 +37,10 @@ def choose_python(
 
     Parameters
     ----------
-    target : Target
     folder : Path
         Where the environments are, one folder for each list of requirements.
     tell : callable, optional
         Called with a line before an environment is made, which may take minutes.
-
-    Raises
-    ------
-    MissingExtraError
-        If the packages cannot be installed, by pip at all, or it needs a GPU that is not there.
     """
     if target.runs_here:
         return None
@@ -58,10 +52,8 @@ def choose_python(
 def list_packages(requirements: Sequence[str]) -> tuple[str, ...]:
     """Return requirements with the packages of each extra of npattn in its place.
 
-    Raises
-    ------
-    OptionError
-        If npattn's metadata do not name them: it is not installed, or has no such extra.
+    Raises OptionError if npattn's metadata do not name them: it is not installed, or has no such
+    extra.
     """
     packages: list[str] = []
     for requirement in requirements:
@@ -94,6 +86,8 @@ def make_environment(
 ) -> Path:
     """Return the Python of an environment with these packages; make it if it is not there.
 
+    Raises MissingExtraError if pip fails; the message has its last lines.
+
     Parameters
     ----------
     requirements : sequence of str
@@ -103,13 +97,6 @@ def make_environment(
         process waits for the first.
     tell : callable, optional
         Called with a line before it is made.
-
-    Raises
-    ------
-    MissingExtraError
-        If pip fails; the message has its last lines.
-    OptionError
-        If the folder cannot be written.
     """
     environment = folder.absolute() / _name(requirements)
     python = environment / "bin" / "python"
@@ -156,13 +143,7 @@ def _name(requirements: Sequence[str]) -> str:
 
 
 def _run(command: Sequence[str], line: str) -> None:
-    """Run a step of making an environment.
-
-    Raises
-    ------
-    MissingExtraError
-        If it fails.
-    """
+    """Run a step of making an environment."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

@@ -48,13 +48,7 @@ def parallel(
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Call ``parallel_attn``, which is always causal.
-
-    Raises
-    ------
-    ValueError
-        If it is asked what it has no argument for.
-    """
+    """Call ``parallel_attn``, which is always causal."""
     if not causal:
         raise ValueError("parallel_attn is always causal")
     if q.ndim != 4 or q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
@@ -74,13 +68,7 @@ def decoding(
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Call ``attn_decoding_one_step`` with the samples of a batch as its sequences.
-
-    Raises
-    ------
-    ValueError
-        If it is asked what it has no argument for.
-    """
+    """Call ``attn_decoding_one_step`` with the samples of a batch as its sequences."""
     if q.ndim != 4 or q.shape[2] != 1 or q.shape[0] != k.shape[0]:
         raise ValueError("q, k and v must have 4 axes, with one B and one query")
     B, S = k.shape[0], k.shape[2]

@@ -81,10 +81,7 @@ def flash(
 ) -> Array:
     """Call it with one thread; k and v keep their dtype, q is float32, and so is its result.
 
-    Raises
-    ------
-    ValueError
-        If ggml would end the process.
+    Raises ValueError if ggml would end the process.
     """
     _check(q, k, v, mask)
     inputs = [q.astype("f4"), k, v]

@@ -15,13 +15,7 @@ BACKENDS = ("numpy", "jax", "torch")
 
 @functools.cache
 def _load(backend: str) -> Any:
-    """Return Keras with a backend.
-
-    Raises
-    ------
-    OptionError
-        If Keras was loaded with another one.
-    """
+    """Return Keras with a backend."""
     before = os.environ.get("KERAS_BACKEND")
     os.environ["KERAS_BACKEND"] = backend  # read when Keras is loaded
     extras = ",".join(dict.fromkeys(("keras", backend))).removesuffix(",numpy")

@@ -39,13 +39,7 @@ def _net(masked: bool, scale: float) -> Any:
 def attention(
     q: Array, k: Array, v: Array, attn_mask: Array | None = None, scale: float | None = None
 ) -> Array:
-    """Run the layer for every sample; a boolean mask becomes 0 and −inf, which is added.
-
-    Raises
-    ------
-    ValueError
-        If it has no parameter for it: a scale of 0 is documented as the default.
-    """
+    """Run the layer for every sample; a boolean mask becomes 0 and −inf, which is added."""
     if not q.ndim == k.ndim == v.ndim == 4 or len({x.shape[0] for x in (q, k, v)}) > 1:
         raise ValueError("q, k and v must be (B, H, T, D), with one batch")
     if 0 in (*q.shape, *k.shape, *v.shape):

@@ -38,25 +38,13 @@ def describe_value(name: str, dtype: Any, rank: int | None) -> Any:
 
 def model(
     opset: int,
-    dtypes: Dtypes,
-    weights: bool,
+    dtypes: Dtypes,  # (str, dtype): of Q, K, V and, if there is one, attn_mask
+    weights: bool,  # let it return weights beside Y
+    # names by position, where they are others; "" leaves one out
     outputs: tuple[str, ...] | None = None,
-    **options: Any,
+    **options: Any,  # attributes of the node
 ) -> Any:
-    """Return a model of one Attention node.
-
-    Parameters
-    ----------
-    opset : int
-    dtypes : tuple of (str, dtype)
-        Of Q, K, V and, if there is one, attn_mask.
-    weights : bool
-        Let it return weights beside Y.
-    outputs : tuple of str, optional
-        Names by position, where they are others; "" leaves one out.
-    **options
-        Attributes of the node.
-    """
+    """Return a model of one Attention node."""
     if weights:
         options["qk_matmul_output_mode"] = WEIGHTS
     outputs = outputs or (("Y", "", "", "weights") if weights else ("Y",))

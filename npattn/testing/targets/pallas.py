@@ -59,13 +59,7 @@ def gpu(
     causal: bool = False,
     scale: float | None = None,
 ) -> Any:
-    """Call ``mha`` of the Pallas kernels for GPUs.
-
-    Raises
-    ------
-    ValueError
-        If the shapes are not those of its comments: it does not compare heads and batches.
-    """
+    """Call ``mha`` of the Pallas kernels for GPUs."""
     _check_rank(q)
     if q.shape[:2] != k.shape[:2] or k.shape != v.shape:
         raise ValueError("q, k and v must have one B and one H, and k and v one shape")
@@ -74,13 +68,7 @@ def gpu(
 
 
 def gpu_decode(q: jax.Array, k: jax.Array, v: jax.Array, *, scale: float | None = None) -> Any:
-    """Call ``gqa`` of the Pallas kernels for GPUs, one step of decoding.
-
-    Raises
-    ------
-    ValueError
-        If there is more than one query.
-    """
+    """Call ``gqa`` of the Pallas kernels for GPUs, one step of decoding."""
     _check_rank(q)
     if q.shape[2] != 1 or q.shape[0] != k.shape[0] or k.shape != v.shape:
         raise ValueError("q must have one query, and k and v its B and one shape")
@@ -107,13 +95,7 @@ def tpu_flash(
 
 
 def _one_query(q: jax.Array, scale: float | None) -> jax.Array:
-    """Return q (B, H, D) of one step of decoding, multiplied by the scale as the caller does it.
-
-    Raises
-    ------
-    ValueError
-        If there is more than one query.
-    """
+    """Return q (B, H, D) of one step of decoding, multiplied by the scale as the caller does it."""
     if q.ndim != 4 or q.shape[1] != 1:
         raise ValueError(f"q has shape {q.shape}, must have one query for each sequence")
     return q[:, 0] * jnp.asarray(_default(scale, q), q.dtype)
@@ -135,10 +117,7 @@ def gpu_paged(
 
     Pages of int8 come with factors (N, P, K) of their tokens.
 
-    Raises
-    ------
-    ValueError
-        If there is more than one query.
+    Raises ValueError if there is more than one query.
     """
     scaled = _one_query(q, scale)
     width = block_tables.shape[1]
@@ -172,10 +151,7 @@ def tpu_paged(
     Pages of int8 come with factors (N, P, K) of their tokens, and are made a QuantizedTensor: its
     scales stand for 127.5, and not for 1.
 
-    Raises
-    ------
-    ValueError
-        If there is more than one query.
+    Raises ValueError if there is more than one query.
     """
     scaled = _one_query(q, scale)
     pltpu.set_tpu_interpret_mode()
@@ -226,11 +202,6 @@ def tpu_splash(
 
     It has an "undefined softmax" where a query sees nothing: such a query is given all keys, and
     its result is set to 0.
-
-    Raises
-    ------
-    ValueError
-        If the mask differs between samples.
     """
     _check_rank(q)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]

@@ -43,13 +43,7 @@ def sageattn(
     is_causal: bool = False,
     sm_scale: float | None = None,
 ) -> torch.Tensor:
-    """Call ``sageattn`` on tensors (B, H, T, D).
-
-    Raises
-    ------
-    ValueError
-        If it is asked what its documentation excludes.
-    """
+    """Call ``sageattn`` on tensors (B, H, T, D)."""
     if q.ndim != 4 or not q.shape[0] == k.shape[0] == v.shape[0]:
         raise ValueError("q, k and v must have 4 axes, with one B")
     if q.shape[-1] not in (64, 96, 128) or v.shape[-1] != q.shape[-1]:

@@ -203,13 +203,7 @@ def nested_sdpa(
 
 
 def _visible_keys(mask: torch.Tensor, B: int, S: int) -> list[Any]:
-    """Return the visible keys of each sequence.
-
-    Raises
-    ------
-    ValueError
-        If they differ between heads or queries.
-    """
+    """Return the visible keys of each sequence."""
     if mask.ndim != 4 or mask.shape[1:3] != (1, 1):
         raise ValueError("a ragged batch has the same keys for all heads and queries of a sequence")
     return [*mask.expand(B, 1, 1, S)[:, 0, 0]]
@@ -253,13 +247,7 @@ def flex_cuda(
     softcap: float | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Call ``torch.compile(flex_attention)`` with a block mask and, for a softcap, a score_mod.
-
-    Raises
-    ------
-    ValueError
-        If q, k and v are not of rank 4 with one B.
-    """
+    """Call ``torch.compile(flex_attention)`` with a block mask and, for a softcap, a score_mod."""
     module: Any = importlib.import_module("torch.nn.attention.flex_attention")  # slow to load
     if q.ndim != 4 or q.shape[0] != k.shape[0]:
         raise ValueError("q, k and v must have 4 axes, with one B")

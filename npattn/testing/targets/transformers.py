@@ -139,13 +139,7 @@ def falcon(
 
 
 def _sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int, int]:
-    """Return B, H, T, S, D of self-attention with a cache.
-
-    Raises
-    ------
-    ValueError
-        If the arrays are not of one sequence, or have no heads.
-    """
+    """Return B, H, T, S, D of self-attention with a cache."""
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         raise ValueError("q, k, v must be (B, H, T, D), k and v of one shape, q with their D")
     B, H, T, D = q.shape
@@ -179,13 +173,7 @@ def _cache(
 
 
 def _over_keys(q: torch.Tensor, alibi: torch.Tensor | None, S: int) -> torch.Tensor:
-    """Return a bias that is the same for all queries as (B, H, 1, S), zeros if there is none.
-
-    Raises
-    ------
-    ValueError
-        If it differs between queries.
-    """
+    """Return a bias that is the same for all queries as (B, H, 1, S), zeros if there is none."""
     B, H = q.shape[:2]
     if alibi is None:
         return q.new_zeros(B, H, 1, S)

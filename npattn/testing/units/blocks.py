@@ -78,51 +78,30 @@ class _Blocks:
 
 
 def check_in_units(
+    # in a worker of this machine; units start their own by its spec
     implementation: Implementation,
     executor: Executor,
-    width: int,
+    width: int,  # number of units that it judges at once
     *,
-    calls: Mapping[str, Any],
+    calls: Mapping[str, Any],  # calls of `Unit`; timeout, memory and folder
     limits: Mapping[str, Any],
-    conventions: Conventions,
+    conventions: Conventions,  # as of `check`
     sizes: Mapping[str, Sequence[int]],
     rounding: str | None,
     dtypes: Sequence[str],
     examples: int,
     seed: int,
-    only: Sequence[str] | None,
+    only: Sequence[str] | None,  # rules, or prefixes of several
+    # called with ("", a line, units done, all units)
     progress: Callable[[str, str, int, int], object],
-    **arguments: Any,
+    **arguments: Any,  # of `check` in this process: require, expect, strict, must, …
 ) -> Report:
     """Judge an implementation in units, and make the report here.
-
-    Parameters
-    ----------
-    implementation : Implementation
-        In a worker of this machine; units start their own by its spec.
-    executor : concurrent.futures.Executor
-    width : int
-        Number of units that it judges at once.
-    calls, limits : mapping
-        calls of `Unit`; timeout, memory and folder.
-    conventions, sizes, rounding, dtypes, examples, seed
-        As of `check`.
-    only : sequence of str or None
-        Rules, or prefixes of several.
-    progress : callable
-        Called with ("", a line, units done, all units).
-    **arguments
-        Of `check` in this process: require, expect, strict, must, ….
 
     Returns
     -------
     Report
         What was lost is among what is missing.
-
-    Raises
-    ------
-    OptionError
-        If no process could find the function by its name, or a rule is not known.
     """
     if implementation.spec is None:
         raise OptionError("a cluster needs a known name, module:function or path/file.py:function")
@@ -162,13 +141,7 @@ def check_in_units(
 
 
 def name_rules(only: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the names of the rules that `only` names or begins, by level; all for None.
-
-    Raises
-    ------
-    OptionError
-        If a word begins no rule, or no rule is left.
-    """
+    """Return the names of the rules that `only` names or begins, by level; all for None."""
     chosen = sorted(choose_rules(only), key=lambda rule: list(LEVELS).index(rule.level))
     if not chosen:
         raise OptionError(

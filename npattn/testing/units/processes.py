@@ -18,7 +18,7 @@ from pathlib import Path
 
 from npattn.engines.threads import ONE_THREAD
 from npattn.errors import NpattnError, OptionError
-from npattn.testing.adapters.base import format_exception_line
+from npattn.testing.adapters.child import format_exception_line
 from npattn.testing.units.unit import Result, Unit
 from npattn.testing.worker.compilation_cache import cache_variables
 
@@ -56,13 +56,7 @@ class Jobs:
         future.add_done_callback(self._done.put)
 
     def wait(self) -> tuple[Unit, Result]:
-        """Return the next result, in the order in which they come.
-
-        Raises
-        ------
-        OptionError
-            If the executor was lost.
-        """
+        """Return the next result, in the order in which they come."""
         future = self._done.get()
         unit = self._units.pop(future)
         try:

@@ -37,51 +37,25 @@ def versions_here() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A part of the judging, as it is sent to another process.
+    """A part of the judging, as it is sent to another process."""
 
-    Attributes
-    ----------
-    target : str
-        A known name, or a spec.
-    dtype : str
-    rules : tuple of str, optional
-        Names of rules; None for all.
-    seed, examples : int
-        As of `check`.
-    asks : bool
-        Return answers, without a report.
-    answers : tuple of dict
-        Entries of a journal that are taken as they are.
-    timeout : float, optional
-        Seconds a call.
-    memory : int, optional
-        Bytes of the worker.
-    limit : float, optional
-        Seconds of the whole unit; whoever runs it sees to that.
-    folder : str
-        In which a spec is looked up.
-    envs : str, optional
-        Folder of virtual environments, for known targets that lack a package here.
-    calls : mapping
-        How it is called, as of `npattn.testing.worker.connect.connect`: like, layout, rename, ….
-    judges : mapping
-        How it is judged, as of `check`: sizes, rounding, budget, and the fields of its conventions.
-        With a sweep the target is called in the process that judges it, whose end costs the unit.
-    """
-
-    target: str
+    target: str  # a known name, or a spec
     dtype: str
-    rules: tuple[str, ...] | None = None
-    seed: int = 0
+    rules: tuple[str, ...] | None = None  # names of rules; None for all
+    seed: int = 0  # as of `check`
     examples: int = 20
-    asks: bool = False
-    answers: tuple[dict[str, Any], ...] = ()
-    timeout: float | None = None
-    memory: int | None = None
-    limit: float | None = None
-    folder: str = "."
+    asks: bool = False  # return answers, without a report
+    answers: tuple[dict[str, Any], ...] = ()  # entries of a journal that are taken as they are
+    timeout: float | None = None  # seconds a call
+    memory: int | None = None  # bytes of the worker
+    limit: float | None = None  # seconds of the whole unit; whoever runs it sees to that
+    folder: str = "."  # in which a spec is looked up
+    # folder of virtual environments, for known targets that lack a package here
     envs: str | None = None
+    # how it is called, as of `npattn.testing.worker.connect.connect`: like, layout, rename, …
     calls: Mapping[str, Any] = field(default_factory=dict)
+    # how it is judged, as of `check`: sizes, rounding, budget, and the fields of its conventions.
+    # With a sweep the target is called in the process that judges it, whose end costs the unit.
     judges: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -97,13 +71,7 @@ class Unit:
 
     @classmethod
     def from_text(cls, text: str) -> Unit:
-        """Read a unit.
-
-        Raises
-        ------
-        OptionError
-            If it is meant for other versions than those here.
-        """
+        """Read a unit."""
         content = json.loads(text)
         wanted = content.pop("versions")
         if wanted != versions_here():
@@ -117,23 +85,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a unit.
+    """Result of a unit."""
 
-    Attributes
-    ----------
-    state : {"done", "not run", "timed out", "crashed"}
-    why : str
-    seconds : float
-    report : dict or None
-    answers : tuple of dict
-        Of a unit that asks: the last entry of each rule.
-    """
-
-    state: str
+    state: str  # "done", "not run", "timed out" or "crashed"
     why: str = ""
     seconds: float = 0.0
     report: dict[str, Any] | None = None
-    answers: tuple[dict[str, Any], ...] = ()
+    answers: tuple[dict[str, Any], ...] = ()  # of a unit that asks: the last entry of each rule
 
     def to_text(self) -> str:
         """Return it as a line of JSON."""

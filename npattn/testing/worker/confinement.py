@@ -58,24 +58,12 @@ _found: dict[str, Way] = {}
 
 @dataclass(frozen=True)
 class Walls:
-    """What a confined worker sees and may use.
+    """What a confined worker sees and may use."""
 
-    Attributes
-    ----------
-    program : Path
-        Copy of `confine.py`, where the worker sees it.
-    shown : tuple of Path
-        Files and folders that it can read, wherever they lie.
-    hidden : tuple of Path
-        Folders that are empty for it.
-    memory : int or None
-        Bytes that each of its processes may have for data.
-    """
-
-    program: Path
-    shown: tuple[Path, ...]
-    hidden: tuple[Path, ...]
-    memory: int | None
+    program: Path  # copy of `confine.py`, where the worker sees it
+    shown: tuple[Path, ...]  # files and folders that it can read, wherever they lie
+    hidden: tuple[Path, ...]  # folders that are empty for it
+    memory: int | None  # bytes that each of its processes may have for data
 
     def command(self, way: Way, words: Sequence[str]) -> list[str]:
         """Return the command that runs a program of this Python, `words`, confined."""
@@ -181,13 +169,7 @@ def surround(program: Path, shown: Iterable[Path], memory: int | None) -> Walls:
 
 
 def find_way(walls: Walls) -> Way:
-    """Return the first way that works here; it is tried once in a process.
-
-    Raises
-    ------
-    OptionError
-        If none does. It says why, and what to install or to allow.
-    """
+    """Return the first way that works here; it is tried once in a process."""
     with _lock:
         if "way" not in _found:
             reasons = []

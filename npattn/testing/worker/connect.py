@@ -12,8 +12,7 @@ from typing import Any
 from npattn.engines.threads import ONE_THREAD
 from npattn.errors import OptionError
 from npattn.testing.adapters import child
-from npattn.testing.adapters.base import format_exception_line
-from npattn.testing.adapters.child import ABILITIES, Tensor
+from npattn.testing.adapters.child import ABILITIES, Tensor, format_exception_line
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.load import Spec, by_spec
 from npattn.testing.targets import TARGETS, spec_of

@@ -46,46 +46,27 @@ HEADER = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a worker.
+    """Limits of a worker."""
 
-    Attributes
-    ----------
-    timeout : float or None
-        Seconds a call; None: 10, or 120 for the first call of a shape where a framework compiles.
-    memory : int or None
-        Bytes that its processes may have resident; None: no limit.
-    """
-
+    # seconds a call; None: 10, or 120 for the first call of a shape where a framework compiles
     timeout: float | None = None
-    memory: int | None = None
+    memory: int | None = None  # bytes that its processes may have resident; None: no limit
 
 
 class Connection:
     """A process that answers requests, which several threads may make.
 
-    Parameters
-    ----------
-    command : sequence of str
-    environment : mapping or None
-    memory : int or None
-        Bytes that its processes may have resident.
-    confined : bool
-        Its exit code is 128 and the number of a signal if that ended the worker.
-
-    Raises
-    ------
-    OSError
-        If the command cannot be run.
-    OptionError
-        If memory is limited, and the system does not tell how much a process uses.
+    Raises OSError if the command cannot be run. Raises OptionError if memory is limited, and the
+    system does not tell how much a process uses.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str] | None,
-        memory: int | None,
+        memory: int | None,  # bytes that its processes may have resident
         *,
+        # its exit code is 128 and the number of a signal if that ended the worker
         confined: bool = False,
     ) -> None:
         if memory is not None and not PROCESSES.is_dir():
@@ -138,10 +119,7 @@ class Connection:
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the answer to the request that comes first; agree on memory to share.
 
-        Raises
-        ------
-        Crash, TimedOut
-            As of `exchange`.
+        Raises Crash or TimedOut as `exchange` does.
         """
         request = {"do": "describe", **settings, **self._shared.offer}
         answer, out = self.exchange(request, tensors, seconds, most=OF_ALL)
@@ -160,12 +138,8 @@ class Connection:
 
         Each call of the request may take so many seconds. Its answer has at most `most` bytes.
 
-        Raises
-        ------
-        Crash
-            If the process ends, answers with garbage, or needs more memory than it may.
-        TimedOut
-            If there is no answer in time.
+        Raises Crash if the process ends, answers with garbage, or needs more memory than it may.
+        Raises TimedOut if there is no answer in time.
         """
         calls = max(1, len(message.get("calls", ())))
         number, deadline = next(self._ids), time.monotonic() + calls * seconds

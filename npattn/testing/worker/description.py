@@ -43,13 +43,7 @@ def _number(value: Any) -> Any:
 
 
 def read_description(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer to `describe` with what it leaves out.
-
-    Raises
-    ------
-    OptionError
-        If it speaks another version of the protocol, or cannot be understood.
-    """
+    """Return an answer to `describe` with what it leaves out."""
     version = answer.get("version", VERSION)
     if version != VERSION:
         raise OptionError(

@@ -18,17 +18,10 @@ Kind = frozenset[str]
 
 @dataclass
 class GivenUp:
-    """Options and structure, alone or in pairs, that ended the process whenever they were asked.
+    """Options and structure, alone or in pairs, that ended the process whenever they were asked."""
 
-    Attributes
-    ----------
-    ends : Counter
-        Number of ends, by kind.
-    reasons : dict of str
-        Names of the kinds that are not asked again → how they ended the process; "" is every kind.
-    """
-
-    ends: Counter[Kind] = field(default_factory=Counter)
+    ends: Counter[Kind] = field(default_factory=Counter)  # number of ends, by kind
+    # names of the kinds that are not asked again → how they ended the process; "" is every kind
     reasons: dict[str, str] = field(default_factory=dict)
     _answered: set[Kind] = field(default_factory=set)
     _wholes: set[Kind] = field(default_factory=set)

@@ -126,6 +126,9 @@ class Frames(Framework):
 class Remote(Implementation):
     """A callable under test, in a worker.
 
+    Raises OptionError as `Implementation` does, and if the worker cannot be started, or its target
+    cannot be used.
+
     Parameters
     ----------
     worker : Worker
@@ -136,11 +139,6 @@ class Remote(Implementation):
     ----------
     watch : callable or None
         Called with each request and the shapes of its arrays, before it is sent.
-
-    Raises
-    ------
-    OptionError
-        As of `Implementation`; if the worker cannot be started, or its target cannot be used.
     """
 
     is_isolated = True

@@ -22,8 +22,6 @@ from npattn.torch.problem import Problem
 from npattn.torch.score_mod import check_slopes
 from npattn.torch.tiles import QueryRows, Strip, flatten, tile_of
 
-__all__ = ["backward"]
-
 Tensor = torch.Tensor
 
 

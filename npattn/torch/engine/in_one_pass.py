@@ -21,8 +21,6 @@ from npattn.problem.arrays import diagonal
 from npattn.torch.engine.operations import INF, SavedTensors, TileOps, rows_of
 from npattn.torch.tiles import QueryRows
 
-__all__ = ["sum_exp", "weights_and_gradients"]
-
 Tensor = torch.Tensor
 LARGEST = 128
 """Largest D and E: of twice as many, a block does not fit in the registers."""

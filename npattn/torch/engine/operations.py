@@ -16,16 +16,6 @@ from npattn.torch.score_mod import call_score_mod
 from npattn.torch.score_mod import slope as score_mod_slope
 from npattn.torch.tiles import QueryRows, Strip, flatten, plan_of, tile_of
 
-__all__ = [
-    "INF",
-    "SavedTensors",
-    "TileOps",
-    "all_finite",
-    "matmul_shared",
-    "rows_of",
-    "transforms_active",
-]
-
 Tensor = torch.Tensor
 INF = math.inf
 # True inside a transform of torch.func, and where torch does not say.

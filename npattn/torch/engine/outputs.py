@@ -11,8 +11,6 @@ from npattn.torch.engine.operations import INF, SavedTensors, TileOps, all_finit
 from npattn.torch.problem import Problem
 from npattn.torch.tiles import QueryRows
 
-__all__ = ["forward", "fully_masked_rows", "max_score", "weights"]
-
 Tensor = torch.Tensor
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 

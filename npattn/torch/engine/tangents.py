@@ -19,8 +19,6 @@ from npattn.torch.engine.operations import (
 from npattn.torch.problem import Problem
 from npattn.torch.tiles import QueryRows, Strip
 
-__all__ = ["jvp"]
-
 Tensor = torch.Tensor
 
 

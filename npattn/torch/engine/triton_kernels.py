@@ -20,8 +20,6 @@ import torch
 import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["FAILURES", "LEAST", "shared_memory", "sum_exp", "weights_and_gradients"]
-
 Tensor = torch.Tensor
 FAILURES = (triton.TritonError, RuntimeError, OSError, SubprocessError, ImportError)
 """Errors of Triton, of CUDA, and of the C compiler that makes the launchers and what it made."""

@@ -17,8 +17,6 @@ from npattn.problem.arrays import Array, diagonal
 from npattn.torch.kernels.operands import differentiates, flatten, with_positive_scale
 from npattn.torch.tensors import to_tensor
 
-__all__ = ["compile_flex", "evaluate_flex"]
-
 Tensor = torch.Tensor
 Index = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # f(b, h, t, s)
 

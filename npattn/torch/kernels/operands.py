@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["differentiates", "flatten", "unflatten", "with_positive_scale"]
-
 Tensor = torch.Tensor
 
 

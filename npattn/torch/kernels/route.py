@@ -17,8 +17,6 @@ from npattn.torch.kernels.sdpa import evaluate_sdpa
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import short_name
 
-__all__ = ["evaluate", "forward", "refusal", "route"]
-
 Tensor = torch.Tensor
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -30,11 +28,6 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     """Evaluate the forward pass of a problem under conventions.
 
     .lse is None unless FlexAttention computed the result.
-
-    Raises
-    ------
-    OptionError
-        As in `forward`; also if PyTorch has no such convention, or if weights are read.
     """
     gate: Any = problem.gate
     if gate is not None and gate.dtype != problem.q.dtype:
@@ -70,6 +63,8 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
 def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
     """Attention by the fused kernels of PyTorch, differentiable by its autograd.
 
+    Raises OptionError if they cannot compute it exactly: the option, and why.
+
     Parameters
     ----------
     problem : Problem
@@ -83,11 +78,6 @@ def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | No
         In the dtype of q, k, v.
     lse : tensor (..., H, T) or None
         None from scaled_dot_product_attention.
-
-    Raises
-    ------
-    OptionError
-        If they cannot compute it exactly: the option, and why.
     """
     function = route(problem, lse=lse)
     with _no_autocast(problem.device.type):

@@ -11,8 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from npattn.torch.kernels.operands import differentiates, flatten, with_positive_scale
 
-__all__ = ["WITH_MASK", "evaluate_sdpa"]
-
 Tensor = torch.Tensor
 WITH_MASK = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 

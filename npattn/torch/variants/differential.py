@@ -9,9 +9,7 @@ import torch
 
 from npattn.torch.twins import Tensors
 from npattn.variants import differential
-from npattn.variants.differential import DifferentialForward, initial_lambda
-
-__all__ = ["DifferentialForward", "attention", "forward", "initial_lambda", "reparametrise"]
+from npattn.variants.differential import DifferentialForward
 
 _on_tensors = Tensors(__name__).bind
 forward = _on_tensors(differential.forward, DifferentialForward)

@@ -10,15 +10,6 @@ from npattn.problem import Forward
 from npattn.torch.twins import Tensors
 from npattn.variants import gathered
 
-__all__ = [
-    "GatheredResults",
-    "attention",
-    "drop_repeats",
-    "forward",
-    "index_mask",
-    "top_k",
-]
-
 Tensor = torch.Tensor
 
 

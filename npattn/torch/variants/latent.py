@@ -10,8 +10,6 @@ from npattn.problem import Forward
 from npattn.torch.twins import Tensors
 from npattn.variants import latent
 
-__all__ = ["LatentResults", "attention", "forward"]
-
 Tensor = torch.Tensor
 
 

@@ -14,9 +14,6 @@ import torch
 from npattn.errors import OptionError
 from npattn.torch.twins import Tensors
 from npattn.variants import linear
-from npattn.variants.linear import FEATURE_MAPS
-
-__all__ = ["FEATURE_MAPS", "LinearResults", "attention", "forward"]
 
 Tensor = torch.Tensor
 

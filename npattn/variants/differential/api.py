@@ -10,28 +10,24 @@ Every option of `npattn.attention` applies to both softmaxes. Source: Ye et al. 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.errors import DtypeError
+from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.multihead.projections import normalise, normalise_backward
 from npattn.oracle import api
-from npattn.oracle.twins import on_arrays, only_out, widen
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import on_arrays, widen
+from npattn.problem import Forward
 from npattn.problem.arrays import Array, MaskLike
 from npattn.problem.checks import check_cotangent, check_result
-from npattn.problem.foreign import reject_unknown_options
-from npattn.variants.differential.arguments import (
-    check_alike,
-    check_norm,
-    check_options,
-    check_out_scale,
-    read_lambda,
-)
+from npattn.problem.foreign import reject_unknown_options, unknown_option
 from npattn.variants.differential.result import DifferentialForward, DifferentialGradients, beside
-
-__all__ = ["attention", "backward", "forward"]
 
 
 @reject_unknown_options
@@ -217,3 +213,54 @@ def _add(one: Any, two: Any) -> Any:
     if isinstance(one, tuple):
         return tuple(_add(x, y) for x, y in zip(one, two, strict=True))
     return one + two
+
+
+OPTIONS = (
+    *("causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dropout_mask"),
+    *("dropout_rate", "dtype", "engine", "precision", "conventions"),
+)
+"""Options of both softmaxes; one whose gradient is not returned here is not among them."""
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise OptionError if an option is not one of both softmaxes."""
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown_option("attention", name, OPTIONS)
+
+
+def check_alike(one: str, two: str, arrays: Mapping[str, Array]) -> None:
+    """Check that two arrays have one shape."""
+    first, second = arrays[one].shape, arrays[two].shape
+    if first != second:
+        raise ShapeError(f"{two} has shape {second}, must have the shape {first} of {one}")
+
+
+def read_lambda(xp: Any, lam: Any, first: Forward) -> Any:
+    """Return λ as an array () or (H,)."""
+    if isinstance(lam, (int, float)) and not isinstance(lam, bool):
+        return xp.full((), float(lam), like=first.out)
+    arrays, facts = xp.read(beside=first.out, lam=lam)
+    shape, H = facts["lam"].shape, first.problem.H
+    if shape not in ((), (H,)):
+        raise ShapeError(f"lam has shape {shape}, must be one number, or have (H,) = ({H},)")
+    return arrays["lam"]
+
+
+def check_out_scale(value: Any) -> float:
+    """Return the factor of the output as a float."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
+        raise OptionError(f"out_scale is {value!r}, must be a finite number")
+    return float(value)
+
+
+def check_norm(norm: Any, weight: Any, eps: Any, E: int) -> None:
+    """Check the options of the norm, and the shape of its weight."""
+    if not isinstance(norm, (bool, np.bool_)):
+        raise OptionError(f"norm is {norm!r}, must be True or False")
+    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
+        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
+    if weight is not None and not norm:
+        raise OptionError("got norm_weight, but norm is False; pass norm=True")
+    if weight is not None and weight.shape != (E,):
+        raise ShapeError(f"norm_weight has shape {weight.shape}, must have shape (E,) = ({E},)")

@@ -16,8 +16,6 @@ from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem.arrays import Array
 from npattn.problem.checks import check_cotangent, check_integer
 
-__all__ = ["LambdaGradients", "initial_lambda", "reparametrise", "reparametrise_backward"]
-
 
 class LambdaGradients(NamedTuple):
     """Gradients of the four vectors of λ."""

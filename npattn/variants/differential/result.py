@@ -9,8 +9,6 @@ from npattn.multihead.projections import NormResiduals
 from npattn.problem import Forward
 from npattn.problem.arrays import Array
 
-__all__ = ["DifferentialForward", "DifferentialGradients", "beside"]
-
 
 @dataclass(frozen=True, eq=False)
 class DifferentialForward:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from npattn.errors import DtypeError, OptionError
-from npattn.oracle.twins import ARRAYS, on_arrays, only_out
+from npattn.oracle.signatures import only_out
+from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.checks import check_cotangent, check_result
 from npattn.problem.foreign import reject_unknown_options
@@ -33,8 +34,6 @@ from npattn.variants.linear.problem import (
     LinearProblem,
     warn_of_growth,
 )
-
-__all__ = ["attention", "backward", "forward", "operands_of"]
 
 
 @reject_unknown_options

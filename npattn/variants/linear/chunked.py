@@ -20,8 +20,6 @@ import numpy as np
 from npattn.problem.arrays import Array
 from npattn.variants.linear.operands import LinearOperands
 
-__all__ = ["backward", "forward", "solve"]
-
 LIMIT = 16.0
 """Largest |H|: exp(H) exp(−H) errs by some LIMIT units in the last place."""
 

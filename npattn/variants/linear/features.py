@@ -15,8 +15,6 @@ from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 
-__all__ = ["FEATURE_MAPS", "FeatureMap", "read_feature_map"]
-
 
 class FeatureMap(NamedTuple):
     """Feature map of rows (..., D) → (..., D), with its pullback."""

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from npattn.problem.arrays import Array
 
-__all__ = ["LinearOperands"]
-
 
 class LinearOperands(NamedTuple):
     """Features, values, logarithms of decay and a state; or the gradients of these.

@@ -25,16 +25,6 @@ from npattn.problem.checks import (
 from npattn.problem.options import default_scale
 from npattn.variants.linear.features import FeatureMap, read_feature_map
 
-__all__ = [
-    "CHUNK",
-    "FORMS",
-    "Form",
-    "LinearForward",
-    "LinearGradients",
-    "LinearProblem",
-    "warn_of_growth",
-]
-
 Form = Literal["recurrent", "chunked"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunked")
 CHUNK = 64

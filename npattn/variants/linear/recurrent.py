@@ -19,8 +19,6 @@ from npattn.oracle.twins import ARRAYS
 from npattn.problem.arrays import Array
 from npattn.variants.linear.operands import LinearOperands
 
-__all__ = ["backward", "forward"]
-
 
 def _states(x: LinearOperands, xp: Any = ARRAYS) -> Iterator[tuple[Array, Array]]:
     """Yield the decayed state before each key, and the state after it."""

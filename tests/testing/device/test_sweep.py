@@ -634,7 +634,7 @@ def test_fixed_sizes_are_kept_and_others_fit():
     recipes = [plan.recipe(1, number) for number in range(100)]
     assert {recipe.T for recipe in recipes} == {300, 301}
     assert {recipe.D for recipe in recipes} == {64}
-    assert all(sweep_module._score_count(recipe) <= 2**16 for recipe in recipes)
+    assert all(math.prod((*(r.lead or ()), r.H, r.T, r.S)) <= 2**16 for r in recipes)
     for recipe in recipes:
         assert all(one.T in (300, 301) and one.D == 64 for one in simplify(recipe, plan))
 

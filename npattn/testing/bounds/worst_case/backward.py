@@ -46,19 +46,7 @@ class DqErrorSums(NamedTuple):
 
 
 class WorstCase(ForwardErrors):
-    """The worst case: every quantity of the oracle, and the error of each.
-
-    Parameters
-    ----------
-    problem : Problem
-        Canonical.
-    rounding : Rounding
-    dtype : dtype
-        The dtype of q, k, v.
-    original : Problem, optional
-        The problem that `conventions` made canonical.
-    conventions : Conventions, optional
-    """
+    """The worst case: every quantity of the oracle, and the error of each."""
 
     ds: Array
     more: Array | None  # dp through the returned weights
@@ -69,10 +57,10 @@ class WorstCase(ForwardErrors):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Problem,  # canonical
         rounding: Rounding,
-        dtype: Any,
-        original: Problem | None = None,
+        dtype: Any,  # the dtype of q, k, v
+        original: Problem | None = None,  # the problem that `conventions` made canonical
         conventions: Conventions | None = None,
     ) -> None:
         self._set_options(problem, rounding, dtype, original, conventions)
