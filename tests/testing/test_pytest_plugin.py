@@ -76,7 +76,7 @@ def run(pytester, monkeypatch):
 
 
 def section(result, name):
-    """Return the lines of a failure, up to the next one or the summary, which is long where CI is set."""
+    """Return the lines of a failure, up to the next one or the summary, long where CI is set."""
     text = "\n".join(result.outlines)
     return re.split(r"\n[_=]{3,} ", text.split(f" {name} ___")[1])[0].splitlines()[1:]
 
