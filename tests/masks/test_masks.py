@@ -631,6 +631,7 @@ def test_arrays_are_kept_and_not_written():
 # --- errors ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

@@ -75,6 +75,7 @@ TORCH = {  # name → (function, whether it rounds, dtypes that it casts to)
 }
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", NUMPY)
 def test_operations_of_numpy(name):
     f, rounds = NUMPY[name]
@@ -83,6 +84,7 @@ def test_operations_of_numpy(name):
     assert watched.narrowed == ({name} if name == "float32" else set())
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", TORCH)
 def test_operations_of_torch(name):
     f, rounds, narrow = TORCH[name]
