@@ -24,8 +24,6 @@ from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
 from tests.testing.rules.relations import script_output
 
-pytestmark = pytest.mark.unmeasured  # other tests run these lines
-
 OF_GRADIENTS = ("dbias-rows", "unseen-keys", "key-gradient-sum", "value-euler", "query-key-euler")
 OF_GRADIENTS += ("cotangent-linear", "lse-gradient", "directional")
 

@@ -29,8 +29,6 @@ from npattn.testing.rules.systematic_error import (
 )
 from npattn.testing.trial import Trial
 
-pytestmark = pytest.mark.unmeasured  # other tests run these lines
-
 SIZE = 2.0**-9
 
 

@@ -1,7 +1,6 @@
 """What a rule says where it is not asked, and problems of which an experiment says nothing."""
 
 import copy
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,21 +46,6 @@ def trial_with(**changes):
 def test_calls_that_are_not_possible_are_not_asked(rule, changes, reason):
     assert PROPERTIES[rule].unless(trial_with(**changes)) == reason
     assert PROPERTIES[rule].unless(trial_of()) is None
-
-
-@pytest.mark.every
-@pytest.mark.parametrize(
-    ("rounding", "reason"),
-    [
-        ({"accumulator": "truncated"}, "accumulators that cut off all err to one side"),
-        ({"row_sum": "input"}, "a row sum that is stored again and again stops to grow"),
-        ({"lse": "input"}, "a stored lse errs alike for all keys of a row"),
-    ],
-)
-def test_errors_that_are_no_matter_of_chance_are_not_added_up(rounding, reason):
-    trial = trial_of()
-    trial = replace(trial, rounding=replace(trial.rounding, **rounding))
-    assert PROPERTIES["aggregate"].unless(trial) == reason
 
 
 @pytest.mark.every
