@@ -1,5 +1,7 @@
 """Functions of q, k and v that come as implementations, or answer nothing."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,9 @@ from npattn.testing import Implementation, check
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.reference.check import replay
+from tests.test_cli import mine, run
+
+__all__ = ["mine"]  # the fixture
 
 SMALL = {"sizes": {"T": (3,), "S": (5,), "D": (2,)}, "examples": 2, "budget": 1}
 
@@ -39,3 +44,12 @@ def test_a_function_that_answers_nothing_says_why():
     assert "returned builtins.NoneType" in str(report)
     with pytest.raises(ImplementationError, match="returned builtins"):
         replay(empty_handed, textbook, Recipe(), framework="numpy")
+
+
+@pytest.mark.thorough
+def test_a_command_judges_attention_by_another(mine, tmp_path):
+    (tmp_path / "two.py").write_text(f"import numpy as np\n{inspect.getsource(textbook)}")
+    words = ("two.py:textbook", "--reference", "two.py:textbook", "--framework", "numpy")
+    sizes = ("--sizes", "T=3", "--sizes", "S=5", "--sizes", "D=2", "--examples", 2)
+    assert "passed" in run("check", *words, *sizes)
+    assert "needs a TARGET" in run("check", *words[1:], code=2)
