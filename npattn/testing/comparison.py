@@ -103,8 +103,8 @@ def short(x: float) -> str:
 def compare_arrays(name: str, got: Array, exact: Array, tolerance: Array) -> Comparison:
     """Compare two arrays element by element.
 
-    Raises InternalError if a finite `exact` has a tolerance of NaN: npattn is wrong, not the
-    result.
+    Raises InternalError if a finite `exact` has a tolerance of NaN, or the shapes differ: npattn
+    is wrong, not the result.
 
     Parameters
     ----------

@@ -600,6 +600,7 @@ def test_array_of_a_dense_bias_is_read_only():
 # --- errors ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [

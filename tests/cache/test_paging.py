@@ -309,6 +309,7 @@ def test_errors_name_the_way_out(change, error, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

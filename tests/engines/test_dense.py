@@ -858,50 +858,6 @@ def test_taking_the_mean_once_is_seen(
     assert_backward_agrees(case, case.forward(), cotangents(case.forward()))
 
 
-# --- against torch --------------------------------------------------------------------------------
-
-# name: options here, options there, K heads
-IN_TORCH: dict[str, tuple[Options, Options, int]] = {
-    "plain": ({}, {}, 6),
-    "scale": ({"scale": -0.3}, {"scale": -0.3}, 6),
-    "shared heads": ({}, {"enable_gqa": True}, 2),
-    "causal": ({"causal": True}, {"is_causal": True}, 6),
-    "mask": ({"mask": ...}, {"attn_mask": ...}, 6),
-    "bias": ({"bias": ...}, {"attn_mask": ...}, 6),
-}
-
-
-@pytest.mark.parametrize("name", IN_TORCH)
-def test_torch_gives_the_same_where_it_means_the_same(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    ours, theirs, K = IN_TORCH[name]
-    square = name == "causal"
-    rng = np.random.default_rng(61)
-    sizes = Sizes(((2,), (2,), (2,)), H=6, K=K, T=5, S=5 if square else 7, D=3, E=11)
-    q, k, v = sizes.arrays(rng)
-    table = rng.random((6, 5, 7)) < 0.6 if name == "mask" else rng.standard_normal((6, 5, 7))
-    if name == "mask":
-        table[..., 0] = True  # what a row gives that sees nothing is a convention
-    ours = {n: table if x is ... else x for n, x in ours.items()}
-    fwd = npattn.forward(q, k, v, **ours)
-    do = np.asarray(rng.standard_normal(fwd.out.shape))
-    grads = npattn.backward(fwd, do)
-
-    leaves = {n: torch.tensor(x, requires_grad=True) for n, x in zip("qkv", (q, k, v), strict=True)}
-    mask = torch.tensor(table, requires_grad=name == "bias")
-    theirs = {n: mask if x is ... else x for n, x in theirs.items()}
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        out = torch.nn.functional.scaled_dot_product_attention(*leaves.values(), **theirs)
-    out.backward(torch.tensor(do))
-    if name == "bias":
-        leaves["bias"] = mask
-
-    allowed = rounding(fwd.problem, fwd.lse, fwd.weights, do)
-    assert_within("out", out.detach().numpy(), fwd.out, 2 * allowed.out)
-    for n, leaf in leaves.items():
-        assert_within(f"d{n}", leaf.grad.numpy(), getattr(grads, n), 2 * getattr(allowed, n))
-
-
 # --- manners --------------------------------------------------------------------------------------
 
 

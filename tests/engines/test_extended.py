@@ -200,6 +200,7 @@ WRONG = (
 )
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("call", "message"), WRONG)
 def test_errors(call, message):
     with pytest.raises(OptionError, match=message):

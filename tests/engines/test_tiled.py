@@ -468,12 +468,6 @@ def test_what_it_does_not_compute_is_refused(options):
     assert npattn.forward(*(normal(1, 3, 2) for _ in "qkv"), **options).engine == "dense"
 
 
-def test_complex_arrays_are_refused():
-    x = normal(1, 3, 2).astype(complex)
-    with pytest.raises(OptionError, match="does not support dtype complex128"):
-        npattn.attention(x, x, x, engine="tiled")
-
-
 def test_auto_takes_it_where_there_are_many_scores():
     few, many = (normal(1, n, 2) for n in (23, 1031))
     assert npattn.forward(few, few, few).engine == "dense"
@@ -508,17 +502,3 @@ def test_auto_decides_by_scores_and_blocks(lead, sizes, engine):
 def test_auto_leaves_the_repeating_of_many_shared_keys_to_the_tiled_engine(keys, engine):
     q, k = np.zeros((8, 1, 2)), np.zeros((2, keys, 2))
     assert tiled.choice(Problem(q, k, k)) == engine
-
-
-@pytest.mark.usefixtures("small")
-def test_gradients_through_the_weights_are_those_of_dense():
-    q, k, v = normal(H, T, 5), normal(H, S, 5), normal(H, S, 3)
-    mask = np.ones((T, S), bool)
-    mask[2] = False  # a row that sees nothing
-    dweights, dout = normal(H, T, S), normal(H, T, 3)
-    got, want = (
-        npattn.backward(npattn.forward(q, k, v, mask, engine=engine), dout, None, dweights)
-        for engine in ("tiled", "dense")
-    )
-    for name in "qkv":
-        assert_near(getattr(got, name), getattr(want, name))

@@ -185,7 +185,6 @@ def global_tokens(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, S
 
 PATTERNS = [sliding, strided, dilated, chunked, global_tokens]
 KINDS = [causal, window, lengths, documents, prefix, blocks, custom, dense, *PATTERNS]
-ANALYTIC = [causal, window, lengths]
 
 sizes_of_a_problem = st.builds(
     Sizes,
@@ -632,6 +631,7 @@ def test_arrays_are_kept_and_not_written():
 # --- errors ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -758,20 +758,6 @@ def test_a_tree_is_itself_its_ancestors_and_the_past():
                 family.add(at + past)
                 at = int(parents[at])
             assert set(np.flatnonzero(got[t])) == family | set(range(past))
-
-
-def test_patterns_that_are_others():
-    sizes = {"T": 5, "S": 7}
-    same = (
-        (masks.sliding(2, 0), masks.window(2, 0)),
-        (masks.dilated(2, 1, 1), masks.window(2, 1)),
-        (masks.dilated(None, None, 3), masks.strided(3)),
-        (masks.strided(1), masks.window(None, None)),
-        (masks.chunked(99), masks.window(None, None)),
-        (masks.global_tokens(0), ~masks.window(None, None)),
-    )
-    for one, other in same:
-        assert np.array_equal(one.to_array(**sizes), other.to_array(**sizes))
 
 
 @pytest.mark.every

@@ -374,56 +374,6 @@ def test_the_hessian_is_symmetric(options, seed, size):
     assert abs(gap) <= 2 * allowed  # the sums round, too: less often than n counts
 
 
-def test_hvp_is_the_derivative_that_scipy_finds():
-    """By Richardson's extrapolation of central differences, within the error that it states."""
-    differentiate = pytest.importorskip("scipy.differentiate")
-    case = make((*ALL, "score_mod"), seed=2)
-    problem, step = case.problem, case.hvp()
-    rng = np.random.default_rng(0)
-    e = {n: rng.standard_normal(x.shape) for n, x in case.directions.items()}
-
-    @np.vectorize
-    def gradient(t):
-        moved = {n: getattr(problem, n) + t * d for n, d in case.directions.items()}
-        fwd = npattn.oracle.api.evaluate(problem.replace(**moved))
-        grads = npattn.backward(fwd, **case.cotangents)
-        return sum((getattr(grads, n) * x).sum() for n, x in e.items())
-
-    digits = {"rtol": U**0.5}
-    found = differentiate.derivative(gradient, 0.0, initial_step=0.125, tolerances=digits)
-    assert abs(found.df - sum((getattr(step, n) * x).sum() for n, x in e.items())) <= found.error
-    assert found.error <= U**0.5 * abs(found.df)
-
-
-TORCH = [(), ("mask", "scale"), ("bias", "causal"), ("softcap", "bias", "mask")]
-
-
-@pytest.mark.parametrize("options", TORCH, ids="-".join)
-def test_torch_differentiates_its_gradients_to_the_same(options):
-    torch = pytest.importorskip("torch")
-    case = make(options, seed=3)
-    problem, residuals = case.problem, case.fwd.residuals[-1]
-    names = [n for n in ("q", "k", "v", "bias") if getattr(problem, n) is not None]
-    leaves = {n: torch.tensor(getattr(problem, n), requires_grad=True) for n in names}
-    leaves["dout"] = torch.tensor(case.cotangents["dout"], requires_grad=True)
-    k, v = (leaves[n].repeat_interleave(problem.H // problem.K, -3) for n in "kv")
-    s = problem.scale * leaves["q"] @ k.mT
-    if problem.softcap is not None:
-        s = problem.softcap * torch.tanh(s / problem.softcap)
-    s = s + leaves["bias"] if "bias" in leaves else s
-    s = torch.where(torch.from_numpy(residuals.live), s, -torch.inf)
-    out = torch.softmax(s, -1) @ v
-    inputs = [leaves[n] for n in names]
-    first = torch.autograd.grad((leaves["dout"] * out).sum(), inputs, create_graph=True)
-    pairs = zip(first, names, strict=True)
-    total = sum((g * torch.from_numpy(case.directions[n])).sum() for g, n in pairs)
-    want = torch.autograd.grad(total, [*inputs, leaves["dout"]])
-    alone = case._replace(cotangents={"dout": case.cotangents["dout"]})
-    got, allowed = alone.double_backward(), bounds(case)
-    for name, x in zip([*names, "dout"], want, strict=True):
-        assert_within(name, getattr(got, name), x.numpy(), 2 * allowed[name])
-
-
 def test_parts_left_out_are_zeros():
     case = make(ALL)
     zeros = {n: np.zeros_like(x) for n, x in case.directions.items()}

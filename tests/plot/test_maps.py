@@ -593,6 +593,7 @@ def test_oracle_weights_of_q_k_v_are_drawn(file, plot_calls, stored, options):
 Q, K, V = np.zeros((2, H, T, 2)), np.zeros((2, H, S, 2)), np.zeros((2, H, S, 2))
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("arrays", "words", "message"),
     [

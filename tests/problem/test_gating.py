@@ -178,6 +178,7 @@ def test_complex_gate_makes_the_computation_complex() -> None:
     assert out.dtype == np.complex128
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("gate", "error", "words"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.make import changed
 from tests.testing.output_kernels import store
 from tests.testing.quantized_kernels import E4M3, F, Fp8, attend
 
@@ -56,48 +57,21 @@ class Backward:
         return dq, dk, dv
 
 
-class OfStored(Backward):
-    """Gradients of the numbers of 8 bits, which are k_descale times those that are asked."""
-
-    cause = "dk is multiplied by k_descale: it is that of k as it is stored"
-
-    def finish(self, dq, dk, dv, q, k, v):
-        return dq, dk * k, dv
-
-
-class OfStoredQ(Backward):
-    cause = "dq is multiplied by q_descale: it is that of q as it is stored"
-
-    def finish(self, dq, dk, dv, q, k, v):
-        return dq * q, dk, dv
-
-
-class Divided(Backward):
-    cause = "dv is divided by v_descale"
-
-    def finish(self, dq, dk, dv, q, k, v):
-        return dq, dk, dv / v
-
-
-class KForV(Backward):
-    """The forward is right; the backward takes the factor of k for v."""
-
-    cause = None
-
-    def factors(self, q, k, v):
-        return q, k, k
-
-
-class IgnoresQ(Backward):
-    cause = None
-
-    def factors(self, q, k, v):
-        return np.ones_like(q), k, v
-
-
-WRONG = (OfStored, OfStoredQ, Divided, KForV, IgnoresQ)
+# Gradients of the numbers of 8 bits are k_descale times those that are asked.
+WRONG = tuple(
+    changed(Backward, name, cause, **{step: f})
+    for name, cause, step, f in (
+        ("OfStored", "dk is multiplied by k_descale: it is that of k as it is stored",
+         "finish", lambda self, dq, dk, dv, q, k, v: (dq, dk * k, dv)),
+        ("OfStoredQ", "dq is multiplied by q_descale: it is that of q as it is stored",
+         "finish", lambda self, dq, dk, dv, q, k, v: (dq * q, dk, dv)),
+        ("Divided", "dv is divided by v_descale",
+         "finish", lambda self, dq, dk, dv, q, k, v: (dq, dk, dv / v)),
+        ("KForV", None, "factors", lambda self, q, k, v: (q, k, k)),  # where the forward is right
+        ("IgnoresQ", None, "factors", lambda self, q, k, v: (np.ones_like(q), k, v)),
+    )
+)  # fmt: skip
 """Each with the cause that a report must name, if there is one."""
-
 FORWARD = Fp8()
 
 

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import torch
 
+from tests.make import changed
+
 
 class Latent:
     """FlashInfer's and FlashMLA's decoding: queries in two parts, one head of compressed keys."""
@@ -49,25 +51,13 @@ class Latent:
         return ckv
 
 
-class ScaleOfContent(Latent):
-    cause = "scale"
-
-    def scale(self, C, R):
-        return 1 / math.sqrt(C)
-
-
-class NoRotary(Latent):
-    cause = "rotary"
-
-    def rotary(self, q_pe):
-        return 0 * q_pe
-
-
-class NoValueGradient(Latent):
-    cause = "values"
-
-    def values(self, ckv):
-        return ckv.detach()
+ScaleOfContent = changed(
+    Latent, "ScaleOfContent", "scale", scale=lambda self, C, R: 1 / math.sqrt(C)
+)
+NoRotary = changed(Latent, "NoRotary", "rotary", rotary=lambda self, q_pe: 0 * q_pe)
+NoValueGradient = changed(
+    Latent, "NoValueGradient", "values", values=lambda self, ckv: ckv.detach()
+)
 
 
 class NoKeyGradient(Latent):
@@ -140,11 +130,8 @@ class NumPyLatent:
         return dk.sum(1)
 
 
-class FirstHeadAlone(NumPyLatent):
-    """A mistake: the gradient of the keys is that through the first head."""
-
-    def sum_heads(self, dk):
-        return dk[:, 0]
+# The gradient of the keys is that through the first head.
+FirstHeadAlone = changed(NumPyLatent, "FirstHeadAlone", sum_heads=lambda self, dk: dk[:, 0])
 
 
 class Gathered:
@@ -187,32 +174,19 @@ class Gathered:
         return torch.gather(x, 2, flat)
 
 
-class WrapsAround(Gathered):
-    cause = "−1 in a list is read as the last key"
-
-    def read(self, lists, S):
-        return lists % max(S, 1), torch.ones_like(lists, dtype=torch.bool)
-
-
-class OffByOne(Gathered):
-    cause = "each entry of a list is read as the key after it"
-
-    def read(self, lists, S):
-        return (lists + 1).clamp(min=0) % max(S, 1), lists >= 0
-
-
-class LastEntryLost(Gathered):
-    cause = ""  # where T or S is small, other mistakes give the same
-
-    def read(self, lists, S):
-        return super().read(lists[..., :-1], S)
-
-
-class FirstQuery(Gathered):
-    cause = "the list of the first query is taken for all"
-
-    def read(self, lists, S):
-        return super().read(lists[:, :1].expand_as(lists), S)
+WrapsAround, OffByOne, LastEntryLost, FirstQuery = (
+    changed(Gathered, name, cause, read=read)
+    for name, cause, read in (
+        ("WrapsAround", "−1 in a list is read as the last key",
+         lambda self, lists, S: (lists % max(S, 1), torch.ones_like(lists, dtype=torch.bool))),
+        ("OffByOne", "each entry of a list is read as the key after it",
+         lambda self, lists, S: ((lists + 1).clamp(min=0) % max(S, 1), lists >= 0)),
+        ("LastEntryLost", "",  # where T or S is small, other mistakes give the same
+         lambda self, lists, S: Gathered.read(self, lists[..., :-1], S)),
+        ("FirstQuery", "the list of the first query is taken for all",
+         lambda self, lists, S: Gathered.read(self, lists[:, :1].expand_as(lists), S)),
+    )
+)  # fmt: skip
 
 
 class UnusedTakeWeight(Gathered):
@@ -241,12 +215,9 @@ class Assign(torch.autograd.Function):
         return dy.new_zeros(ctx.shape).scatter(2, flat, dy), None
 
 
-class AssignsGradients(Gathered):
-    cause = ""
-
-    def gather(self, x, flat):
-        return Assign.apply(x, flat)
-
+AssignsGradients = changed(
+    Gathered, "AssignsGradients", gather=lambda self, x, flat: Assign.apply(x, flat)
+)
 
 WRONG_LATENT = (ScaleOfContent, NoRotary, NoValueGradient, NoKeyGradient)
 WRONG_LISTS = (WrapsAround, OffByOne, LastEntryLost, FirstQuery, UnusedTakeWeight)

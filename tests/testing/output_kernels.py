@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from tests.make import changed
 from tests.testing.quantized_kernels import E4M3, F, attend
 
 TOP = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
@@ -39,6 +40,7 @@ class Output:
     """float8 in and out: vLLM's kernel with its ``output_scale``, by which o is divided."""
 
     dtype = E4M3
+    P, weights = 256, E4M3
 
     def __call__(
         self, q, k, v, scale=None, causal=False,
@@ -46,28 +48,16 @@ class Output:
     ):  # fmt: skip
         ones = np.ones(q.shape[:2], F)
         scores, values = F(q_scale) * F(k_scale) * ones, F(v_scale) * ones
-        o = attend(q, k, v, scores, values, F, scale=scale, causal=causal, P=256, weights=E4M3)
+        options = {"scale": scale, "causal": causal, "P": self.P, "weights": self.weights}
+        o = attend(q, k, v, scores, values, F, **options)
         return self.finish(o, F(output_scale), F(v_scale))
 
     def finish(self, o, factor, other):
         return store(o / factor, self.dtype)
 
 
-class OutputInInt8(Output):
-    dtype = np.int8
-
-    def __call__(
-        self, q, k, v, scale=None, causal=False,
-        q_scale=1.0, k_scale=1.0, v_scale=1.0, output_scale=1.0,
-    ):  # fmt: skip
-        ones = np.ones(q.shape[:2], F)
-        scores, values = F(q_scale) * F(k_scale) * ones, F(v_scale) * ones
-        o = attend(q, k, v, scores, values, F, scale=scale, causal=causal)
-        return self.finish(o, F(output_scale), F(v_scale))
-
-
-class OutputInE5M2(Output):
-    dtype = ml_dtypes.float8_e5m2
+OutputInInt8 = changed(Output, "OutputInInt8", dtype=np.int8, P=1.0, weights=None)
+OutputInE5M2 = changed(Output, "OutputInE5M2", dtype=ml_dtypes.float8_e5m2)
 
 
 class ByReciprocal(Output):
@@ -78,102 +68,61 @@ class ByReciprocal(Output):
         return store(own * (F(1) / factor), self.dtype)
 
 
-class Forgets(Output):
-    cause = "output_scale is ignored: o is stored as it is computed"
-
-    def finish(self, o, factor, other):
-        return store(o, self.dtype)
-
-
-class Multiplies(Output):
-    cause = "o is multiplied by output_scale, must be divided"
-
-    def finish(self, o, factor, other):
-        return store(o * factor, self.dtype)
-
-
-class OfV(Output):
-    cause = "o is divided by v_scale, must be by output_scale"
-
-    def finish(self, o, factor, other):
-        return store(o / other, self.dtype)
-
-
 class PlainOutput(Output):
     """q, k and v as they are, and o in float8."""
 
     def __call__(self, q, k, v, scale=None, causal=False, output_scale=1.0):
-        one = np.ones(q.shape[:2], F)
-        o = attend(q, k, v, one, one, F, scale=scale, causal=causal)
-        return self.finish(o, F(output_scale), None)
+        return self.finish(plain(q, k, v, scale, causal), F(output_scale), None)
 
 
-class Cuts(PlainOutput):
-    cause = "o is cut off toward 0 when it is stored, must be rounded to nearest"
-
-    def finish(self, o, factor, other):
-        return cut(o / factor, self.dtype)
-
-
-class Wraps(Output):
-    cause = "o is not saturated: beyond ±448 it must be ±448"
-
-    def finish(self, o, factor, other):
-        return wrap(o / factor, self.dtype)
+def plain(q, k, v, scale, causal):
+    """Return o in float32 of q, k and v as they are."""
+    one = np.ones(q.shape[:2], F)
+    return attend(q, k, v, one, one, F, scale=scale, causal=causal)
 
 
-class ForgetsInInt8(OutputInInt8):
-    cause = "output_scale is ignored: o is stored as it is computed"
-
-    def finish(self, o, factor, other):
-        return store(o, self.dtype)
-
-
-class CutsInInt8(OutputInInt8):
-    cause = "o is cut off toward 0 when it is stored, must be rounded to nearest"
-
-    def finish(self, o, factor, other):
-        return cut(o / factor, self.dtype)
-
-
-class WrapsInInt8(OutputInInt8):
-    cause = "o is not saturated: beyond ±127 it must be ±127"
-
-    def finish(self, o, factor, other):
-        return wrap(o / factor, self.dtype)
-
-
-WRONG = (
-    Forgets,
-    Multiplies,
-    OfV,
-    Cuts,
-    Wraps,
-    ForgetsInInt8,
-    CutsInInt8,
-    WrapsInInt8,
-)
+IGNORED = "output_scale is ignored: o is stored as it is computed"
+CUT_OFF = "o is cut off toward 0 when it is stored, must be rounded to nearest"
+BEYOND = "o is not saturated: beyond ±{0} it must be ±{0}"
+WRONG = tuple(
+    changed(base, name, cause, finish=finish)
+    for name, base, cause, finish in (
+        ("Forgets", Output, IGNORED, lambda self, o, factor, other: store(o, self.dtype)),
+        ("Multiplies", Output, "o is multiplied by output_scale, must be divided",
+         lambda self, o, factor, other: store(o * factor, self.dtype)),
+        ("OfV", Output, "o is divided by v_scale, must be by output_scale",
+         lambda self, o, factor, other: store(o / other, self.dtype)),
+        ("Cuts", PlainOutput, CUT_OFF,
+         lambda self, o, factor, other: cut(o / factor, self.dtype)),
+        ("Wraps", Output, BEYOND.format(448),
+         lambda self, o, factor, other: wrap(o / factor, self.dtype)),
+        ("ForgetsInInt8", OutputInInt8, IGNORED,
+         lambda self, o, factor, other: store(o, self.dtype)),
+        ("CutsInInt8", OutputInInt8, CUT_OFF,
+         lambda self, o, factor, other: cut(o / factor, self.dtype)),
+        ("WrapsInInt8", OutputInInt8, BEYOND.format(127),
+         lambda self, o, factor, other: wrap(o / factor, self.dtype)),
+    )
+)  # fmt: skip
 """Each with the cause that a report must name."""
+Forgets = WRONG[0]
 
 
 def cudnn(q, k, v, attn_scale=None, causal=False, scale_o=1.0):
     """Multiply o by ``scale_o``, as cuDNN does; q, k and v are as they are."""
-    one = np.ones(q.shape[:2], F)
-    o = attend(q, k, v, one, one, F, scale=attn_scale, causal=causal)
+    o = plain(q, k, v, attn_scale, causal)
     return store(o * F(scale_o), E4M3)
 
 
 def cudnn_divides(q, k, v, attn_scale=None, causal=False, scale_o=1.0):
     """The same, but divided."""
-    one = np.ones(q.shape[:2], F)
-    o = attend(q, k, v, one, one, F, scale=attn_scale, causal=causal)
+    o = plain(q, k, v, attn_scale, causal)
     return store(o / F(scale_o), E4M3)
 
 
 def of_heads(q, k, v, scale=None, causal=False, o_factors=None, o_step=None):
     """Divide o by a factor for each sample and head."""
-    one = np.ones(q.shape[:2], F)
-    o = attend(q, k, v, one, one, F, scale=scale, causal=causal)
+    o = plain(q, k, v, scale, causal)
     return store(o / o_factors[..., None, None], E4M3)
 
 
@@ -185,8 +134,7 @@ def of_first_head(q, k, v, scale=None, causal=False, o_factors=None):
 
 def of_rows(q, k, v, scale=None, causal=False, o_factors=None):
     """Divide o by a factor for each token of each head."""
-    one = np.ones(q.shape[:2], F)
-    o = attend(q, k, v, one, one, F, scale=scale, causal=causal)
+    o = plain(q, k, v, scale, causal)
     return store(o / o_factors[..., None], np.int8)
 
 
@@ -198,8 +146,7 @@ def of_first_row(q, k, v, scale=None, causal=False, o_factors=None):
 
 def of_blocks(q, k, v, scale=None, causal=False, o_factors=None):
     """Divide o by a factor for every 4 rows of each head."""
-    one = np.ones(q.shape[:2], F)
-    o = attend(q, k, v, one, one, F, scale=scale, causal=causal)
+    o = plain(q, k, v, scale, causal)
     return store(o / np.repeat(o_factors, 4, -1)[..., : q.shape[2], None], np.int8)
 
 
@@ -220,42 +167,21 @@ class Tokens:
         return k, v
 
 
-class TokenOfNeighbour(Tokens):
-    cause = "k_scales of the token before is taken"
-
-    def factors(self, k, v):
-        return np.roll(k, 1, -1), v
-
-
-class VTokensForK(Tokens):
-    cause = "k is multiplied by v_scales, must be by k_scales"
-
-    def factors(self, k, v):
-        return v, v
-
-
-class FirstToken(Tokens):
-    cause = "v_scales of the first token is taken for all"
-
-    def factors(self, k, v):
-        return k, np.broadcast_to(v[..., :1], v.shape)
-
-
-class IgnoresTokens(Tokens):
-    cause = "v_scales is ignored: v is taken as it is stored"
-
-    def factors(self, k, v):
-        return k, np.ones_like(v)
-
-
-class TokensOfFirstHead(Tokens):
-    cause = "k_scales of the first head is taken for all"
-
-    def factors(self, k, v):
-        return np.broadcast_to(k[:, :1], k.shape), v
-
-
-WRONG_TOKENS = (TokenOfNeighbour, VTokensForK, FirstToken, IgnoresTokens, TokensOfFirstHead)
+WRONG_TOKENS = tuple(
+    changed(Tokens, name, cause, factors=factors)
+    for name, cause, factors in (
+        ("TokenOfNeighbour", "k_scales of the token before is taken",
+         lambda self, k, v: (np.roll(k, 1, -1), v)),
+        ("VTokensForK", "k is multiplied by v_scales, must be by k_scales",
+         lambda self, k, v: (v, v)),
+        ("FirstToken", "v_scales of the first token is taken for all",
+         lambda self, k, v: (k, np.broadcast_to(v[..., :1], v.shape))),
+        ("IgnoresTokens", "v_scales is ignored: v is taken as it is stored",
+         lambda self, k, v: (k, np.ones_like(v))),
+        ("TokensOfFirstHead", "k_scales of the first head is taken for all",
+         lambda self, k, v: (np.broadcast_to(k[:, :1], k.shape), v)),
+    )
+)  # fmt: skip
 
 
 def paged(q, k_pages, v_pages, lengths, block_tables, scale=None, k_scales=None, v_scales=None):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from tests.make import changed
+
 F = np.float32
 E4M3 = ml_dtypes.float8_e4m3fn
 
@@ -35,32 +37,15 @@ class Fp8:
     factor = 256
 
     def __call__(
-        self,
-        q,
-        k,
-        v,
-        softmax_scale=None,
-        causal=False,
-        q_descale=None,
-        k_descale=None,
-        v_descale=None,
-    ):
+        self, q, k, v, softmax_scale=None, causal=False,
+        q_descale=None, k_descale=None, v_descale=None,
+    ):  # fmt: skip
         assert q.dtype == k.dtype == v.dtype == E4M3
         G = q.shape[1] // k.shape[1] if k.shape[1] else 1
-        scores = self.heads(self.scores(q_descale, k_descale, v_descale), G)
-        values = self.heads(self.values(q_descale, k_descale, v_descale), G)
-        return attend(
-            q,
-            k,
-            v,
-            scores,
-            values,
-            ml_dtypes.bfloat16,
-            scale=softmax_scale,
-            causal=causal,
-            P=self.factor,
-            weights=self.weights,
-        )
+        factors = q_descale, k_descale, v_descale
+        scores, values = (self.heads(f(*factors), G) for f in (self.scores, self.values))
+        options = {"scale": softmax_scale, "causal": causal, "P": self.factor}
+        return attend(q, k, v, scores, values, ml_dtypes.bfloat16, **options, weights=self.weights)
 
     def heads(self, x, G):
         return np.repeat(x, G, axis=1)
@@ -72,94 +57,37 @@ class Fp8:
         return v
 
 
-class WeightsStayLarge(Fp8):
-    """P is multiplied by 2⁸ before it is stored, and not divided after."""
+# P is multiplied by 2⁸ before it is stored, and not divided after.
+WeightsStayLarge = changed(Fp8, "WeightsStayLarge", values=lambda self, q, k, v: v * F(256))
+# P is multiplied by 2⁹, beyond the largest number: weights of more than 7/8 are cut.
+WeightsOverflow = changed(Fp8, "WeightsOverflow", factor=512)
 
-    def values(self, q, k, v):
-        return v * F(256)
-
-
-class WeightsOverflow(Fp8):
-    """P is multiplied by 2⁹, beyond the largest number: weights of more than 7/8 are cut."""
-
-    factor = 512
-
-
-class IgnoresV(Fp8):
-    cause = "v_descale is ignored: v is taken as it is stored"
-
-    def values(self, q, k, v):
-        return np.ones_like(v)
-
-
-class IgnoresQ(Fp8):
-    cause = "q_descale is ignored: q is taken as it is stored"
-
-    def scores(self, q, k, v):
-        return k
-
-
-class KForV(Fp8):
-    cause = "v is multiplied by k_descale, must be by v_descale"
-
-    def values(self, q, k, v):
-        return k
-
-
-class VForK(Fp8):
-    cause = "k is multiplied by v_descale, must be by k_descale"
-
-    def scores(self, q, k, v):
-        return q * v
-
-
-class TwiceK(Fp8):
-    cause = "k_descale is multiplied by twice"
-
-    def scores(self, q, k, v):
-        return q * k * k
-
-
-class DividesV(Fp8):
-    cause = "v is divided by v_descale, must be multiplied"
-
-    def values(self, q, k, v):
-        return 1 / v
-
-
-class FirstHead(Fp8):
-    cause = "v_descale of the first head is taken for all"
-
-    def values(self, q, k, v):
-        return np.broadcast_to(v[:, :1], v.shape)
-
-
-class FirstSample(Fp8):
-    cause = "k_descale of the first sample is taken for all"
-
-    def scores(self, q, k, v):
-        return q * np.broadcast_to(k[:1], k.shape)
-
-
-class OtherHeads(Fp8):
-    cause = "query head h is given the factors of key head h % K, must be h // (H / K)"
-
-    def heads(self, x, G):
-        return np.tile(x, (1, G))
-
-
-WRONG = (
-    IgnoresV,
-    IgnoresQ,
-    KForV,
-    VForK,
-    TwiceK,
-    DividesV,
-    FirstHead,
-    FirstSample,
-    OtherHeads,
-)
+WRONG = tuple(
+    changed(Fp8, name, cause, **{step: f})
+    for name, cause, step, f in (
+        ("IgnoresV", "v_descale is ignored: v is taken as it is stored",
+         "values", lambda self, q, k, v: np.ones_like(v)),
+        ("IgnoresQ", "q_descale is ignored: q is taken as it is stored",
+         "scores", lambda self, q, k, v: k),
+        ("KForV", "v is multiplied by k_descale, must be by v_descale",
+         "values", lambda self, q, k, v: k),
+        ("VForK", "k is multiplied by v_descale, must be by k_descale",
+         "scores", lambda self, q, k, v: q * v),
+        ("TwiceK", "k_descale is multiplied by twice",
+         "scores", lambda self, q, k, v: q * k * k),
+        ("DividesV", "v is divided by v_descale, must be multiplied",
+         "values", lambda self, q, k, v: 1 / v),
+        ("FirstHead", "v_descale of the first head is taken for all",
+         "values", lambda self, q, k, v: np.broadcast_to(v[:, :1], v.shape)),
+        ("FirstSample", "k_descale of the first sample is taken for all",
+         "scores", lambda self, q, k, v: q * np.broadcast_to(k[:1], k.shape)),
+        ("OtherHeads",
+         "query head h is given the factors of key head h % K, must be h // (H / K)",
+         "heads", lambda self, x, G: np.tile(x, (1, G))),
+    )
+)  # fmt: skip
 """Each with the cause that a report must name."""
+IgnoresV = WRONG[0]
 
 
 def int8_cache(q, k, v, scale=None, causal=False, k_scale=1.0, v_scale=1.0):
@@ -193,16 +121,9 @@ def first_block(q, k, v, scale=None, causal=False, q_factors=None, k_factors=Non
 
 
 def packed(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    causal=False,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-):
+    q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False,
+    q_descale=None, k_descale=None, v_descale=None,
+):  # fmt: skip
     """Attend to packed sequences in float8, factors (B, K)."""
     o = np.zeros((*q.shape[:-1], v.shape[-1]), ml_dtypes.bfloat16)
     for b, (t, s) in enumerate(zip(cu_seqlens_q[:-1], cu_seqlens_k[:-1], strict=True)):
@@ -214,16 +135,9 @@ def packed(
 
 
 def packed_first(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    causal=False,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-):
+    q, k, v, cu_seqlens_q, cu_seqlens_k, causal=False,
+    q_descale=None, k_descale=None, v_descale=None,
+):  # fmt: skip
     """The same, with the factors of the first sequence for all."""
     first = (np.broadcast_to(x[:1], x.shape) for x in (q_descale, k_descale, v_descale))
     return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, *first)

@@ -15,14 +15,9 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.allowed import bounds, tolerance
 from npattn.testing.cases.classes import classes_of_problem, classes_of_recipe
 from npattn.testing.cases.options import GATES
+from tests.testing.primes import SIZES, B, D, E, H, S, T, problem
 
-B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
-SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}
 LEADS = [None, (), (2,), (3, 2)]
-
-
-def problem(**options):
-    return Recipe(**(SIZES | options)).problem()
 
 
 # --- gates as they are sampled --------------------------------------------------------------------

@@ -229,6 +229,7 @@ def bias_of(options, T):
     return options
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", CASES)
 def test_hand_made_file_of_each_family_computes_its_formulas(tmp_path, name):
     kind, config, part, make, options = CASES[name]

@@ -281,6 +281,7 @@ def ours(**changes):
 NO_BIAS = dict.fromkeys(("bq", "bk", "bv", "bo"))
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -688,6 +689,7 @@ def test_linen_params_are_read_without_flax(norms, dtype):
         assert mha.norm_k.tobytes() == params["key_ln"]["scale"].tobytes()
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -48,7 +48,7 @@ class Rounded(np.ndarray[Any, Any]):
             return out[0] if out else _wrap(chosen, run, True)
         exact, terms, where = ufunc in EXACT or run is None or run.noise is None, None, None
         if run is not None and (ufunc is np.matmul or (ufunc is np.add and method != "__call__")):
-            run.lengths.add(_count_terms(ufunc, plain, kwargs))
+            run.lengths.add(_count_terms(ufunc, method, plain, kwargs))
         if not exact and ((ufunc is np.add and method != "__call__") or ufunc is np.matmul):
             terms = _root(getattr(ufunc, method), plain, {**kwargs, "out": None} if out else kwargs)
         if not exact and method == "__call__":
@@ -83,7 +83,8 @@ class Rounded(np.ndarray[Any, Any]):
             return _wrap(func(*plain, **kwargs), self.run, False, terms)
         result = super().__array_function__(func, types, args, kwargs)
         if isinstance(result, (tuple, list)):
-            return type(result)(_wrap(x, self.run, True) for x in result)
+            make = getattr(type(result), "_make", type(result))  # of named results, as qr's
+            return make(_wrap(x, self.run, True) for x in result)
         return _wrap(result, self.run, True)
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +139,7 @@ class Run:
 EXACT = {
     np.negative, np.positive, np.isnan, np.isinf, np.isfinite, np.copysign, np.ldexp, np.sign,
     np.rint, np.floor, np.ceil, np.trunc, np.absolute, np.fabs, np.maximum, np.minimum, np.fmax,
-    np.fmin, np.clip, np.conjugate, np.signbit,
+    np.fmin, np.conjugate, np.signbit,
 }  # fmt: skip
 """Ufuncs that round nothing."""
 COMPARE = {np.greater, np.less, np.greater_equal, np.less_equal, np.equal, np.not_equal}
@@ -172,15 +173,17 @@ def _choose(run: Run, ufunc: Any, method: str, inputs: Any, kwargs: Any) -> Any:
             gap = np.asarray(b - a if least else a - b, np.float64)
             first = (a <= b if least else a >= b) | (a != a)
         return np.where(run.decide("compare", gap, lambda _: np.asarray(first)), a, b)
-    if ufunc is np.clip:
+    if ufunc.__name__ == "clip":  # np.clip is another function, which calls this one
         x, low, high = inputs
         x = _choose(run, np.maximum, method, [x, low], {})
         return _choose(run, np.minimum, method, [x, high], {})
     return None
 
 
-def _count_terms(ufunc: Any, inputs: Any, kwargs: Any) -> int:
-    """Return the number of terms of the sums of matmul, or of a reduction or accumulation."""
+def _count_terms(ufunc: Any, method: str, inputs: Any, kwargs: Any) -> int:
+    """Return the number of terms of the sums of matmul, of a reduction, accumulation or `at`."""
+    if method == "at":  # the largest that it may be
+        return max(map(np.size, inputs[1:]))
     shape = np.shape(inputs[-1] if ufunc is np.matmul else inputs[0])
     if ufunc is np.matmul:
         return int(shape[-2] if len(shape) > 1 else shape[0])
@@ -202,7 +205,10 @@ def _extremum(run: Run, ufunc: Any, x: Array, kwargs: Any) -> Any:
     i = _find_index(run, flat, find, -1, keepdims=True)
     values = np.take_along_axis(flat, i, -1)[..., 0]
     shape = [1 if n in axes else x.shape[n] for n in range(x.ndim)]
-    return values.reshape(shape) if keep else values
+    values = values.reshape(shape) if keep else values
+    if "initial" in kwargs:
+        return _choose(run, ufunc, "__call__", [values, kwargs["initial"]], {})
+    return values
 
 
 def _find_index(run: Run, x: Array, find: Callable[..., Any], axis: Any, **kwargs: Any) -> Any:
@@ -233,7 +239,8 @@ def _root(sum_of: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Return √(Σ term²) of a sum of terms, or of products of its arguments."""
     squares = [x * x if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in args]
     with np.errstate(all="ignore"):
-        return np.sqrt(sum_of(*squares, **kwargs))
+        result = sum_of(*squares, **kwargs)
+        return np.sqrt(squares[0] if result is None else result)  # `at` adds to its argument
 
 
 def _wrap(x: Any, run: Run | None, exact: bool, terms: Any = None, where: Any = None) -> Any:

@@ -80,11 +80,6 @@ def test_zoo_prints_kills_and_writes_json(few_rules, tmp_path):
 
 
 @pytest.mark.thorough
-def test_zoo_restricted_to_one_kind(few_rules):
-    assert "0 of 0 mutants killed, 0 false alarms on 1" in print_of(*KILL, "--kind", "correct")
-
-
-@pytest.mark.thorough
 def test_surviving_mutant_has_exit_code_1():
     words = ("bias-scaled", "--rules", "killers", "--examples", 1)
     assert "SURVIVED: none of agreement-o failed" in print_of(*words, code=1)

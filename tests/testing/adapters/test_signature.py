@@ -10,19 +10,23 @@ from npattn.errors import OptionError
 from npattn.problem.foreign import FOREIGN
 from npattn.problem.meanings import MEANINGS
 from npattn.profiles import Profile
-from npattn.testing import Cotangents, Implementation, ImplementationError, Recipe, check
+from npattn.testing import Cotangents, Implementation, ImplementationError, check
 from npattn.testing.targets.numpy import flash, flash_backward
-
-B, H, K, T, S, D, E = 2, 6, 3, 5, 7, 11, 13
-SIZES = {"lead": (B,), "H": H, "K": K, "T": T, "S": S, "D": D, "E": E}
+from tests.testing.primes import SIZES, B, D, E, H, S, T, problem, zeros_for
 
 
-def problem(**options):
-    return Recipe(**(SIZES | options)).problem()
+def record(signature):
+    """Return a function of a signature, which returns zeros, and its arguments, call by call."""
+    calls = []
 
+    def keep(arguments):
+        q, v = arguments.pop("q"), arguments.pop("v")
+        calls.append({n: x for n, x in arguments.items() if n != "k"})
+        return zeros_for(q, v)
 
-def zeros_for(q, v):
-    return np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+    scope = {"keep": keep}
+    exec(f"def f(q, k, v, {signature}): return keep(dict(locals()))", scope)
+    return scope["f"], calls
 
 
 def test_every_foreign_meaning_exists():
@@ -123,44 +127,29 @@ def test_sequences_are_read_by_name_where_they_are_needed():
 
 
 def test_dropout_of_its_own_is_never_asked():
-    rates = []
-
-    def f(q, k, v, dropout_p=0.0, *, dropout_rate=0.0, seed=0):
-        rates.append((dropout_p, dropout_rate))
-        return zeros_for(q, v)
-
+    f, calls = record("dropout_p=0.0, *, dropout_rate=0.0, seed=0")
     read = Implementation(f, framework="numpy")
     assert read.features == set()
     assert [line.split(":")[0] for line in read.untested] == ["dropout_p", "seed", "dropout_rate"]
     with pytest.raises(AssertionError, match="dropout_mask"):
         read.forward(problem(dropout=0.5))
-    assert set(rates) <= {(0.0, 0.0)}
+    assert all(call["dropout_p"] == call["dropout_rate"] == 0 for call in calls)
 
 
 def test_rate_of_dropout_is_kept_at_0():
-    rates = []
-
-    def f(q, k, v, dropout_p=0.1):
-        rates.append(dropout_p)
-        return zeros_for(q, v)
-
+    f, calls = record("dropout_p=0.1")
     Implementation(f, framework="numpy").forward(problem())
-    assert rates == [0.0]
+    assert calls == [{"dropout_p": 0.0}]
 
 
 def test_rename_takes_meanings():
-    given = []
-
-    def f(q, k, v, masking=None, near=None):
-        given.append((masking, near))
-        return zeros_for(q, v)
-
+    f, calls = record("masking=None, near=None")
     rename = {"masking": "mask or bias", "near": "window or −1"}
     read = Implementation(f, framework="numpy", rename=rename)
     assert read.features == {"mask", "bias", "window"}
     read.forward(problem(window=(None, 3), bias="full"))
-    assert given[-1][0].dtype == np.float32
-    assert given[-1][1] == (-1, 3)
+    assert calls[-1]["masking"].dtype == np.float32
+    assert calls[-1]["near"] == (-1, 3)
 
 
 class Callable:
@@ -204,19 +193,9 @@ class FlashAttn:
         self.windows = []
 
     def __call__(
-        self,
-        q,
-        k,
-        v,
-        dropout_p=0.0,
-        softmax_scale=None,
-        causal=False,
-        window_size=(-1, -1),
-        softcap=0.0,
-        alibi_slopes=None,
-        deterministic=False,
-        return_attn_probs=False,
-    ):
+        self, q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+        softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    ):  # fmt: skip
         self.windows.append(window_size)
         q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         out, lse = flash(
@@ -247,57 +226,36 @@ def test_flash_attn_is_called_in_its_own_form():
 
 
 def test_unlimited_side_of_numbers_reaches_beyond_every_key():
-    windows = []
-
-    def f(q, k, v, local_window_size=None):
-        windows.append(local_window_size)
-        return zeros_for(q, v)
-
+    f, calls = record("local_window_size=None")
     read = Implementation(f, framework="numpy")
     read.forward(problem())
     read.forward(problem(window=(3, None)))
-    assert windows[-2:] == [None, (3, T + S)]
+    assert [call["local_window_size"] for call in calls[-2:]] == [None, (3, T + S)]
 
 
 def test_heads_are_declared_shared_only_where_they_are():
-    flags = []
-
-    def f(q, k, v, enable_gqa=False):
-        flags.append(enable_gqa)
-        return zeros_for(q, v)
-
+    f, calls = record("enable_gqa=False")
     read = Implementation(f, framework="numpy")
     assert read.reads == ("enable_gqa as K < H",)
-    flags.clear()
     read.forward(problem())
     read.forward(problem(K=H))
-    assert flags == [True, False]
+    assert [call["enable_gqa"] for call in calls[-2:]] == [True, False]
 
 
 def test_key_padding_hides_where_it_is_true():
-    given = []
-
-    def f(q, k, v, key_padding_mask=None):
-        given.append(key_padding_mask)
-        return zeros_for(q, v)
-
+    f, calls = record("key_padding_mask=None")
     read = Implementation(f, framework="numpy")
     case = problem()
     mask = np.random.default_rng(0).random((B, 1, 1, S)) < 0.5
     read.forward(case.replace(mask=mask))
-    np.testing.assert_array_equal(given[-1], ~mask[:, 0, 0])
+    np.testing.assert_array_equal(calls[-1]["key_padding_mask"], ~mask[:, 0, 0])
     with pytest.raises(ImplementationError, match="takes key padding alone"):
         read.forward(problem(mask="full"))
 
 
 @pytest.mark.parametrize("meaning", ["mask or bias", "added mask or bias", "key padding"])
 def test_a_mask_that_hides_where_it_is_true_is_turned_where_its_form_changes(meaning):
-    given = []
-
-    def f(q, k, v, seen=None):
-        given.append(seen)
-        return zeros_for(q, v)
-
+    f, calls = record("seen=None")
     reads = {}
     for polarity in ("attend", "hide"):
         mine = Profile(
@@ -313,7 +271,7 @@ def test_a_mask_that_hides_where_it_is_true_is_turned_where_its_form_changes(mea
     mask = np.random.default_rng(0).random((B, 1, 1, S)) < 0.5
     reads["attend"].forward(case.replace(mask=mask))
     reads["hide"].forward(case.replace(mask=~mask))
-    np.testing.assert_array_equal(given[-2], given[-1])
+    np.testing.assert_array_equal(calls[-2]["seen"], calls[-1]["seen"])
 
 
 def test_parameters_without_default_are_always_passed():

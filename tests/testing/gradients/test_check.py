@@ -379,6 +379,7 @@ def test_exception_beside_the_arguments_is_reported():
 # --- wrong usage ----------------------------------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("args", "kwargs", "error", "message"),
     [

@@ -11,6 +11,7 @@ from npattn.testing.modules.roles import find_projection, find_roles
 from tests.testing.modules import lessons
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("name", "projection"),
     [

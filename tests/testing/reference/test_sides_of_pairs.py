@@ -115,6 +115,7 @@ def test_time_is_planned_and_said():
 HALF = "y is 2 times as large in 15 of 30 elements"
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("change", "text"),
     [

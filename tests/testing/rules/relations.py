@@ -1,5 +1,7 @@
 """Trials whose structure is not probed, and a few mistakes that break a relation."""
 
+import contextlib
+import io
 import itertools
 
 import numpy as np
@@ -13,6 +15,7 @@ from npattn.testing import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.report.reproducer import script
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.trial import GRADIENTS, Trial, Violation
 
@@ -67,6 +70,21 @@ def ratios(trial, rule, count):
     small = (r for r in recipes if r.H * r.T * r.S <= 500 and max(r.T, r.S, r.D, r.E) <= 40)
     ratios = (check(trial, recipe) for recipe in small)
     return list(itertools.islice((ratio for ratio in ratios if ratio is not None), count))
+
+
+def script_output(rule, trial, error):
+    """Run the script of a report, and return what it prints."""
+    f, text = trial.implementation, script(trial, rule, error.problem, error)
+    lines = [line for line in text.splitlines() if not line.startswith("raise SystemExit")]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec("\n".join(lines), {"f": f.f, "f_backward": f.backward})
+    return output.getvalue()
+
+
+def rules_of(*modules):
+    """Return the names of the rules of modules."""
+    names = {module.__name__ for module in modules}
+    return [name for name, p in PROPERTIES.items() if p.check.__module__ in names]
 
 
 def violation(implementation, rule):

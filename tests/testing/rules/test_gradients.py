@@ -13,12 +13,12 @@ from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.differences import UNITS, VariedInput
 from npattn.testing.rules.estimates import Estimate
 from npattn.testing.targets.numpy import flash, flash_backward
+from tests.testing.rules.relations import script_output
 from tests.testing.rules.test_identities import (
     OF_GRADIENTS,
     plain,
     ratios,
     recipes_of,
-    script_output,
     trial_of,
     violation,
 )

@@ -1,7 +1,5 @@
 """Identities of the forward hold for correct implementations, and not for mistakes."""
 
-import contextlib
-import io
 import itertools
 import math
 from dataclasses import replace
@@ -14,48 +12,20 @@ from hypothesis import strategies as st
 
 from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
-from npattn.mistakes import MISTAKES, Attention, base, base_backward
+from npattn.mistakes import MISTAKES, Attention, base
 from npattn.problem.arrays import finfo
-from npattn.profiles import PROFILES
-from npattn.testing import Implementation, Recipe, check
+from npattn.testing import Implementation, Recipe
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.report.reproducer import script
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle
-from npattn.testing.targets.numpy import flash, flash_backward
+from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
-from tests.testing.rules.relations import Oracle
+from tests.testing.rules.relations import script_output
 
-pytestmark = pytest.mark.unmeasured  # other tests run these lines
-
-RULES = ("bias-shift", "one-key", "convex-hull", "value-linear", "sink-key", "equal-scores")
 OF_GRADIENTS = ("dbias-rows", "unseen-keys", "key-gradient-sum", "value-euler", "query-key-euler")
 OF_GRADIENTS += ("cotangent-linear", "lse-gradient", "directional")
-RIGHT = {
-    "base in float64": (base, base_backward, "float64"),
-    "base in float16": (base, base_backward, "float16"),
-    "base in float8_e5m2": (base, base_backward, "float8_e5m2"),
-    "flash in float32": (flash, flash_backward, "float32"),
-    "flash in bfloat16": (flash, flash_backward, "bfloat16"),
-}
-CONVENTIONS = {
-    "filled with -1e4": Conventions(hidden_fill=-1e4, mask_true="hide"),
-    "mean of all values": Conventions(empty_row="mean", lse_base="2", lse_empty=0.0),
-    "NaN": Conventions(empty_row="nan", lse_empty=math.nan, causal="top_left"),
-    "cap over the bias": Conventions(softcap="after_bias", window="inclusive", lse_empty=math.inf),
-    "cap over the mask": Conventions(softcap="after_mask", mask_true="hide"),
-    "bias inside the scale": Conventions(bias="before_scale", lse_base="2"),
-    "heads in tiles": Conventions(kv_head="tile", weights="after_dropout"),
-}
-
-# Why a rule may not be applicable under these.
-REASONS = {
-    "hidden_fill lets hidden keys matter",
-    "a softcap after the mask lets hidden keys matter",
-    "conventions scale the bias",
-}
 
 
 # --- trials and their results ---------------------------------------------------------------------
@@ -86,60 +56,6 @@ def violation(rule, trial, examples=60):
         ratios(rule, trial, examples)
     assert raised.value.ratio > 1
     return raised.value
-
-
-def script_output(rule, trial, error):
-    """Run the script of a report, and return what it prints."""
-    f, text = trial.implementation, script(trial, rule, error.problem, error)
-    lines = [line for line in text.splitlines() if not line.startswith("raise SystemExit")]
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec("\n".join(lines), {"f": f.f, "f_backward": f.backward})
-    return output.getvalue()
-
-
-def oracle_under(conventions):
-    """Return the oracle under these conventions, rounded once, and its backward."""
-    oracle = Oracle(conventions)
-    return oracle.forward, oracle.backward
-
-
-# --- correct implementations ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", [*RULES, *OF_GRADIENTS])
-@pytest.mark.parametrize("named", RIGHT)
-@pytest.mark.broad
-def test_correct_implementations_pass(named, rule):
-    f, backward, dtype = RIGHT[named]
-    values = ratios(rule, trial_of(f, backward, dtype), examples=6)
-    assert len(values) == 6
-    assert max(values) <= 1
-
-
-@pytest.mark.parametrize("rule", [*RULES, *OF_GRADIENTS])
-@pytest.mark.parametrize("named", CONVENTIONS)
-def test_oracle_passes_under_conventions(named, rule):
-    conventions = CONVENTIONS[named]
-    trial = trial_of(*oracle_under(conventions), conventions=conventions)
-    if (reason := PROPERTIES[rule].unless(trial)) is not None:
-        assert reason in REASONS
-        return
-    values = ratios(rule, trial, examples=4)
-    assert len(values) == 4
-    assert max(values) <= 1
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_torch_passes(dtype):
-    pytest.importorskip("torch")
-    from npattn.testing.targets.torch import sdpa_math
-
-    conventions, rules = PROFILES["torch.sdpa"].conventions, (*RULES, *OF_GRADIENTS)
-    report = check(sdpa_math, only=rules, examples=6, dtypes=(dtype,), conventions=conventions)
-    status = {o.rule: o.status for o in report.outcomes}
-    assert status.pop("sink-key") == status.pop("lse-gradient") == "not applicable"
-    assert set(status.values()) == {"passed"}, str(report)
 
 
 # --- mistakes -------------------------------------------------------------------------------------

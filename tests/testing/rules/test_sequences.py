@@ -6,8 +6,6 @@ import pytest
 from npattn.testing import check
 from tests.testing.sequence_kernels import KERNELS, MISTAKES, build
 
-pytestmark = pytest.mark.unmeasured  # other tests run these lines
-
 QUICK = {"examples": 7, "framework": "numpy", "shrink": False, "diagnosis": False}
 ALONE = {
     "other-sequences": ("the last sequence is not computed", "an empty sequence ends the loop"),
@@ -20,6 +18,7 @@ BROAD = ("packed", "page list", "new keys", "combined pages")
 
 
 @pytest.mark.thorough
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     "storage",
     [name if name in BROAD else pytest.param(name, marks=pytest.mark.nightly) for name in KERNELS],

@@ -132,6 +132,7 @@ def test_a_query_whose_weights_add_up_to_0_passes_no_gradient():
     assert not k.grad.any()
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
