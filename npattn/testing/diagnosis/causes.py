@@ -35,7 +35,6 @@ from npattn.testing.diagnosis.explore import (
 )
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
-from npattn.testing.diagnosis.names import name_of
 from npattn.testing.diagnosis.place import (
     EVERYWHERE,
 )
@@ -434,16 +433,15 @@ class _Diagnosis:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:
             where = f"{BACKWARD} {where}".rstrip()
-        name, known = name_of(step, where, amount)
         return Cause(
-            say(step, where, amount, known),
+            say(step, where, amount),
             (),
             step,
             where,
             amount,
             passes_when=asked.condition if asked is not None else "",
             confirmed=len(tried),
-            name=name,
+            name=f"{step or 'unknown'}{where and f' where {where}'}",
             pair=None if asked is None else asked.near.pair(asked.place, where),
             reading=next(filter(None, map(_read_window, sorted(like, key=_readability))), None),
         )

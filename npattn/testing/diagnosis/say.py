@@ -75,7 +75,7 @@ def line_of(step: str) -> int:
     return 0
 
 
-def say(step: str, where: str, amount: str, name: str = "") -> str:
+def say(step: str, where: str, amount: str) -> str:
     """Return the sentence of a cause."""
     backward = where.startswith(BACKWARD)
     place = where.removeprefix(BACKWARD).strip()
@@ -95,6 +95,5 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
         text, place = f"{text} for some values of q and k, and right for others", ""
     text += " everywhere" if place == "everywhere" else f" where {place}" if place else ""
     text += f": {amount}" if amount else ""
-    text += f" ({name})" if name else ""
     line = line_of(step)
     return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text

@@ -79,6 +79,6 @@ def _read(evidence: Sequence[Evidence]) -> tuple[str, ...]:
         if point.fault is not None:
             steps.setdefault((point.fault.step, point.fault.backward), []).append(point)
     return tuple(
-        say(step, BACKWARD if backward else "", describe(readings)[0])
+        say(step, BACKWARD if backward else "", describe(readings))
         for (step, backward), readings in steps.items()
     )
