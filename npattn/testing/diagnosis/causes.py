@@ -24,7 +24,12 @@ from npattn.testing.diagnosis.conduct import (
     ids,
     state_cause,
 )
-from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, say_where
+from npattn.testing.diagnosis.elements import (
+    Asked,
+    neighbours_of_fault,
+    requested_with,
+    say_where,
+)
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
 from npattn.testing.diagnosis.explore import (
     Point,
@@ -422,6 +427,8 @@ class _Diagnosis:
         follows = step == "visible" and amount not in SEEN  # the source tells where
         where = EVERYWHERE if step == "state" else fault.facts.get("where")
         where = where or say_where(tried, fault, asked, amount if follows else "")
+        if where and (results := requested_with(like)):
+            where = results if where == EVERYWHERE else f"{where} and {results}"
         if not where and len(tried) == 1 and asked is None and of_hidden:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:

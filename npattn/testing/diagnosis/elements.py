@@ -8,15 +8,17 @@ nothing does, nothing is told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
-from npattn.testing.diagnosis.evidence import Evidence, sizes_of
+from npattn.testing.diagnosis.evidence import Evidence, group, sizes_of
 from npattn.testing.diagnosis.explore import (
     HIDING,
     LEAST,
@@ -148,6 +150,24 @@ def say_where(
         if not named and all(s.options >= {name} for _, s in failing):
             conditions.append(name)
     return " and ".join([*(atom.text for atom in best.atoms), *conditions]) or EVERYWHERE
+
+
+def requested_with(points: Sequence[Point]) -> str:
+    """Return the results with which o is wrong, "weights"; "" if it is wrong in a plain call."""
+    failing = [p.evidence for p in points if p.fault is not None and "o" in p.evidence.wrong]
+    if not failing or not all(e.is_right("o", 0) for e in failing):
+        return ""
+    evidence, found = failing[0], []
+    for name in evidence.trial.implementation.returns:
+        f = copy(evidence.trial.implementation)
+        f.returns = (name,)
+        try:
+            results = group(f.forward(evidence.problem, evidence.view))
+        except ImplementationError:
+            continue
+        if not replace(evidence, observed=results).is_right("o", -1):
+            found.append(name.removeprefix("return_"))
+    return " or ".join(found)
 
 
 def _choose(of_failing: Where | None, of_all: Where | None) -> Where | None:
