@@ -25,6 +25,8 @@ from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
 from npattn.testing.report.pair import AXES
 from npattn.testing.trial import GRADIENTS, Trial
 
+SOME = 1e-3
+"""Weight from which a key takes part in a row, for what is told of dS."""
 CLEAR = 8.0
 """Size of a weight, in units of its tolerance, from which its ratio tells anything."""
 FEW = 3
@@ -223,15 +225,25 @@ def _foreign_values(reader: Reader, p: Quantity, apart: Array, o: Quantity) -> F
     if not bad or bad - found.keys():
         return Fault("o", o, o.wrong, o.known)
     same = all(
-        (abs(got - p.want[b, h]) <= 2 * p.tolerance[b, h]).mean() > ALL
-        for (b, h), (_, _, got) in found.items()
+        any((abs(got - p.want[b, h]) <= 2 * p.tolerance[b, h]).mean() > ALL for _, _, got in own)
+        for (b, h), own in found.items()
     )
+    if not same and all(any(_is_of_head(p, reader, *x) for x in own) for own in found.values()):
+        return Fault("o", o, o.wrong, o.known)  # q is of that head as well
     rows = np.zeros(p.want.shape[:2], bool)
     for place in found:
         rows[place] = True
     known = np.ones(rows.shape, bool)
-    facts = {"moved": {own: (b, k) for own, (b, k, _) in found.items()}}
+    # Of few keys, what several samples and heads hold fits by chance.
+    facts = {"moved": {place: own[0][:2] for place, own in found.items() if len(own) == 1}}
     return Fault("o" if same else "s", p, rows, known, form="kv head", facts=facts)
+
+
+def _is_of_head(p: Quantity, reader: Reader, b: int, k: int, got: Array) -> bool:
+    """Return True if weights are the exact ones of a query head of a sample and key head."""
+    heads = reader.kv_head == k
+    near = abs(got - p.want[b, heads]) <= 2 * p.tolerance[b, heads]
+    return bool((near.mean((-1, -2)) > ALL).any())
 
 
 def _explains(evidence: Evidence, reader: Reader, p: Quantity, o: Quantity) -> bool:
@@ -618,7 +630,7 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         return None
     weights = reader.exact_steps["p"]
     with np.errstate(all="ignore"):
-        ok = ds.known & (weights > 1e-3)
+        ok = ds.known & (weights > SOME)
         off = np.where(ok, (ds.got - ds.want) / np.where(ok, weights, 1), np.nan)
         slack = np.where(ok, ds.tolerance / np.where(ok, weights, 1), np.inf)
         slack = slack + evidence.rounding * np.where(ok, abs(off), 0)
@@ -699,7 +711,8 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
     if dq.got.shape != along.shape:
         return None
     error = dq.got - dq.want
-    rows = dq.wrong_rows
+    # The error of a row of one key is along that key, whatever is wrong.
+    rows = dq.wrong_rows & ((reader.exact_steps["p"] > SOME).sum(-1) > 1)
     with np.errstate(all="ignore"):
         share = (error * along).sum(-1) / (along * along).sum(-1)
         rest = abs(error - share[..., None] * along)
