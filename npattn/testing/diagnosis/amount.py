@@ -205,6 +205,10 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
         if all(abs(x) < NEAR for x, _ in shares):
             return f"{what} is left out"
         return _factor(shares, what)
+    if fault.form == "bias of":
+        fits = [f.facts["sources"] for f, _ in faults if f.form == "bias of"]
+        all_fit = [text for text in fits[0] if all(text in own for own in fits)]
+        return all_fit[0] if all_fit else "the bias of another sample or head"
     if fault.form == "kv head":
         return _heads(faults, "keys")
     if fault.form == "moved":

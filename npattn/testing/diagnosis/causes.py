@@ -14,7 +14,7 @@ import numpy as np
 
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.diagnosis.amount import SEEN, describe
+from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.borders import find_pair
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conduct import (
@@ -424,9 +424,8 @@ class _Diagnosis:
     ) -> Cause:
         """Return the cause in words."""
         step = fault.step
-        follows = step == "visible" and amount not in SEEN  # the source tells where
         where = EVERYWHERE if step == "state" else fault.facts.get("where")
-        where = where or say_where(tried, fault, asked, amount if follows else "")
+        where = where or say_where(tried, fault, asked, amount)
         if where and (results := requested_with(like)):
             where = results if where == EVERYWHERE else f"{where} and {results}"
         if not where and len(tried) == 1 and asked is None and of_hidden:

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.diagnosis.evidence import Evidence, observe
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
+from npattn.testing.diagnosis.sources import biases_like
 from npattn.testing.report.pair import AXES
 from npattn.testing.trial import GRADIENTS, Trial
 
@@ -285,6 +287,10 @@ def weights_fault(
         fake = empty[..., None] & (abs(got) > tol)
     known = np.ones(want.shape, bool)
     clear = want > CLEAR * tol
+    biases = _list_biases(evidence, reader, p)
+    if biases:
+        rows = p.wrong_rows
+        return Fault("s", p, rows, rows | True, backward, "bias of", {"sources": biases})
     negative = clear & (got < -tol)
     if not backward and negative.sum() > p.wrong.sum() / 2:  # no weight is: o was changed
         o = result(evidence, "o")
@@ -330,6 +336,24 @@ def weights_fault(
             return Fault("o", o, o.wrong, o.known, form="moved", facts={"moved": moved})
         return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "moved", {"moved": moved})
     return _by_ratio(evidence, reader, p, clear, backward)
+
+
+def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
+    """Return whose bias gives all weights that were read, where it is not their own."""
+    problem = evidence.problem
+    if problem.bias_array is None or problem.dropout_mask is not None or not p.wrong.any():
+        return []
+    known: dict[bytes, bool] = {}
+    fits = []
+    for text, other in biases_like(problem):
+        key = np.asarray(other.bias_array).tobytes()
+        if key not in known:
+            want = reader.flat(evaluate(other, evidence.trial.conventions).weights)
+            slack = 4 * p.tolerance + evidence.rounding * want
+            known[key] = bool((abs(p.got - want) <= slack)[p.wrong_rows].mean() > ALL)
+        if known[key]:
+            fits.append(text)
+    return fits
 
 
 def _moves_weight(p: Quantity, lost: Array) -> bool:
@@ -586,7 +610,7 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
         if fault is not None and fault.step == "delta":
             return fault
         dk = _whole("dk", evidence, "dk")
-        if fault is not None and fault.quantity.wrong.any():
+        if fault is not None and not _is_of_some_heads(ds.wrong, reader):
             return Fault("dk", ds, ds.wrong, ds.known, form="by query", facts=fault.facts)
         return dk
     if fault is None or "dq" not in evidence.observed:
@@ -614,6 +638,8 @@ def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:
     wrong = p.wrong
     if not wrong.any() or (apart & wrong).sum() > APART * wrong.sum():
         return dv
+    if _is_of_some_heads(wrong, reader):
+        return dv
     fault = weights_fault(evidence, reader, p, None, backward=True)
     if core == ["dv"] and not (fault.step == "visible" and fault.form == "extra"):
         return Fault("dv", p, wrong, p.known, form=fault.form, facts=fault.facts)
@@ -621,6 +647,13 @@ def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:
     if right_dq and fault.form in ("zeros", "rows of zeros", "rows"):
         return Fault("dv", p, wrong, p.known, form=fault.form, facts=fault.facts)
     return fault
+
+
+def _is_of_some_heads(wrong: Array, reader: Reader) -> bool:
+    """Return True if query heads that share a key head differ: their sum is wrong, and no score."""
+    heads = np.asarray(wrong.any((-1, -2)))
+    groups = (heads[:, reader.kv_head == k] for k in np.unique(reader.kv_head))
+    return any(bool((x.any(1) & ~x.all(1)).any()) for x in groups)
 
 
 def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:

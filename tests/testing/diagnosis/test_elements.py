@@ -132,7 +132,7 @@ def test_what_two_causes_make_wrong_together_is_explained():
 @pytest.mark.parametrize(("count", "said"), [(2, "t ≥ 3"), (3, "")])
 def test_more_than_two_conditions_on_elements_are_no_place(count, said, monkeypatch):
     monkeypatch.setattr(elements, "_choose", lambda *_: Where("t ≥ 3", 0.0, (None,) * count))
-    fault = SimpleNamespace(axes="")
+    fault = SimpleNamespace(axes="", step="s")
     assert elements.say_where([], fault, None, "") == said
 
 

@@ -130,7 +130,7 @@ FORWARD = {
 }  # fmt: skip
 BACKWARD = {
     "dv": ("dv", "rows", {}, in_gradient(2, lambda dv, *_: 2 * dv)),
-    "dv and dk of a group": ("dv", "rows of zeros", {"H": 6}, {"share_back": first_of_group}),
+    "dv and dk of a group": ("dv", "", {"H": 6}, {"share_back": first_of_group}),
     "delta": ("delta", "delta", {}, {"delta": after(lambda x: 0 * x)}),
     "delta of late rows": ("delta", "delta", {}, {"delta": after(from_index(3, -2))}),
     "delta of another query": ("delta", "delta", {}, {"delta": after(lambda x: np.roll(x, 1, -2))}),
@@ -303,3 +303,26 @@ def test_a_head_of_few_keys_has_no_source():
     points = [Point(r, e, locate(e)) for r, e in zip(recipes, evidence, strict=True)]
     assert "of key head (h − 1) % K" in describe(points[::-1])
     assert describe(points[:1]) == "values of another sample or head"
+
+
+def test_heads_that_a_sum_leaves_out_are_of_the_sum():
+    """dv has no query heads, of which some could be wrong."""
+    evidence = evidence_of(trial_with(share_back=first_of_group), replace(BASE, H=6))
+    dv = evidence.without({"dk"})
+    fault = locate(dv)
+    assert (fault.step, fault.quantity.name) == ("dv", "dv")
+    assert fault.wrong.all()
+
+
+def test_the_bias_of_another_sample_is_a_source():
+    """A key that the own bias hides takes weight then, and yet no mask is wrong."""
+
+    def first_sample(up, c):
+        return up(c._replace(bias=c.bias[:1] + 0 * np.isfinite(c.bias)))
+
+    trial = trial_with(bias=first_sample)
+    recipes = [replace(BASE, lead=(n,), bias="-inf padding", seed=4) for n in (3, 4)]
+    evidence = [evidence_of(trial, r) for r in recipes]
+    points = [Point(r, e, locate(e)) for r, e in zip(recipes, evidence, strict=True)]
+    assert {p.fault.step for p in points} == {"s"}
+    assert describe(points) == "sample b has the bias of sample 0"
