@@ -16,7 +16,7 @@ import click
 
 from npattn.cli.completion import complete_rule
 from npattn.errors import OptionError
-from npattn.testing.diagnosis.conduct import TEXTS as CAUSES
+from npattn.testing.diagnosis.sentences import STATE as CAUSES
 from npattn.testing.judging import choose_rules
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.modules.rules import RULES as MODULE_RULES

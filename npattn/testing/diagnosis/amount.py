@@ -180,10 +180,6 @@ def _times(ratios: Sequence[tuple[float, Problem]]) -> str:
     if (abs(values - whole) <= 0.02 * whole).all() and whole.min() >= 2:
         counts = sorted({int(n) for n in whole})
         return f"counted {', '.join(map(str, counts[:4]))}{' …' if len(counts) > 4 else ''} times"
-    part = np.round(1 / values)
-    if (abs(1 / values - part) <= 0.02 * part).all() and part.min() >= 2:
-        counts = sorted({int(n) for n in part})
-        return f"× {', '.join(f'1/{n}' for n in counts[:4])}"
     return _factor(ratios)
 
 

@@ -45,8 +45,8 @@ from npattn.testing.diagnosis.place import (
     EVERYWHERE,
 )
 from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
-from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
+from npattn.testing.diagnosis.sentences import BACKWARD, say
 from npattn.testing.diagnosis.sequences import find_sequence_causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.diagnosis.unlike import say_unlike

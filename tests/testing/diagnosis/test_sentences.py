@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npattn import engines
-from npattn.testing.diagnosis.say import EQUATIONS, LINES, WORDS, line_of, say
+from npattn.testing.diagnosis.sentences import EQUATIONS, LINES, WORDS, line_of, say
 from npattn.testing.report.cause import STEPS
 
 DENSE = (Path(engines.__path__[0]) / "dense.py").read_text("utf-8").splitlines()
@@ -39,8 +39,21 @@ def test_what_no_line_computes_has_none():
         ),
         (("dq", "e ≥ 8", "0"), "dq is wrong where e ≥ 8: 0"),
         (("nan", "mask", "o is NaN"), "results are not finite where mask: o is NaN"),
+        (("nan", "", "o is finite where it must be NaN"),
+         "a NaN is swallowed: o is finite where it must be NaN"),
+        (("s", "contents", ""),
+         "the scores s are wrong for some values of q and k, and right for others"),
+        (("o", "h ≥ 1 and weights", "values of head 0"),
+         "o is wrong where h ≥ 1 and weights: values of head 0"),
+        (("dsinks", "sinks", "0"), "dsinks is wrong where sinks: 0"),
+        (("dgate", "", ""), "dgate is wrong"),
+        (("layout", "everywhere", "BTHD"), "results are arranged otherwise: BTHD"),
+        (("precision", "", ""), "results are less precise than the dtype allows"),
+        (("state", "everywhere", "depends on earlier calls"),
+         "results depend on earlier calls: depends on earlier calls"),
+        (("", "", ""), "no step was found: results are out of tolerance"),
     ],
-)
+)  # fmt: skip
 def test_sentence(cause, text):
     line = line_of(cause[0])
     place = line and f" [{EQUATIONS[cause[0]]}; oracle: npattn/engines/dense.py:{line}]"
