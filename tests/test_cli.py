@@ -561,13 +561,10 @@ def test_a_beginning_explains_several_rules():
     assert "the nearest names are agreement-dq, agreement-o, agreement-dv (npattn list" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("scale-twice", "the scale is applied twice"), ("unsteady", "two calls on the same problem")],
-)
-def test_explain_says_what_a_cause_means(name, words):
-    text = told(run("explain", name))
-    assert text.startswith(f"{name} (a cause: report.causes) means {words}")
+def test_explain_says_what_a_cause_means():
+    text = told(run("explain", "unsteady"))
+    words = "two calls on the same problem"
+    assert text.startswith(f"unsteady (a cause: report.causes) means {words}")
 
 
 def test_a_bug_is_explained_with_its_page():

@@ -24,6 +24,7 @@ from benchmarks.power import fresh
 from benchmarks.power.diagnosis import COMPARISONS, explain, first_cause
 from npattn.mistakes import MISTAKES, Mistake
 from npattn.testing import Cause
+from npattn.testing.diagnosis.amount import SEEN
 
 PROBLEMS, ELEMENTS = 200, 400
 """Random problems, and elements of each on which two places are compared."""
@@ -72,6 +73,7 @@ def _holds(text: str, values: Elements) -> Any:
     words = {
         "everywhere": True,
         "hidden keys": values["hidden"],
+        "visible keys": ~values["hidden"],
         "rows that see no key": values["empty"],
     }
     if text in words:
@@ -109,16 +111,25 @@ def false_words(mistake: Mistake, cause: Cause) -> list[str]:
     found = []
     if cause.where == "backward:":  # and no place
         cause = replace(cause, where="")
-    of_hidden = " and hidden keys" * (mistake.step == "visible" and "hidden keys" in cause.amount)
-    stated, declared = cause.where + of_hidden, mistake.where + of_hidden
+    of_keys = _keys(cause)
+    stated, declared = cause.where + of_keys, mistake.where + of_keys
     of_problems = not re.search(r"\b[bhtsde]\b", cause.where)
     if cause.where and disagreement(stated, declared, of_problems) > ALLOWED:
         found.append(f"place: {cause.where}, is {mistake.where}")
-    if cause.passes_when and share_excluded(cause.passes_when + of_hidden, declared) > ALLOWED:
+    if cause.passes_when and share_excluded(cause.passes_when + of_keys, declared) > ALLOWED:
         found.append(f"condition: {cause.passes_when}, is {mistake.where}")
     if not _fits(cause):
         found.append(f"amount: {cause.amount}")
     return found
+
+
+def _keys(cause: Cause) -> str:
+    """Return the keys at which alone a wrong mask can show, as a condition."""
+    if cause.step != "visible":
+        return ""
+    if "hidden keys" in cause.amount:
+        return " and hidden keys"
+    return " and visible keys" if cause.amount in SEEN else ""
 
 
 def _fits(cause: Cause) -> bool:
@@ -140,10 +151,10 @@ def grade(mistake: Mistake, cause: Cause) -> tuple[str, list[str]]:
     if cause.step != mistake.step:
         return ("false step" if cause.step else "no step"), []
     false = false_words(mistake, cause)
-    hidden = " and hidden keys" * (mistake.step == "visible" and "hidden keys" in cause.amount)
+    of_keys = _keys(cause)
     placed = (
         cause.where not in ("", "backward:")
-        and disagreement(cause.where + hidden, mistake.where + hidden) <= ALLOWED
+        and disagreement(cause.where + of_keys, mistake.where + of_keys) <= ALLOWED
     )
     return ("right step and place" if placed else "right step"), false
 

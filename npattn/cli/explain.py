@@ -16,8 +16,7 @@ import click
 
 from npattn.cli.completion import complete_rule
 from npattn.errors import OptionError
-from npattn.testing.diagnosis.conduct import TEXTS as CAUSES
-from npattn.testing.diagnosis.names import NAMES as CAUSES_BY_PATTERN
+from npattn.testing.diagnosis.sentences import STATE as CAUSES
 from npattn.testing.judging import choose_rules
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.modules.rules import RULES as MODULE_RULES
@@ -60,10 +59,9 @@ def explain(rule: str) -> list[Explanation]:
 
     A level of rules, a rule of modules and a cause have one sentence alone.
     """
-    causes = CAUSES | {cause.id: cause.text for cause in CAUSES_BY_PATTERN}
-    if rule in causes:
-        return [_explanation(rule, OF_CAUSES, causes[rule])]
-    names = [*WITHOUT_RULE, *dict(LEVELS), *MODULE_RULES, *RULES, *causes]
+    if rule in CAUSES:
+        return [_explanation(rule, OF_CAUSES, CAUSES[rule])]
+    names = [*WITHOUT_RULE, *dict(LEVELS), *MODULE_RULES, *RULES, *CAUSES]
     if not any(name.startswith(rule) for name in names):
         near = ", ".join(get_close_matches(rule, names, 3, 0.0))
         raise OptionError(

@@ -196,6 +196,7 @@ MISTAKES = {
     "the first row of the table for all": ("pages", "block_table[b,", "block_table[0,"),
     "pages in the order of memory": ("pages", "        k, v", "        pages = np.sort(pages)\n        k, v"),
     "pages behind each other": ("pages", "block_table[b, : -(-length // P)]", "block_table[b, 0] + np.arange(-(-length // P))"),
+    "the second page of a pair": ("pages", "        k, v", "        second = np.arange(len(pages)) % 2 == 1\n        pages = np.where(second, (np.roll(pages, 1) + 1) % len(k_cache), pages)\n        k, v"),
     "the last page is left out": ("pages", "-(-length // P)", "length // P"),
     "a table with the stride of its longest row": ("pages", "block_table[b, ", "block_table.reshape(-1)[b * -(-max(cache_seqlens) // P) :][ "),
     "hidden slots times 0": ("pages", "        out[b] =", "        rest = v_cache[pages].reshape(-1, *v.shape[1:])[length:]\n        out[b] = (0 * rest).sum(0).repeat(q.shape[2] // (v.shape[1] or 1), 0) +"),

@@ -180,10 +180,6 @@ def _times(ratios: Sequence[tuple[float, Problem]]) -> str:
     if (abs(values - whole) <= 0.02 * whole).all() and whole.min() >= 2:
         counts = sorted({int(n) for n in whole})
         return f"counted {', '.join(map(str, counts[:4]))}{' …' if len(counts) > 4 else ''} times"
-    part = np.round(1 / values)
-    if (abs(1 / values - part) <= 0.02 * part).all() and part.min() >= 2:
-        counts = sorted({int(n) for n in part})
-        return f"× {', '.join(f'1/{n}' for n in counts[:4])}"
     return _factor(ratios)
 
 
@@ -205,6 +201,10 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
         if all(abs(x) < NEAR for x, _ in shares):
             return f"{what} is left out"
         return _factor(shares, what)
+    if fault.form == "bias of":
+        fits = [f.facts["sources"] for f, _ in faults if f.form == "bias of"]
+        all_fit = [text for text in fits[0] if all(text in own for own in fits)]
+        return all_fit[0] if all_fit else "the bias of another sample or head"
     if fault.form == "kv head":
         return _heads(faults, "keys")
     if fault.form == "moved":
@@ -214,14 +214,17 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
 
 def _heads(faults: Faults, what: str) -> str:
     """Say of which key head or sample keys and values come."""
-    pairs = [(own, other, p) for f, p in faults for own, other in f.facts.get("moved", {}).items()]
-    samples = [(own[0], other[0]) for own, other, _ in pairs]
-    if any(b != c for b, c in samples):
+    own = [(f, p) for f, p in faults if f.form == "kv head"]
+    pairs = [(*places, p) for f, p in own for places in f.facts["moved"].items()]
+    if not pairs:
+        return f"{what} of another sample or head"
+    samples = [(here[0], there[0]) for here, there, _ in pairs]
+    if all(b != c for b, c in samples):
         here, there = (np.array([places[i] for places in samples]) for i in (0, 1))
         sizes = np.array([math.prod(p.lead) for *_, p in pairs])
         source = source_of("b", here, there, sizes)
         return f"{what} of another sample" + (f": {source}" if "another" not in source else "")
-    columns = [(h, k, p.K, p.H // max(p.K, 1)) for (_, h), (_, k), p in pairs]
+    columns = [(h, k, p.K, p.H // max(p.K, 1)) for (b, h), (c, k), p in pairs if b == c]
     heads, read, K, G = (np.array(x) for x in zip(*columns, strict=True))
     source = head_source(heads, read, K, G)
     if source:

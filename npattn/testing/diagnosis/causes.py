@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
 
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.diagnosis.amount import SEEN, describe
+from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.borders import find_pair
-from npattn.testing.diagnosis.candidates import Found
+from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
     exception_causes,
@@ -23,7 +24,12 @@ from npattn.testing.diagnosis.conduct import (
     ids,
     state_cause,
 )
-from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, say_where
+from npattn.testing.diagnosis.elements import (
+    Asked,
+    neighbours_of_fault,
+    requested_with,
+    say_where,
+)
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
 from npattn.testing.diagnosis.explore import (
     Point,
@@ -35,13 +41,12 @@ from npattn.testing.diagnosis.explore import (
 )
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
-from npattn.testing.diagnosis.names import name_of
 from npattn.testing.diagnosis.place import (
     EVERYWHERE,
 )
 from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
-from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
+from npattn.testing.diagnosis.sentences import BACKWARD, say
 from npattn.testing.diagnosis.sequences import find_sequence_causes
 from npattn.testing.diagnosis.suspicion import collect_suspicion
 from npattn.testing.diagnosis.unlike import say_unlike
@@ -262,10 +267,10 @@ class _Diagnosis:
             text = f"strides are misread: contiguous arrays are right, views are wrong ({names})"
             yield Cause(text, ids(mine), "layout", EVERYWHERE, names, name="strides")
         found, rest = self._whole()
-        for cause, claimed in found:
+        for candidate, claimed in found:
+            cause = _cause_of(candidate, len(claimed))
             rules = {e.outcome.rule for e in claimed if e.outcome}
-            also = [o for o in left if o.rule not in self.evidence and o.kind == "after"]
-            mine = [o for o in left if o.rule in rules or (cause.step == "layout" and o in also)]
+            mine = [o for o in left if o.rule in rules or self._is_so_alone(o, candidate.explains)]
             if cause.name in AXES:
                 own = [o for o in raised if raises_by_layout(self.trial, o, cause.name)]
                 raised = [o for o in raised if o not in own]
@@ -292,7 +297,7 @@ class _Diagnosis:
     def _smallest(self) -> list[Evidence]:
         return sorted(self.evidence.values(), key=attrgetter("rank"))
 
-    def _whole(self) -> tuple[list[tuple[Cause, list[Evidence]]], list[Evidence]]:
+    def _whole(self) -> tuple[Found, list[Evidence]]:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
         evidence = self._smallest()
         f = self.trial.implementation
@@ -305,24 +310,10 @@ class _Diagnosis:
             rest = [e for e in rest if not any(e in own for _, own in found)]
         if f.storage is not None or f.packing is not None:
             # What reads a δ of another sequence depends on it too, and reads none of its keys.
-            forward = [e for e in rest if {"o", "lse"} & {*e.wrong}]
-            stored, _ = find_sequence_causes(forward)
+            stored, _ = find_sequence_causes([e for e in rest if {"o", "lse", "dv"} & {*e.wrong}])
             claimed = [e for _, own in stored for e in own]
             rest = [e for e in rest if e not in claimed]
-        causes = []
-        for candidate, claimed in stored + found:
-            cause = Cause(
-                candidate.text,
-                (),
-                candidate.step,
-                candidate.where,
-                candidate.amount or candidate.name,
-                conventions=candidate.conventions,
-                confirmed=len(claimed),
-                name=candidate.name,
-            )
-            causes.append((cause, claimed))
-        return causes, rest
+        return stored + found, rest
 
     # --- reading ---
 
@@ -361,7 +352,7 @@ class _Diagnosis:
                 points = [_with_step(p, "visible", "p") for p in points]
             near = neighbours_of_fault(first, points[0], fault)
             asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
-            claimed = [e for e in left if e is first or self._claims(fault, e, asked)]
+            claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             amount = describe(like)
@@ -371,17 +362,23 @@ class _Diagnosis:
             cause = self._state(fault, like, amount, points, asked, of_hidden)
             rules = {e.outcome.rule for e in claimed if e.outcome}
             mine = [o for o in outcomes if o.rule in rules]
-            mine += [o for o in outcomes if o not in mine and self._is_so_alone(fault, o, asked)]
+            explains = partial(self._claims, fault, asked)
+            mine += [o for o in outcomes if o not in mine and self._is_so_alone(o, explains)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
             told.add(fault.step)
             causes.append(cause)
             yield replace(cause, rules=ids(mine)), mine
-        of_all: set[str] = set().union(*map(_reach, told))
-        rules = {e.outcome.rule for e in evidence if e.outcome and _own_names(e) <= of_all}
-        mine = [o for o in outcomes if o.rule in rules]
-        if mine and len(causes) > 1:  # dk and dv are wrong there, each by its own cause
-            yield replace(causes[0], rules=ids(mine)), mine
+        if len(causes) > 1:  # dk and dv are wrong there, each by its own cause
+            of_all: set[str] = set().union(*map(_reach, told - {*FORWARD}))
+
+            def explains_each(e: Evidence) -> bool:
+                return _own_names(e) <= of_all
+
+            rules = {e.outcome.rule for e in evidence if e.outcome and explains_each(e)}
+            mine = [o for o in outcomes if o.rule in rules or self._is_so_alone(o, explains_each)]
+            if mine:
+                yield replace(causes[0], rules=ids(mine)), mine
 
     def _points(self, evidence: Evidence, without: Set[str] = frozenset()) -> list[Point]:
         """Return the failing problem and those around it, as far as they can be made of recipes.
@@ -427,33 +424,33 @@ class _Diagnosis:
     ) -> Cause:
         """Return the cause in words."""
         step = fault.step
-        follows = step == "visible" and amount not in SEEN  # the source tells where
         where = EVERYWHERE if step == "state" else fault.facts.get("where")
         has_elements = fault.form != "shape"  # no element of another shape stands for one
         if not where and has_elements:
-            where = say_where(tried, fault, asked, amount if follows else "")
+            where = say_where(tried, fault, asked, amount)
         where = where or ""
+        if where and (results := requested_with(like)):
+            where = results if where == EVERYWHERE else f"{where} and {results}"
         if not where and len(tried) == 1 and asked is None and of_hidden:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:
             where = f"{BACKWARD} {where}".rstrip()
-        name, known = name_of(step, where, amount)
         return Cause(
-            say(step, where, amount, known),
+            say(step, where, amount),
             (),
             step,
             where,
             amount,
             passes_when=asked.condition if asked is not None else "",
             confirmed=len(tried),
-            name=name,
+            name=f"{step or 'unknown'}{where and f' where {where}'}",
             pair=None if asked is None else asked.near.pair(asked.place, where),
             reading=next(
                 filter(None, map(_read_window, sorted(like, key=_readability) * has_elements)), None
             ),
         )
 
-    def _claims(self, fault: Fault, evidence: Evidence, asked: Asked | None) -> bool:
+    def _claims(self, fault: Fault, asked: Asked | None, evidence: Evidence) -> bool:
         """Return True if a failing problem shows the same fault, changed or not.
 
         Where the fault comes first, and the place holds, all that is wrong may come of it: a
@@ -477,15 +474,15 @@ class _Diagnosis:
         plain = [try_recipe(self.trial, recipe) for recipe in recipes]
         return any(p and p.fault and _same_step(p.fault, fault) for p in plain)
 
-    def _is_so_alone(self, fault: Fault, outcome: Outcome, asked: Asked | None) -> bool:
-        """Return True if the second of two calls shows the fault without the first.
+    def _is_so_alone(self, outcome: Outcome, explains: Callable[[Evidence], bool]) -> bool:
+        """Return True if the second of two calls shows what is explained without the first.
 
         A mistake of some shapes is right in others, which looks like state of an earlier call.
         """
         if outcome.kind != "after" or outcome.rule in self.evidence:
             return False
         alone = self._collect(replace(outcome, kind="value"))
-        return alone is not None and bool(alone.wrong) and self._claims(fault, alone, asked)
+        return alone is not None and bool(alone.wrong) and explains(alone)
 
     # --- evidence ---
 
@@ -510,6 +507,20 @@ class _Diagnosis:
         if not alone:
             return f"also wrong, and not explained: {', '.join(results)}"
         return f"no step was found: {', '.join(results)} out of tolerance"
+
+
+def _cause_of(candidate: Candidate, confirmed: int) -> Cause:
+    """Return a whole explanation as a cause, without rules."""
+    return Cause(
+        candidate.text,
+        (),
+        candidate.step,
+        candidate.where,
+        candidate.amount or candidate.name,
+        conventions=candidate.conventions,
+        confirmed=confirmed,
+        name=candidate.name,
+    )
 
 
 def _of_one_call(outcome: Outcome) -> bool:

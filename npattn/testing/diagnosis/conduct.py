@@ -7,21 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from npattn.testing.diagnosis.evidence import collect
+from npattn.testing.diagnosis.sentences import STATE
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 
 CONDUCT = ("change", "bits", "moves", "after", "calls", "shape")
 """Kinds of failures that one call cannot show, or whose values are right."""
-TEXTS = {
-    "after": "a call is right alone, and wrong after another one: something is kept between calls",
-    "unsteady": "two calls on the same problem give different results: something is kept between "
-    "calls, or is read before it is written",
-    "vanished": "the same call is right when it is made again: something is kept between calls, or "
-    "is read before it is written",
-    "unordered": "two calls on the same problem differ in their last bits, within the tolerance: "
-    "sums are added in no fixed order, as by atomic additions",
-}
 STEPS = {"change": "state", "after": "state", "calls": "state", "bits": "state", "shape": "layout"}
 CALLS = 8
 """Number of calls on one problem that show whether results vary."""
@@ -30,7 +22,7 @@ CALLS = 8
 def state_cause(outcomes: Iterable[Outcome], name: str) -> Cause:
     """Return the cause of outcomes that depend on other calls."""
     where = "everywhere"
-    return Cause(TEXTS[name], ids(outcomes), "state", where, "depends on earlier calls", name=name)
+    return Cause(STATE[name], ids(outcomes), "state", where, "depends on earlier calls", name=name)
 
 
 def exception_causes(outcomes: Iterable[Outcome]) -> Iterator[Cause]:

@@ -19,6 +19,7 @@ from npattn.profiles import PROFILES
 from npattn.testing.adapters.storage import read_shown
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Arrays, Evidence
+from npattn.testing.diagnosis.sentences import CONVENTIONS
 from npattn.testing.report.cause import STEPS
 
 NUMBERS: dict[str, tuple[Any, ...]] = {
@@ -62,33 +63,6 @@ STEP_OF = {
     "dropout_at_rate_0": ("p", "dropout"),
 }
 """Step that a field changes, and where."""
-TEXTS = {
-    "causal=top_left": "causal and windows are aligned top-left: query t sees keys s ≤ t",
-    "causal=bottom_right": (
-        "causal and windows are aligned bottom-right: query t sees keys s ≤ t + S − T"
-    ),
-    "causal=unless_masked": "causal holds where no mask is given, and the mask alone where one is",
-    "empty_row=zero": "a query that sees nothing gives 0",
-    "empty_row=nan": "a query that sees nothing gives NaN",
-    "empty_row=mean": "a query that sees nothing gives the mean of all values",
-    "mask_true=hide": "True in the mask hides a key: the mask is inverted",
-    "mask_true=attend": "True in the mask shows a key: the mask is inverted",
-    "window=inclusive": "left of the window counts the query too: the window is one key short",
-    "window=exclusive": "left of the window leaves out the query: the window is one key too long",
-    "softcap=before_bias": "the softcap caps scale · q·k, before the bias is added",
-    "softcap=after_bias": "the softcap is applied after the bias is added",
-    "softcap=after_mask": "the softcap is applied after the mask, so that hidden keys take weight",
-    "bias=before_scale": "the bias is multiplied by the scale",
-    "bias=after_scale": "the bias is not multiplied by the scale",
-    "kv_head=tile": "query head h uses key/value head h % K, where h // (H / K) is expected",
-    "kv_head=repeat": "query head h uses key/value head h // (H / K), where h % K is expected",
-    "lse_base=2": "lse is a base-2 logarithm",
-    "lse_base=e": "lse is a natural logarithm",
-    "weights=after_dropout": "the weights returned are those after dropout",
-    "weights=before_dropout": "the weights returned are those before dropout",
-    "dropout_at_rate_0=ignore": "a dropout mask beside a rate of 0 does nothing",
-    "dropout_at_rate_0=drop": "a dropout mask beside a rate of 0 drops",
-}
 
 
 def convention_candidates(evidence: Evidence) -> Iterator[Candidate]:
@@ -161,7 +135,7 @@ def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
             changes = {other: None} | changes
     conventions = replace(declared, **changes)
     names = [f"{field}={_format(value)}" for field, value in changes.items()]
-    text = "; ".join(TEXTS.get(name) or f"it follows {name}" for name in names)
+    text = "; ".join(CONVENTIONS.get(name) or f"it follows {name}" for name in names)
     step, where = min((_step_of(*x) for x in changes.items()), key=lambda x: STEPS.index(x[0]))
     return Candidate(
         ", ".join(names),

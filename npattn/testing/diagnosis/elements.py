@@ -8,15 +8,18 @@ nothing does, nothing is told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.amount import SEEN
 from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
-from npattn.testing.diagnosis.evidence import Evidence, sizes_of
+from npattn.testing.diagnosis.evidence import Evidence, group, sizes_of
 from npattn.testing.diagnosis.explore import (
     HIDING,
     LEAST,
@@ -28,6 +31,8 @@ from npattn.testing.diagnosis.explore import (
 )
 from npattn.testing.diagnosis.locate import Fault, visible_keys
 from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, Sample, Where, learn
+from npattn.testing.diagnosis.place import Atom as PlaceAtom
+from npattn.testing.diagnosis.sources import differs_from_own
 from npattn.testing.places import Atom, Place
 
 COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
@@ -111,9 +116,11 @@ def say_where(
     points: Sequence[Point],
     fault: Fault,
     asked: Asked | None,
-    source: str,
+    amount: str,
 ) -> str:
     """Return where it is wrong; "" if nothing holds.
+
+    Where the amount names a source, it is wrong where that is not the right one.
 
     Parameters
     ----------
@@ -122,14 +129,19 @@ def say_where(
         What they share.
     asked : Asked or None
         On which problems it fails; None if that could not be asked.
-    source : str
-        Which other mask the weights follow: the elements that are wrong are those whose source is
-        not their own, and no others are named.
+    amount : str
     """
+    source = amount if fault.step == "visible" and amount not in SEEN else ""
     told = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
     failing = [(p, s) for p, s in told if (s.wrong & s.known).any()]
     if asked is not None and asked.near.is_of_numbers:
         return "contents"
+    if origin := differs_from_own(amount):
+        atom = PlaceAtom(origin[0], 1.0, origin[1])
+        best = Where(atom.text, 0.0, (atom,))
+        held = asked is not None and asked.held
+        conditions = (_conditions(asked, best, fault) or []) if asked and held else []
+        return " and ".join([atom.text, *conditions, *_shared(amount, conditions, failing)])
     best = _choose(_learn(failing, fault, bool(source)), _learn(told, fault, bool(source)))
     if best is None or len(best.atoms) > MOST_ATOMS:
         return ""
@@ -142,12 +154,38 @@ def say_where(
     conditions = _conditions(asked, best, fault)
     if conditions is None:
         return ""
-    # A problem without the option whose meaning is wrong hides nothing, and tells nothing.
-    for name in sorted(HIDING & {*source.split()}):
-        named = name in " ".join(conditions).split()
-        if not named and all(s.options >= {name} for _, s in failing):
-            conditions.append(name)
+    conditions += _shared(source, conditions, failing)
     return " and ".join([*(atom.text for atom in best.atoms), *conditions]) or EVERYWHERE
+
+
+def _shared(
+    amount: str, conditions: Sequence[str], failing: Sequence[tuple[Point, Sample]]
+) -> list[str]:
+    """Return the options that an amount names, and all failing problems have, if no condition does.
+
+    A problem without the option whose meaning is wrong hides nothing, and tells nothing.
+    """
+    named = {*" ".join(conditions).split()}
+    names = sorted((HIDING & {*amount.split()}) - named)
+    return [name for name in names if all(s.options >= {name} for _, s in failing)]
+
+
+def requested_with(points: Sequence[Point]) -> str:
+    """Return the results with which o is wrong, "weights"; "" if it is wrong in a plain call."""
+    failing = [p.evidence for p in points if p.fault is not None and "o" in p.evidence.wrong]
+    if not failing or not all(e.is_right("o", 0) for e in failing):
+        return ""
+    evidence, found = failing[0], []
+    for name in evidence.trial.implementation.returns:
+        f = copy(evidence.trial.implementation)
+        f.returns = (name,)
+        try:
+            results = group(f.forward(evidence.problem, evidence.view))
+        except ImplementationError:
+            continue
+        if not replace(evidence, observed=results).is_right("o", -1):
+            found.append(name.removeprefix("return_"))
+    return " or ".join(found)
 
 
 def _choose(of_failing: Where | None, of_all: Where | None) -> Where | None:
@@ -186,7 +224,8 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
         return None
     if len(rest) > 1 and all(" = " in atom.text for (atom,) in rest):
         return None  # a list of numbers is no place
-    if all(rest):
+    passing = [near.recipe(atom.pair.passing) for atoms in rest for atom in atoms]
+    if all(rest) and not all(_implies(best, recipe, near, fault) for recipe in passing):
         told.append(" or ".join(atom.text for (atom,) in rest))
     return told
 

@@ -85,6 +85,10 @@ class Evidence:
             return math.inf
         return compare_arrays(name, array, exact, self.tolerance[name]).ratio
 
+    def is_right(self, name: str, call: int) -> bool:
+        """Return True if a result is within its tolerance in one of the calls for it."""
+        return self._ratio(name, self.observed[name][call]) <= 1
+
     @property
     def recipe(self) -> Recipe | None:
         """Recipe of the failing problem; None if it has none, or its rule has changed it since."""

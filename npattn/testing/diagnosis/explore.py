@@ -48,8 +48,6 @@ HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1)
 """Pairs H, K to which the heads of a failing problem are changed."""
 EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name))
 """Kinds of bias with numbers that are no normal ones."""
-NEVER = 2**30
-"""First visible key of a row that sees none."""
 OF_SEVERAL_KEYS = ("s", "p", "dp", "delta", "ds", "dq")
 """Steps that rows of one key say nothing of."""
 HIDING = {"mask", "causal", "window", "bias"}
@@ -277,9 +275,5 @@ def sample(
 ) -> Sample:
     """Return elements of a problem, or with axes "" a problem, for learning."""
     sizes = sizes_of(problem)
-    rows = tuple(sizes[x] for x in "BHT")
-    empty = np.asarray(trial.empty(problem)).reshape(rows)
-    visible = trial.visible(problem).reshape(*rows, sizes["S"])
-    first = np.where(empty, NEVER, visible.argmax(-1) if sizes["S"] else 0)
-    options = frozenset(options_on(recipe))
-    return Sample(sizes, options, axes, wrong, known, empty, first)
+    empty = np.asarray(trial.empty(problem)).reshape(tuple(sizes[x] for x in "BHT"))
+    return Sample(sizes, frozenset(options_on(recipe)), axes, wrong, known, empty)

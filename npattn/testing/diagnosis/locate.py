@@ -17,15 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import Evidence, observe
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
+from npattn.testing.diagnosis.sources import biases_like
 from npattn.testing.report.pair import AXES
 from npattn.testing.trial import GRADIENTS, Trial
 
+SOME = 1e-3
+"""Weight from which a key takes part in a row, for what is told of dS."""
 CLEAR = 8.0
 """Size of a weight, in units of its tolerance, from which its ratio tells anything."""
 FEW = 3
@@ -238,15 +242,25 @@ def _foreign_values(reader: Reader, p: Quantity, apart: Array, o: Quantity) -> F
     if not bad or bad - found.keys():
         return Fault("o", o, o.wrong, o.known)
     same = all(
-        (abs(got - p.want[b, h]) <= 2 * p.tolerance[b, h]).mean() > ALL
-        for (b, h), (_, _, got) in found.items()
+        any((abs(got - p.want[b, h]) <= 2 * p.tolerance[b, h]).mean() > ALL for _, _, got in own)
+        for (b, h), own in found.items()
     )
+    if not same and all(any(_is_of_head(p, reader, *x) for x in own) for own in found.values()):
+        return Fault("o", o, o.wrong, o.known)  # q is of that head as well
     rows = np.zeros(p.want.shape[:2], bool)
     for place in found:
         rows[place] = True
     known = np.ones(rows.shape, bool)
-    facts = {"moved": {own: (b, k) for own, (b, k, _) in found.items()}}
+    # Of few keys, what several samples and heads hold fits by chance.
+    facts = {"moved": {place: own[0][:2] for place, own in found.items() if len(own) == 1}}
     return Fault("o" if same else "s", p, rows, known, form="kv head", facts=facts)
+
+
+def _is_of_head(p: Quantity, reader: Reader, b: int, k: int, got: Array) -> bool:
+    """Return True if weights are the exact ones of a query head of a sample and key head."""
+    heads = reader.kv_head == k
+    near = abs(got - p.want[b, heads]) <= 2 * p.tolerance[b, heads]
+    return bool((near.mean((-1, -2)) > ALL).any())
 
 
 def _explains(evidence: Evidence, reader: Reader, p: Quantity, o: Quantity) -> bool:
@@ -288,6 +302,10 @@ def weights_fault(
         fake = empty[..., None] & (abs(got) > tol)
     known = np.ones(want.shape, bool)
     clear = want > CLEAR * tol
+    biases = _list_biases(evidence, reader, p)
+    if biases:
+        rows = p.wrong_rows
+        return Fault("s", p, rows, rows | True, backward, "bias of", {"sources": biases})
     negative = clear & (got < -tol)
     if not backward and negative.sum() > p.wrong.sum() / 2:  # no weight is: o was changed
         o = result(evidence, "o")
@@ -333,6 +351,24 @@ def weights_fault(
             return Fault("o", o, o.wrong, o.known, form="moved", facts={"moved": moved})
         return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "moved", {"moved": moved})
     return _by_ratio(evidence, reader, p, clear, backward)
+
+
+def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
+    """Return whose bias gives all weights that were read, where it is not their own."""
+    problem = evidence.problem
+    if problem.bias_array is None or problem.dropout_mask is not None or not p.wrong.any():
+        return []
+    known: dict[bytes, bool] = {}
+    fits = []
+    for text, other in biases_like(problem):
+        key = np.asarray(other.bias_array).tobytes()
+        if key not in known:
+            want = reader.flat(evaluate(other, evidence.trial.conventions).weights)
+            slack = 4 * p.tolerance + evidence.rounding * want
+            known[key] = bool((abs(p.got - want) <= slack)[p.wrong_rows].mean() > ALL)
+        if known[key]:
+            fits.append(text)
+    return fits
 
 
 def _moves_weight(p: Quantity, lost: Array) -> bool:
@@ -589,7 +625,7 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
         if fault is not None and fault.step == "delta":
             return fault
         dk = _whole("dk", evidence, "dk")
-        if fault is not None and fault.quantity.wrong.any():
+        if fault is not None and not _is_of_some_heads(ds.wrong, reader):
             return Fault("dk", ds, ds.wrong, ds.known, form="by query", facts=fault.facts)
         return dk
     if fault is None or "dq" not in evidence.observed:
@@ -617,6 +653,8 @@ def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:
     wrong = p.wrong
     if not wrong.any() or (apart & wrong).sum() > APART * wrong.sum():
         return dv
+    if _is_of_some_heads(wrong, reader):
+        return dv
     fault = weights_fault(evidence, reader, p, None, backward=True)
     if core == ["dv"] and not (fault.step == "visible" and fault.form == "extra"):
         return Fault("dv", p, wrong, p.known, form=fault.form, facts=fault.facts)
@@ -626,6 +664,13 @@ def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:
     return fault
 
 
+def _is_of_some_heads(wrong: Array, reader: Reader) -> bool:
+    """Return True if query heads that share a key head differ: their sum is wrong, and no score."""
+    heads = np.asarray(wrong.any((-1, -2)))
+    groups = (heads[:, reader.kv_head == k] for k in np.unique(reader.kv_head))
+    return any(bool((x.any(1) & ~x.all(1)).any()) for x in groups)
+
+
 def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
     """Return the fault of a wrong dS: δ, dS or dP; None if it was right."""
     wrong = ds.wrong
@@ -633,7 +678,7 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         return None
     weights = reader.exact_steps["p"]
     with np.errstate(all="ignore"):
-        ok = ds.known & (weights > 1e-3)
+        ok = ds.known & (weights > SOME)
         off = np.where(ok, (ds.got - ds.want) / np.where(ok, weights, 1), np.nan)
         slack = np.where(ok, ds.tolerance / np.where(ok, weights, 1), np.inf)
         slack = slack + evidence.rounding * np.where(ok, abs(off), 0)
@@ -714,7 +759,8 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
     if dq.got.shape != along.shape:
         return None
     error = dq.got - dq.want
-    rows = dq.wrong_rows
+    # The error of a row of one key is along that key, whatever is wrong.
+    rows = dq.wrong_rows & ((reader.exact_steps["p"] > SOME).sum(-1) > 1)
     with np.errstate(all="ignore"):
         share = (error * along).sum(-1) / (along * along).sum(-1)
         rest = abs(error - share[..., None] * along)

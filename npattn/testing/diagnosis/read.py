@@ -182,13 +182,13 @@ class Reader:
         return [self._read_weights(problem) for _ in range(2)]
 
     @cached_property
-    def foreign_values(self) -> dict[tuple[int, int], tuple[int, int, Array]]:
-        """For (b, h) that take values of another sample or head: which, and P by these."""
+    def foreign_values(self) -> dict[tuple[int, int], list[tuple[int, int, Array]]]:
+        """For (b, h) that take values of another sample or head: which may be, and P by these."""
         tolerance = self.p[0].tolerance
         B, K = self.B, self.problem.K
         bad = {(int(b), int(h)) for b, h, *_ in np.argwhere(self.p[1])}
         samples = range(B) if math.prod(self.key_lead) == B else (None,)
-        found: dict[tuple[int, int], tuple[int, int, Array]] = {}
+        found: dict[tuple[int, int], list[tuple[int, int, Array]]] = {}
         for sample, head in ((b, k) for b in samples for k in range(K)):
             heads = np.full(self.problem.H, head)
             order = None if sample is None else np.full(B, sample)
@@ -197,10 +197,10 @@ class Reader:
             for weights, total in pair:  # nothing of o may be left over
                 slack = 2 * tolerance.sum(-1)
                 apart |= _disagree(weights.sum(-1), total, slack, self.rounding)[..., None]
-            for b, h in bad - found.keys():
+            for b, h in bad:
                 own = (b if sample is None else sample, head)
                 if own != (b, int(self.kv_head[h])) and not apart[b, h].any():
-                    found[b, h] = (*own, pair[0][0][b, h])
+                    found.setdefault((b, h), []).append((*own, pair[0][0][b, h]))
         return found
 
     def exact_weights(self, problem: Problem) -> tuple[Array, Array]:

@@ -6,6 +6,8 @@ A misreading that the judge can share is the cause if every wrong result is righ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,10 +48,29 @@ def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
         claimed = [e for e in left if explains(e)]
         if claimed:
             step = "layout" if text in LAYOUTS else "visible" if text in READS else "s"
-            where = "page" if "page" in text else "everywhere"
-            found.append((Candidate(text, text, explains, step, where), claimed))
+            found.append((Candidate(text, text, explains, step, ""), claimed))
             left = [e for e in left if e not in claimed]
-    return found, left
+    reads = [x for x in found if x[0].text in READS]
+    if len(reads) > 1:  # of whom a wrong place is depends on the problem
+        reads.sort(key=lambda x: -len(x[1]))
+        text = "; ".join(candidate.text for candidate, _ in reads)
+        explains = partial(_any_explains, [candidate for candidate, _ in reads])
+        whole = Candidate(text, text, explains, "visible", "")
+        found = [(whole, [e for _, own in reads for e in own])] + [
+            x for x in found if x not in reads
+        ]
+    return [(_of_backward(c, own), own) for c, own in found], left
+
+
+def _any_explains(candidates: Sequence[Candidate], evidence: Evidence) -> bool:
+    return any(candidate.explains(evidence) for candidate in candidates)
+
+
+def _of_backward(candidate: Candidate, claimed: Sequence[Evidence]) -> Candidate:
+    """Return a cause that is said of the backward if the forward is right."""
+    if any({"o", "lse"} & {*e.wrong} for e in claimed):
+        return candidate
+    return replace(candidate, text=f"in the backward {candidate.text}", where="backward:")
 
 
 def _call(
@@ -62,11 +83,14 @@ def _call(
 
 
 def _reads(what: str) -> Callable[[Evidence], bool]:
-    """Return a test: a wrong result changes with what nobody may read."""
+    """Return a test: a wrong o, lse or dv changes with what nobody may read.
+
+    dq and dk also change with it by a δ of another sequence.
+    """
 
     def explains(evidence: Evidence) -> bool:
-        f, wrong = evidence.trial.implementation, evidence.wrong
-        if f.storage is None:
+        f, wrong = evidence.trial.implementation, {"o", "lse", "dv"} & {*evidence.wrong}
+        if f.storage is None or not wrong:
             return False
         try:
             plain, other = (

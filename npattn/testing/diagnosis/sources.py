@@ -36,6 +36,12 @@ WINDOW = (-2, -1, 1, 2)
 """Keys by which an edge of a window is looked for beside its place."""
 
 
+RIGHT_HEAD = "h // G"
+OF_INDEX = re.compile(r"\w+ (\w) has the \w+ of \w+ (.+)")
+OF_HEAD = re.compile(r"query head h takes \w+ of key head (.+), must be h // G")
+"""Amounts that name a source as an expression of the index."""
+
+
 class Expression(NamedTuple):
     """A source of one index: its text, and its value by the index i and the size n."""
 
@@ -88,22 +94,66 @@ def source_of(x: str, here: Array, there: Array, sizes: Array) -> str:
 
 def head_source(heads: Array, read: Array, K: Array, G: Array) -> str:
     """Return the key head that query heads read as an expression; "" if none gives every pair."""
-    known = [e for e in expressions("h") if "% H" not in e.text]  # of key heads, % K is asked
-    shifts = [e for e in known if SHIFT.fullmatch(e.text)]
-    # Heads are tiled sooner than shifted.
-    inner = [Expression("h", lambda h, n: h), *known[len(shifts) :], *shifts]
     if len({*zip(heads.tolist(), K.tolist(), G.tolist(), strict=True)}) < 3:
         return ""
     if (read == read[0]).all() and len({*heads.tolist()}) > 2:
         return f"{read[0]}"
-    for text, value in inner:
+    for text, value in _key_heads(heads, K, G):
+        if text != RIGHT_HEAD and np.array_equal(value, read):
+            return text
+    return ""
+
+
+def _key_heads(heads: Array, K: Array, G: Array) -> Iterator[tuple[str, Array]]:
+    """Yield expressions of a query head, with the key head that each gives."""
+    known = [e for e in expressions("h") if "% H" not in e.text]  # of key heads, % K is asked
+    shifts = [e for e in known if SHIFT.fullmatch(e.text)]
+    # Heads are tiled sooner than shifted.
+    for text, value in [Expression("h", lambda h, n: h), *known[len(shifts) :], *shifts]:
         own = value(heads, K * G)
         bracket = text if text == "h" else f"({text})"
-        outer = {f"{bracket} % K": own % np.maximum(K, 1), f"{bracket} // G": own // G, text: own}
-        for whole, found in outer.items():
-            if whole != "h // G" and np.array_equal(found, read):
-                return whole
-    return ""
+        yield f"{bracket} % K", own % np.maximum(K, 1)
+        yield f"{bracket} // G", own // G
+        yield text, own
+
+
+def differs_from_own(amount: str) -> tuple[str, Callable[..., Any]] | None:
+    """Return where the source that an amount names is not the right one; None if it names none.
+
+    Returns
+    -------
+    text : str
+        "b ≠ 2 · b % B", "h // G ≠ h % K".
+    holds : callable
+        Takes a mapping of letters to indices and sizes; returns where that is so.
+    """
+    if found := OF_INDEX.fullmatch(amount):
+        x, text = found[1], found[2]
+        values = {e.text: e.value for e in expressions(x)}
+
+        def other(t: Any) -> Any:
+            i, n = t[x], t[x.upper()]
+            source = values[text](i, n) if text in values else int(text) + 0 * i
+            return (source != i) & (source >= 0) & (source < n)
+
+        return _where_differs(x, text), other
+    if found := OF_HEAD.fullmatch(amount):
+        text = found[1]
+
+        def foreign(t: Any) -> Any:
+            own = dict(_key_heads(t["h"], t["K"], t["G"]))
+            return (own[text] if text in own else int(text)) != t["h"] // t["G"]
+
+        return f"{RIGHT_HEAD} ≠ {text}", foreign
+    return None
+
+
+def _where_differs(x: str, text: str) -> str:
+    """Return the indices whose source is not themselves, as a condition."""
+    if SHIFT.fullmatch(text):
+        shift = text.partition(" − ")[2]
+        return f"{x} ≥ {shift}" if shift else f"{x} < {x.upper()} − {text.split()[-1]}"
+    return f"{x} ≠ " + re.sub(r"(\d)([a-z])", r"\1 · \2", text)
 
 
 # --- masks ----------------------------------------------------------------------------------------
@@ -120,24 +170,45 @@ def masks_like(trial: Trial, problem: Problem) -> Iterator[tuple[str, Array]]:
             yield text, _flat(trial.visible(other), problem)
         except NpattnError:  # an option that is not legal of this problem
             continue
-    heads = () if problem.headless else (problem.H,)
-    shape = (*problem.lead, *heads, problem.T, problem.S)
     mask, visible = problem.mask_array, _flat(trial.visible(problem), problem)
-    for axis, x in enumerate("bhts"):
-        index = np.arange(visible.shape[axis])
+    for axis, text, source in _indices("bhts", visible.shape):
+        x = "bhts"[axis]
+        if mask is not None:
+            other = problem.replace(mask=_take(mask, source, axis, problem))
+            told = f"{NAMES[x]} {x} has the mask of {NAMES[x]} {text}"
+            yield told, _flat(trial.visible(other), problem)
+        if x == "t":
+            yield f"the mask is of query {text}", np.take(visible, source, axis)
+
+
+def biases_like(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Yield a problem with the bias of other samples or heads, each with what it is called."""
+    bias = problem.bias_array
+    assert bias is not None
+    for axis, text, source in _indices("bh", (math.prod(problem.lead), problem.H)):
+        x = "bh"[axis]
+        told = f"{NAMES[x]} {x} has the bias of {NAMES[x]} {text}"
+        yield told, problem.replace(bias=_take(bias, source, axis, problem))
+
+
+def _indices(letters: str, shape: Sequence[int]) -> Iterator[tuple[int, str, Array]]:
+    """Yield an axis, an expression of its index, and its value for each index."""
+    for axis, x in enumerate(letters):
+        index = np.arange(shape[axis])
         known = [e for e in expressions(x) if x != "b" or "//" not in e.text]  # samples: no tiles
         for text, value in (*known, Expression("0", lambda i, n: 0 * i)):
             source = value(index, np.full(len(index), len(index)))
             source = np.where((source >= 0) & (source < len(index)), source, index)
-            if (source == index).all():
-                continue
-            if mask is not None:
-                flat = _flat(np.broadcast_to(mask, shape), problem)
-                other = problem.replace(mask=np.take(flat, source, axis).reshape(shape))
-                told = f"{NAMES[x]} {x} has the mask of {NAMES[x]} {text}"
-                yield told, _flat(trial.visible(other), problem)
-            if x == "t":
-                yield f"the mask is of query {text}", np.take(visible, source, axis)
+            if (source != index).any():
+                yield axis, text, source
+
+
+def _take(x: Array, source: Array, axis: int, problem: Problem) -> Array:
+    """Return an array of the scores, each with the part of another index."""
+    heads = () if problem.headless else (problem.H,)
+    shape = (*problem.lead, *heads, problem.T, problem.S)
+    whole = _flat(np.broadcast_to(x, shape), problem)
+    return np.take(whole, source, axis).reshape(shape)
 
 
 def _flat(visible: Array, problem: Problem) -> Array:

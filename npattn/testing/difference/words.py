@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npattn.conventions import Conventions
+from npattn.testing.diagnosis.sentences import CONVENTIONS
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "causal": ("causal",),
@@ -24,36 +25,6 @@ TOPICS: dict[str, tuple[str, ...]] = {
 }
 """Subject → conventions of it: of `hidden_fill` and `hidden_add` one at most is given."""
 
-SENTENCES = {
-    "causal=bottom_right": "the last query sees the last key: query t sees keys s ≤ t + S − T",
-    "causal=top_left": "the first query sees the first key alone: query t sees keys s ≤ t",
-    "causal=unless_masked": "query t sees keys s ≤ t where no mask is given, and what a mask shows "
-    "where one is",
-    "window=exclusive": "left counts the keys beside the query",
-    "window=inclusive": "left counts the query too",
-    "mask_true=attend": "True shows a key",
-    "mask_true=hide": "True hides a key",
-    "empty_row=zero": "a query that sees no key gives 0",
-    "empty_row=nan": "a query that sees no key gives NaN",
-    "empty_row=mean": "a query that sees no key gives the mean of all values",
-    "empty_row_bias=zero": "a query whose keys all have a bias of −inf gives 0",
-    "empty_row_bias=nan": "a query whose keys all have a bias of −inf gives NaN",
-    "empty_row_bias=mean": "a query whose keys all have a bias of −inf gives the mean",
-    "bias=after_scale": "the bias is added as it is",
-    "bias=before_scale": "the bias is multiplied by the scale, as q·k is",
-    "softcap=before_bias": "scale · q·k is capped, before the bias is added",
-    "softcap=after_bias": "the scores are capped after the bias is added",
-    "softcap=after_mask": "the scores are capped after the mask: hidden keys take weight",
-    "kv_head=repeat": "query head h uses key/value head h // (H / K)",
-    "kv_head=tile": "query head h uses key/value head h % K",
-    "lse_base=e": "lse is a natural logarithm",
-    "lse_base=2": "lse is a logarithm to base 2",
-    "weights=before_dropout": "the weights returned are those before dropout",
-    "weights=after_dropout": "the weights returned are those after dropout",
-    "dropout_at_rate_0=drop": "a dropout mask beside a rate of 0 drops, without rescaling",
-    "dropout_at_rate_0=ignore": "a dropout mask beside a rate of 0 does nothing",
-}
-
 
 def differing(a: Conventions, b: Conventions) -> list[str]:
     """Return the topics in which two conventions differ, in the order of `TOPICS`."""
@@ -65,7 +36,7 @@ def describe(topic: str, conventions: Conventions) -> str:
     if topic in NUMBERS:
         return NUMBERS[topic](conventions)
     value = _values(topic, conventions)[0]
-    return SENTENCES[f"{topic}={value}"]
+    return CONVENTIONS[f"{topic}={value}"]
 
 
 def _values(topic: str, conventions: Conventions) -> tuple[Any, ...]:
@@ -88,7 +59,7 @@ def _describe_hidden(conventions: Conventions) -> str:
 
 def _describe_empty_bias(conventions: Conventions) -> str:
     value = conventions.empty_row_bias or conventions.empty_row
-    return SENTENCES[f"empty_row_bias={value}"]
+    return CONVENTIONS[f"empty_row_bias={value}"]
 
 
 NUMBERS: dict[str, Callable[[Conventions], str]] = {

@@ -11,8 +11,8 @@ from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.diagnosis.explore import PLAIN, Point
 from npattn.testing.diagnosis.locate import locate
-from npattn.testing.diagnosis.say import BACKWARD, say
 from npattn.testing.diagnosis.search import search
+from npattn.testing.diagnosis.sentences import BACKWARD, say
 from npattn.testing.trial import Trial
 
 FEW = 6
@@ -79,6 +79,6 @@ def _read(evidence: Sequence[Evidence]) -> tuple[str, ...]:
         if point.fault is not None:
             steps.setdefault((point.fault.step, point.fault.backward), []).append(point)
     return tuple(
-        say(step, BACKWARD if backward else "", describe(readings)[0])
+        say(step, BACKWARD if backward else "", describe(readings))
         for (step, backward), readings in steps.items()
     )

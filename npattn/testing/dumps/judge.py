@@ -304,15 +304,11 @@ def _locate(name: str, dump: Dump, meaning: _Meaning) -> str | None:
     if wrong.ndim < lead or not wrong.any():
         return None
     wrong = wrong.reshape(-1, *wrong.shape[wrong.ndim - lead :]) if lead < len(axes) else wrong
-    rows = tuple(sizes[x] for x in "BHT")
-    visible = np.ones((*rows, p.S), bool)
-    if p.visible is not None:
-        scores = np.broadcast_to(p.visible, (*p.lead, p.H, p.T, p.S))
-        visible = scores.reshape(visible.shape)
-    empty = np.asarray(~visible.any(-1))
-    first = np.where(empty, 2**31, visible.argmax(-1) if p.S else 0)
+    visible = True if p.visible is None else p.visible
+    scores = np.broadcast_to(visible, (*p.lead, p.H, p.T, p.S))
+    empty = np.asarray(~scores.any(-1)).reshape(tuple(sizes[x] for x in "BHT"))
     known = np.ones(wrong.shape, bool)
-    place = learn([Sample(sizes, frozenset(), axes, wrong, known, empty, first)])
+    place = learn([Sample(sizes, frozenset(), axes, wrong, known, empty)])
     return place.text if place is not None and place.errors <= MISTAKEN else None
 
 

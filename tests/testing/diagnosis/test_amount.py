@@ -194,12 +194,6 @@ MADE_UP = {
     "": replace(sums_of(1.003), step="precision"),  # of two denominators, close to each other
     "rows sum to e⁻²⁰, must be less": sums_of(np.exp(-20)),
     "dropped weights are not 0": fault_of("p", 0.5, form="dropout"),
-    "× 1/2, 1/3": fault_of(
-        "p",
-        1.0,
-        form="factor",
-        log=np.log(np.where(np.arange(10).reshape(1, 2, 5) % 2, 1 / 2, 1 / 3)),
-    ),
     "weights are not 0": fault_of("p", np.full((1, 1, 1, 3), 0.7), axes="bhts", form="empty rows"),
     "softcap": fault_of("s", 1.0, form="softcap", softcap=0.37),
     "the softcap is left out": fault_of("s", 1.0, form="softcap", softcap=1.0),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import npattn
+from npattn.mistakes import MISTAKES
 from npattn.testing.diagnosis import elements
 from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.elements import Asked
@@ -131,7 +132,7 @@ def test_what_two_causes_make_wrong_together_is_explained():
 @pytest.mark.parametrize(("count", "said"), [(2, "t ≥ 3"), (3, "")])
 def test_more_than_two_conditions_on_elements_are_no_place(count, said, monkeypatch):
     monkeypatch.setattr(elements, "_choose", lambda *_: Where("t ≥ 3", 0.0, (None,) * count))
-    fault = SimpleNamespace(axes="")
+    fault = SimpleNamespace(axes="", step="s")
     assert elements.say_where([], fault, None, "") == said
 
 
@@ -148,3 +149,10 @@ def test_a_list_of_numbers_is_no_condition(texts, said):
     place = SimpleNamespace(clauses=clauses, text=" or ".join(" and ".join(x) for x in texts))
     assert Asked(None, place, True).condition == said
     assert Asked(None, place, False).condition == ""
+
+
+def test_a_fault_of_calls_that_return_the_weights_too_says_so():
+    mistake = MISTAKES["dropout-ignored-with-weights"]
+    trial = trial_of(mistake.forward)
+    cause = only_cause(trial, fail(trial, ["dropout"]))
+    assert (cause.step, cause.where) == ("p", "dropout and weights")

@@ -9,6 +9,8 @@ import pytest
 
 from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.explore import Point
 from npattn.testing.diagnosis.locate import locate, result
 from tests.testing.diagnosis.failures import attention_with, evidence_of, trial_of, trial_with
 
@@ -128,7 +130,7 @@ FORWARD = {
 }  # fmt: skip
 BACKWARD = {
     "dv": ("dv", "rows", {}, in_gradient(2, lambda dv, *_: 2 * dv)),
-    "dv and dk of a group": ("dv", "rows of zeros", {"H": 6}, {"share_back": first_of_group}),
+    "dv and dk of a group": ("dv", "", {"H": 6}, {"share_back": first_of_group}),
     "delta": ("delta", "delta", {}, {"delta": after(lambda x: 0 * x)}),
     "delta of late rows": ("delta", "delta", {}, {"delta": after(from_index(3, -2))}),
     "delta of another query": ("delta", "delta", {}, {"delta": after(lambda x: np.roll(x, 1, -2))}),
@@ -261,3 +263,66 @@ def test_values_of_other_keys_are_of_o():
     assert (fault.step, fault.form) == ("o", "values of other keys")
     lost = np.arange(fault.wrong.shape[-1]) % 8 >= 4
     assert (fault.wrong == lost).all()
+
+
+# --- what one key or one sample does not tell ---
+
+
+def test_an_error_along_one_key_is_no_delta():
+    """Row 0 sees one key: whatever is wrong in its dq is a multiple of that key."""
+    steps = in_gradient(0, lambda dq, c, *_: dq + _first_row(c.k))
+    fault = locate(evidence_of(trial_with(**steps), replace(BASE, S=5, causal=True)))
+    assert (fault.step, fault.quantity.name) == ("dq", "dq")
+
+
+def _first_row(k):
+    """Return k in its first row, and 0 in all others."""
+    return np.where((np.arange(k.shape[-2]) == 0)[:, None], k, 0)
+
+
+def test_a_head_that_has_all_of_another_has_its_o():
+    """Queries, keys and values are those of head 0: nothing before o is wrong."""
+
+    def first_head(up, c):
+        return up(
+            c._replace(**{x: getattr(c, x)[..., :1, :, :] + 0 * getattr(c, x) for x in "qkv"})
+        )
+
+    evidence = evidence_of(trial_with(results=first_head), BASE)
+    fault = locate(evidence)
+    assert fault.step == "o"
+    assert not fault.wrong[:, 0].any()
+    assert describe([Point(BASE, evidence, fault)]) == "values of head 0"
+
+
+def test_a_head_of_few_keys_has_no_source():
+    """Of one key, what a sample holds fits many others by chance."""
+    shifted = with_inputs(**{x: lambda c, x=x: np.roll(getattr(c, x), 1, -3) for x in "kv"})
+    recipes = [replace(BASE, lead=(5,), S=n, E=2, seed=9) for n in (1, 2, 7)]
+    evidence = [evidence_of(trial_with(results=shifted), r) for r in recipes]
+    points = [Point(r, e, locate(e)) for r, e in zip(recipes, evidence, strict=True)]
+    assert "of key head (h − 1) % K" in describe(points[::-1])
+    assert describe(points[:1]) == "values of another sample or head"
+
+
+def test_heads_that_a_sum_leaves_out_are_of_the_sum():
+    """dv has no query heads, of which some could be wrong."""
+    evidence = evidence_of(trial_with(share_back=first_of_group), replace(BASE, H=6))
+    dv = evidence.without({"dk"})
+    fault = locate(dv)
+    assert (fault.step, fault.quantity.name) == ("dv", "dv")
+    assert fault.wrong.all()
+
+
+def test_the_bias_of_another_sample_is_a_source():
+    """A key that the own bias hides takes weight then, and yet no mask is wrong."""
+
+    def first_sample(up, c):
+        return up(c._replace(bias=c.bias[:1] + 0 * np.isfinite(c.bias)))
+
+    trial = trial_with(bias=first_sample)
+    recipes = [replace(BASE, lead=(n,), bias="-inf padding", seed=4) for n in (3, 4)]
+    evidence = [evidence_of(trial, r) for r in recipes]
+    points = [Point(r, e, locate(e)) for r, e in zip(recipes, evidence, strict=True)]
+    assert {p.fault.step for p in points} == {"s"}
+    assert describe(points) == "sample b has the bias of sample 0"

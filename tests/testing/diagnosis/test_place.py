@@ -7,7 +7,6 @@ import pytest
 
 from npattn.testing.diagnosis.place import Sample, learn
 
-NEVER = 2**30
 LETTERS = "bhtsde"
 PROBLEMS = [
     {"T": 5, "S": 7},
@@ -39,9 +38,8 @@ def samples(axes, rule, options=lambda n: (), count=21, empty=lambda i: False):
         wrong = np.broadcast_to(rule(sizes | index | {x: x in on for x in sum(OPTIONS, ())}), shape)
         rows = grid(n, "bht")
         no_key = np.broadcast_to(empty(rows[2]), rows[1])
-        first = np.where(no_key, NEVER, 0)
         known = np.ones(shape, bool)
-        yield Sample(sizes, on, axes, np.array(wrong, bool), known, no_key, first)
+        yield Sample(sizes, on, axes, np.array(wrong, bool), known, no_key)
 
 
 def in_turn(n):

@@ -11,7 +11,7 @@ from npattn.mistakes import MISTAKES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.explore import Point, try_recipe
-from npattn.testing.diagnosis.say import say
+from npattn.testing.diagnosis.sentences import say
 from tests.testing.diagnosis.failures import RECIPES, trial_of
 
 BIG = {"lead": (2,), "T": 19, "S": 37, "D": 11, "E": 7}

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
+from npattn.testing.diagnosis.sources import (
+    differs_from_own,
+    head_source,
+    mask_source,
+    source_of,
+)
 from tests.testing.diagnosis.failures import attend, trial_of
 
 
@@ -114,3 +119,35 @@ def test_the_mask_of_the_first_sample():
     mask = np.asarray(problem.mask_array)
     case = trial, problem, mask[[0] * 5], np.ones(mask.shape, bool)
     assert mask_source([case]) == "sample b has the mask of sample 0"
+
+
+@pytest.mark.parametrize(
+    ("amount", "text", "index", "holds"),
+    [
+        ("sample b has the bias of sample 0", "b ≠ 0", {"b": [0, 1, 2], "B": 3}, [0, 1, 1]),
+        (
+            "sample b has the mask of sample 2b % B",
+            "b ≠ 2 · b % B",
+            {"b": [0, 1, 2], "B": 3},
+            [0, 1, 1],
+        ),
+        (
+            "query head h takes keys of key head h % K, must be h // G",
+            "h // G ≠ h % K",
+            {"h": [0, 1, 2, 3, 4, 5], "K": 3, "G": 2},
+            [0, 1, 1, 1, 1, 0],
+        ),
+        ("row t has the mask of row t + 1", "t < T − 1", {"t": [0, 1, 2], "T": 3}, [1, 1, 0]),
+        ("row t has the mask of row t − 2", "t ≥ 2", {"t": [0, 1, 2, 3], "T": 4}, [0, 0, 1, 1]),
+    ],
+)
+def test_a_place_follows_from_a_source(amount, text, index, holds):
+    index = {x: np.broadcast_to(i, len(holds)) for x, i in index.items()}
+    found, differs = differs_from_own(amount)
+    assert found == text
+    assert differs(index).tolist() == [bool(x) for x in holds]
+
+
+@pytest.mark.parametrize("amount", ["", "hidden keys take weight", "keys of another head"])
+def test_other_amounts_name_no_source(amount):
+    assert differs_from_own(amount) is None

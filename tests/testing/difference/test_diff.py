@@ -157,7 +157,7 @@ def test_two_that_are_wrong_alike():
     same = compare(kernels.without_scale, kernels.without_scale, examples=3)
     assert same.alike
     assert [line[:10] for line in same.answer[1:]] == ["A is wrong", "B is wrong"]
-    assert "the scores s are wrong" in same.answer[1]
+    assert "the scores s are wrong: q·k × 1/scale [" in same.answer[1]
 
 
 @pytest.mark.nightly

@@ -13,10 +13,11 @@ from npattn.oracle.api import evaluate
 from npattn.profiles import PROFILES, Profile
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.diagnosis.conventions import realign
+from npattn.testing.diagnosis.sentences import CONVENTIONS
 from npattn.testing.difference import smallest
 from npattn.testing.difference.profiles import diff_profiles
 from npattn.testing.difference.smallest import find_example
-from npattn.testing.difference.words import SENTENCES, TOPICS, describe, differing
+from npattn.testing.difference.words import TOPICS, describe, differing
 
 
 def results(example, conventions):
@@ -113,7 +114,7 @@ def test_what_only_other_conventions_show_is_marked():
 
 def test_every_legal_value_has_a_sentence():
     named = {f"{name}={value}" for name, values in LEGAL.items() for value in values if value}
-    assert named == set(SENTENCES)
+    assert named == set(CONVENTIONS)
     assert {name for names in TOPICS.values() for name in names} == set(vars(Conventions()))
     for topic in TOPICS:
         assert describe(topic, Conventions())

@@ -1,4 +1,4 @@
-"""One sentence from step, place and amount, and the line of dense.py that it is about."""
+"""Sentences of causes and of differences: of a step by its place and amount, or whole."""
 
 from __future__ import annotations
 
@@ -63,6 +63,46 @@ WHOLE = {
 }
 PLURAL = ("s", "p")
 BACKWARD = "backward:"
+CONVENTIONS = {
+    "causal=bottom_right": "causal and windows are aligned bottom-right: query t sees keys "
+    "s ≤ t + S − T",
+    "causal=top_left": "causal and windows are aligned top-left: query t sees keys s ≤ t",
+    "causal=unless_masked": "causal holds where no mask is given, and the mask alone where one is",
+    "window=exclusive": "left of the window counts the keys beside the query",
+    "window=inclusive": "left of the window counts the query too",
+    "mask_true=attend": "True in the mask shows a key",
+    "mask_true=hide": "True in the mask hides a key",
+    "empty_row=zero": "a query that sees no key gives 0",
+    "empty_row=nan": "a query that sees no key gives NaN",
+    "empty_row=mean": "a query that sees no key gives the mean of all values",
+    "empty_row_bias=zero": "a query whose keys all have a bias of −inf gives 0",
+    "empty_row_bias=nan": "a query whose keys all have a bias of −inf gives NaN",
+    "empty_row_bias=mean": "a query whose keys all have a bias of −inf gives the mean",
+    "bias=after_scale": "the bias is added as it is",
+    "bias=before_scale": "the bias is multiplied by the scale, as q·k is",
+    "softcap=before_bias": "the softcap caps scale · q·k, before the bias is added",
+    "softcap=after_bias": "the softcap caps the scores after the bias is added",
+    "softcap=after_mask": "the softcap caps the scores after the mask: hidden keys take weight",
+    "kv_head=repeat": "query head h uses key/value head h // (H / K)",
+    "kv_head=tile": "query head h uses key/value head h % K",
+    "lse_base=e": "lse is a natural logarithm",
+    "lse_base=2": "lse is a logarithm to base 2",
+    "weights=before_dropout": "the weights returned are those before dropout",
+    "weights=after_dropout": "the weights returned are those after dropout",
+    "dropout_at_rate_0=drop": "a dropout mask beside a rate of 0 drops, without rescaling",
+    "dropout_at_rate_0=ignore": "a dropout mask beside a rate of 0 does nothing",
+}
+"""What a function does, by convention and value."""
+STATE = {
+    "after": "a call is right alone, and wrong after another one: something is kept between calls",
+    "unsteady": "two calls on the same problem give different results: something is kept between "
+    "calls, or is read before it is written",
+    "vanished": "the same call is right when it is made again: something is kept between calls, or "
+    "is read before it is written",
+    "unordered": "two calls on the same problem differ in their last bits, within the tolerance: "
+    "sums are added in no fixed order, as by atomic additions",
+}
+"""What calls show beside each other, by name."""
 
 
 @cache
@@ -75,7 +115,7 @@ def line_of(step: str) -> int:
     return 0
 
 
-def say(step: str, where: str, amount: str, name: str = "") -> str:
+def say(step: str, where: str, amount: str) -> str:
     """Return the sentence of a cause."""
     backward = where.startswith(BACKWARD)
     place = where.removeprefix(BACKWARD).strip()
@@ -90,12 +130,12 @@ def say(step: str, where: str, amount: str, name: str = "") -> str:
     else:
         text = f"{subject} {'are' if step in PLURAL else 'is'} wrong"
     text += " in the backward, and right in the forward," if backward else ""
+    place = "" if step in WHOLE and place == "everywhere" else place
     text = text.rstrip(",") if not place or place == "everywhere" else text
     if place == "contents":
         text, place = f"{text} for some values of q and k, and right for others", ""
     text += " everywhere" if place == "everywhere" else f" {_at(place)}" if place else ""
     text += f": {amount}" if amount else ""
-    text += f" ({name})" if name else ""
     line = line_of(step)
     return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text
 

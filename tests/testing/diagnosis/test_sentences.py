@@ -1,16 +1,13 @@
-"""Sentences of causes, the lines of dense.py that they name, and names of patterns."""
+"""Sentences of causes, and the lines of dense.py that they name."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from npattn import engines
-from npattn.testing.diagnosis import names
-from npattn.testing.diagnosis.names import Name, name_of
-from npattn.testing.diagnosis.say import EQUATIONS, LINES, WORDS, line_of, say
+from npattn.testing.diagnosis.sentences import EQUATIONS, LINES, WORDS, line_of, say
 from npattn.testing.report.cause import STEPS
 
 DENSE = (Path(engines.__path__[0]) / "dense.py").read_text("utf-8").splitlines()
@@ -40,27 +37,27 @@ def test_what_no_line_computes_has_none():
             "the mask is wrong in the backward, and right in the forward, where mask: hidden keys "
             "take weight",
         ),
-        (("dq", "e ≥ 8", "0", "a tail"), "dq is wrong where e ≥ 8: 0 (a tail)"),
+        (("dq", "e ≥ 8", "0"), "dq is wrong where e ≥ 8: 0"),
         (("nan", "mask", "o is NaN"), "results are not finite where mask: o is NaN"),
+        (("nan", "", "o is finite where it must be NaN"),
+         "a NaN is swallowed: o is finite where it must be NaN"),
+        (("s", "contents", ""),
+         "the scores s are wrong for some values of q and k, and right for others"),
+        (("o", "h ≥ 1 and weights", "values of head 0"),
+         "o is wrong where h ≥ 1 and weights: values of head 0"),
+        (("dsinks", "sinks", "0"), "dsinks is wrong where sinks: 0"),
+        (("dgate", "", ""), "dgate is wrong"),
+        (("layout", "everywhere", "BTHD"), "results are arranged otherwise: BTHD"),
+        (("precision", "", ""), "results are less precise than the dtype allows"),
+        (("state", "everywhere", "depends on earlier calls"),
+         "results depend on earlier calls: depends on earlier calls"),
+        (("", "", ""), "no step was found: results are out of tolerance"),
     ],
-)
+)  # fmt: skip
 def test_sentence(cause, text):
     line = line_of(cause[0])
     place = line and f" [{EQUATIONS[cause[0]]}; oracle: npattn/engines/dense.py:{line}]"
     assert say(*cause) == text + (place or "")
-
-
-def test_a_name_is_added_only_if_its_pattern_holds(monkeypatch):
-    rows = (Name("grid", "delta", "t ≥", "is 0", "rows beyond the grid"),)
-    monkeypatch.setattr(names, "NAMES", rows)
-    assert name_of("delta", "t ≥ 128", "δ is 0") == ("grid", "rows beyond the grid")
-    assert name_of("delta", "t ≥ 128", "δ × 2") == ("delta where t ≥ 128", "")
-    assert name_of("", "", "") == ("unknown", "")
-
-
-def test_every_name_is_of_a_step():
-    assert all(any(re.fullmatch(row.step, x) for x in STEPS) for row in names.NAMES)
-    assert len({row.id for row in names.NAMES}) == len(names.NAMES)
 
 
 @pytest.mark.parametrize(
