@@ -17,7 +17,7 @@ WORDS = {
     "width": "√(H·D) = √15, the whole width, instead of √D = √5",
     "merge": "heads are merged without moving the head axis back",
     "queries": "the softmax runs over queries instead of keys",
-    "after": "the mask is applied after the softmax",
+    "after": "the weights p are wrong: rows sum to less than 1",
     "key": "keys are projected by W_q.weight",
     "dropout": "dropout is active although .eval() was called",
 }
@@ -248,8 +248,9 @@ def test_a_mask_that_is_ignored_is_named():
         def forward(self, query, key, value, mask=None):
             return super().forward(query, key, value)
 
-    report = check_module(Ignores(), examples=5, only="mask")
-    assert "the mask has no effect" in report.causes[0].text
+    report = check_module(Ignores(), examples=5, only=["mask", "inside"])
+    assert "the mask is wrong: " in report.causes[0].text
+    assert "mask[float32]" in report.causes[0].rules
 
 
 class Normed(lessons.Notebook):
