@@ -289,20 +289,34 @@ class TorchModule:
                if x is not None}  # fmt: skip
         for tensor in input_leaves.values():
             tensor.requires_grad_(cotangents is not None)
-        options = {
-            n: self.framework.give(x) if isinstance(x, np.ndarray) else x
-            for n, x in options.items()
-        }
         recording = self.torch.set_grad_enabled(cotangents is not None)
         mixed = self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.mixed)
         with recording, mixed, catch_foreign("raised"):
-            out, weights = self.results(self.method(**tensors, **options))
+            out, weights = self.run(tensors, options)
             o, w = self._read(out), None if weights is None else self._read(weights)
             if cotangents is None:
                 return Returned(o, w, {}, {})
             return Returned(
                 o, w, *self._differentiate(input_leaves, out, weights, *cotangents(o, w))
             )
+
+    def run(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return output and weights for tensors, samples first; arrays among `options` are given.
+
+        Raises
+        ------
+        ResultError
+            If it returns something else.
+        """
+        given = {n: self.framework.give(x) if isinstance(x, np.ndarray) else x
+                 for n, x in options.items()}  # fmt: skip
+        if self.batch_first is not False:
+            return self.results(self.method(**tensors, **given))
+        turned = {id(x): x.transpose(0, 1).contiguous() for x in tensors.values()}
+        out, weights = self.results(
+            self.method(**{n: turned[id(x)] for n, x in tensors.items()}, **given)
+        )
+        return out.transpose(0, 1), weights
 
     def _differentiate(
         self,
@@ -313,23 +327,21 @@ class TorchModule:
         dweights: Array | None,
     ) -> tuple[dict[str, Array | None], dict[str, Array]]:
         """Return the gradients of Σ dout·out + Σ dweights·weights, of inputs and parameters."""
-        names, parameters = zip(*self.owner.named_parameters(), strict=True)
-        results, cotangents = [out], [self.framework.give(dout)]
-        if weights is not None and weights.requires_grad and dweights is not None:
-            results, cotangents = [out, weights], [*cotangents, self.framework.give(dweights)]
         if not out.requires_grad:
             raise ResultError("returned an output that requires no grad: autograd cannot reach it")
-        leaves = [*input_leaves.values(), *parameters]
+        pairs = [(out, dout)]
+        if weights is not None and weights.requires_grad and dweights is not None:
+            pairs.append((weights, dweights))
+        results, cotangents = zip(*((x, self.framework.give(d)) for x, d in pairs), strict=True)
+        parameters = dict(self.owner.named_parameters())
+        leaves = [*input_leaves.values(), *parameters.values()]
         grads = self.torch.autograd.grad(results, leaves, cotangents, allow_unused=True)
-        arrays = [
+        arrays = iter([
             self._read(self.torch.zeros_like(leaf) if g is None else g)
             for leaf, g in zip(leaves, grads, strict=True)
-        ]
-        count = len(input_leaves)
-        return (
-            dict(zip(input_leaves, arrays[:count], strict=True)),
-            dict(zip(names, arrays[count:], strict=True)),
-        )
+        ])  # fmt: skip
+        inputs: dict[str, Array | None] = {n: next(arrays) for n in input_leaves}
+        return inputs, {n: next(arrays) for n in parameters}
 
     def results(self, value: Any) -> tuple[Any, Any]:
         """Return output and weights: a tensor, (output, weights, ...), or a mapping of these."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from npattn.testing.power import conclude, find_unjudged
 from npattn.testing.reference.check import Found
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.pairs import AttentionPair
+from npattn.testing.reference.search import Time
 from npattn.testing.reference.sides import Sides
 from npattn.testing.reference.spread import ALARM
 
@@ -48,7 +50,7 @@ def compare_pair(
     normal = dict.fromkeys(replace(r, distribution="normal", view="contiguous") for r in recipes)
     pair = AttentionPair(sides, Watched(sides.a.implementation.f, ""))
     found = Found(pair, sides.a.space.dtype, ALARM / max(len(normal), 1))
-    found.ask(normal, len(normal))
+    found.ask(iter(normal), Time(len(normal), math.inf, 0.0))
     conclusion = conclude(
         failed=bool(found.failed),
         tested=bool(found.tried),

@@ -39,10 +39,19 @@ class Form(NamedTuple):
     def __str__(self) -> str:
         return f"{self.parameter}: {self.kind}, ({self.shape.replace(' ', ', ')})"
 
+    @property
+    def axes(self) -> int:
+        return len(self.shape.split())
+
+    @property
+    def has_queries(self) -> bool:
+        """True if queries may see different keys."""
+        return " T " in f" {self.shape} "
+
     def array(self, visible: Array, sizes: Mapping[str, int], dtype: Any) -> Array:
         """Return the argument for a mask (B or 1, 1, T or 1, S) that is True where one may look."""
         B, H, S = sizes["B"], sizes["H"], visible.shape[-1]
-        T = sizes["T"] if " T " in f" {self.shape} " else 1
+        T = sizes["T"] if self.has_queries else 1
         full = np.broadcast_to(visible, (B, H, T, S))
         shapes = {"T S": full[0, 0], "1 1 T S": full[:1, :1], "B 1 T S": full[:, :1]}
         shapes |= {"B T S": full[:, 0], "B H T S": full, "BH T S": full.reshape(B * H, T, S)}
@@ -139,7 +148,7 @@ class Call:
     def __call__(
         self, case: ModuleCase, inputs: Inputs, cotangents: Any = None, form: Form | None = None
     ) -> Returned:
-        """Call the module, (B, T, C) in and out whatever its layout.
+        """Call the module, (B, T, C) in and out.
 
         Raises
         ------
@@ -153,18 +162,7 @@ class Call:
             if inputs.key is None and not self.module.arguments()[names[1]]:
                 names = names[:1]  # self-attention is the default
         options = self._options(case.ask, case.B, case.T, inputs.visible, form)
-        first = self.module.batch_first is not False
-        given = {n: x if x is None or first else x.swapaxes(0, 1)
-                 for n, x in zip(names, arrays, strict=False)}  # fmt: skip
-        if first or cotangents is None:
-            returned = self.module.call(given, options, cotangents)
-        else:
-            turned = lambda o, w: _swap_axes(*cotangents(o.swapaxes(0, 1), w))  # noqa: E731
-            returned = self.module.call(given, options, turned)
-        if first:
-            return returned
-        grads = {n: None if x is None else x.swapaxes(0, 1) for n, x in returned.inputs.items()}
-        return Returned(returned.out.swapaxes(0, 1), returned.weights, grads, returned.parameters)
+        return self.module.call(dict(zip(names, arrays, strict=False)), options, cotangents)
 
     def _options(
         self, ask: str, B: int, T: int, visible: Array | None, form: Form | None
@@ -189,14 +187,4 @@ class Call:
         """
         B, T = inputs[0].shape[:2]
         options = self._options(self.asks[-1], B, T, visible, form)
-        given = {n: self.module.framework.give(x) if isinstance(x, np.ndarray) else x
-                 for n, x in options.items()}  # fmt: skip
-        swap = self.module.batch_first is False
-        tensors = {n: x.transpose(0, 1) if swap else x
-               for n, x in zip(self.inputs, inputs, strict=False)}  # fmt: skip
-        out, _ = self.module.results(self.module.method(**tensors, **given))
-        return out.transpose(0, 1) if swap else out
-
-
-def _swap_axes(dout: Array, dweights: Array | None) -> tuple[Array, Array | None]:
-    return np.ascontiguousarray(dout.swapaxes(0, 1)), dweights
+        return self.module.run(dict(zip(self.inputs, inputs, strict=False)), options)[0]

@@ -20,7 +20,6 @@ FIELDS: dict[str, Sequence[Any]] = {
     "ask": ("heads",),
     "recorded": (True, False),
     "size": (1.0, 0.25, 3.0),
-    "large": (False,),
     "seed": tuple(range(1000)),
 }
 """Values of each field, the simplest first."""
@@ -45,8 +44,6 @@ class ModuleCase:
         Gradients are recorded, and compared.
     size : float
         Standard deviation of the inputs.
-    large : bool
-        Those of every example but the first are eight times as large.
     seed : int
     """
 
@@ -58,7 +55,6 @@ class ModuleCase:
     ask: str = "heads"
     recorded: bool = True
     size: float = 1.0
-    large: bool = False
     seed: int = 0
 
     @property
@@ -91,7 +87,6 @@ class ModuleCase:
 
     def _sample(self, rng: np.random.Generator, length: int, width: int, dtype: Any) -> Array:
         x = self.size * rng.standard_normal((self.B, length, width))
-        x[1:] *= 8 if self.large else 1
         return x.astype(dtype)
 
     def _visible(self, rng: np.random.Generator, shape: str) -> Array | None:

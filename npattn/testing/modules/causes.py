@@ -34,7 +34,7 @@ def explain(judge: Judge, failed: Failed) -> list[Cause]:
     """Return the causes of failures, each rule in one of them at most."""
     left = dict(failed)
     causes = []
-    for find in (_find_dropout, _find_changes, _find_ignored, _find_gradients, _find_others):
+    for find in (_find_dropout, _find_changes, _find_keys, _find_gradients, _find_others):
         cause = find(judge, left) if left else None
         if cause is not None:
             causes.append(cause)
@@ -104,14 +104,12 @@ def say(change: Change, mha: MultiHeadAttention, name: Callable[[str], str] = st
     return change.text.format(**sizes, **names)
 
 
-def _find_ignored(judge: Judge, failed: Failed) -> Cause | None:
-    """Return keys that have no effect as the cause of what fails with keys of their own."""
+def _find_keys(judge: Judge, failed: Failed) -> Cause | None:
+    """Return another use of keys of their own as the cause of what fails with them."""
     rules = tuple(o.id for o, case in failed.values() if case.S is not None)
-    if not judge.ignores_keys or not rules:
+    if not judge.wrong_keys or not rules:
         return None
-    query, key, *_ = judge.call.inputs
-    text = f"{key} has no effect: keys and values are projected from {query}"
-    return Cause(text, rules, "s", "everywhere", confirmed=1, name="ignored keys")
+    return Cause(judge.wrong_keys, rules, "s", "everywhere", confirmed=1, name="wrong keys")
 
 
 def _find_others(judge: Judge, failed: Failed) -> Cause | None:

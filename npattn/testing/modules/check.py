@@ -21,12 +21,12 @@ from npattn.testing.levels import REQUIRED, check_levels
 from npattn.testing.modules.call import describe_forms
 from npattn.testing.modules.case import FIELDS, ModuleCase
 from npattn.testing.modules.causes import explain
-from npattn.testing.modules.function import FEW, judge_inside
+from npattn.testing.modules.function import judge_inside
 from npattn.testing.modules.judge import Judge, begin
 from npattn.testing.modules.named import Named
 from npattn.testing.modules.rules import INSIDE, RULES, SLOW, Rule
 from npattn.testing.power import union
-from npattn.testing.reference.search import Search, write_replay
+from npattn.testing.reference.search import Search, Time, write_replay
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
 from npattn.testing.report.outcome import Outcome
@@ -247,48 +247,6 @@ def replay(
     module = TorchModule(m, dtype, call)
     with module.computing(case.seed), np.errstate(**ERRORS):
         return tuple(RULES[rule].compare(begin(module, Named(**named)), case))
-
-
-# --- the time -------------------------------------------------------------------------------------
-
-
-@dataclass
-class Time:
-    """Plan of the examples of a dtype, by the cost of its first ones.
-
-    Attributes
-    ----------
-    examples : int
-        Number that is wanted.
-    budget : float
-        Seconds from the start of the check to the end of this dtype.
-    start : float
-    least : int
-        Smallest number that the plan has returned.
-    """
-
-    examples: int
-    budget: float
-    start: float
-    least: int = 10**9
-
-    @property
-    def deadline(self) -> float:
-        return self.start + self.budget
-
-    def afford(self, cost: float, share: float = 1.0) -> int:
-        """Return how many examples to ask, of `cost` seconds each, in a share of the time left."""
-        left = share * (self.deadline - time.process_time())
-        count = min(self.examples, max(FEW, int(left / cost))) if cost else self.examples
-        self.least = min(self.least, count)
-        return count
-
-    def describe(self, dtype: str) -> list[str]:
-        """Return a line where fewer were asked."""
-        if self.least >= self.examples:
-            return []
-        return [f"{self.examples - self.least} of {self.examples} examples in {dtype}, for which "
-                f"there is no time (budget= gives more)"]  # fmt: skip
 
 
 def _measure_case(judge: Judge) -> float:

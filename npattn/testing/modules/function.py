@@ -15,6 +15,7 @@ from npattn.testing.judging import check
 from npattn.testing.modules.call import Form
 from npattn.testing.modules.judge import Judge
 from npattn.testing.modules.rules import INSIDE, RULES
+from npattn.testing.reference.search import FEW
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules import PROPERTIES
@@ -23,8 +24,6 @@ LEFT_OUT = ("non-finite", "degenerate", "reproducible", "conduct")
 """Levels that are not asked: a NaN key enters the query of its token, and the arrays that a module
 gets are made by the function around it."""
 RULES_OF_FUNCTIONS = tuple(n for n, p in PROPERTIES.items() if p.level not in LEFT_OUT)
-FEW = 3
-"""Examples of each rule, of which the time is measured."""
 OF_EMPTY_ROWS = ("empty-row", "unseen-keys")
 """Left out where such a row is NaN, which its gradient spreads; the module's own rule asks it."""
 
@@ -60,7 +59,7 @@ def open_inside(judge: Judge) -> Iterator[InsideFunction | str]:
     if not exact and judge.module.dtype not in ("float32", "float64"):
         yield "judged in float32 (dtypes=) where a turn or a scale is undone"
         return
-    form = max((f for f in judge.call.forms if " T " in f" {f.shape} "), key=_freedom, default=None)
+    form = max((f for f in judge.call.forms if f.has_queries), key=_freedom, default=None)
     alone = plan.conventions.causal == "unless_masked"
     causal = ("unless_masked" if alone else "always") if plan.causal else "never"
     f, options = inside.function(chosen, form, causal)

@@ -284,7 +284,7 @@ class Inside:
         def both(q: torch.Tensor, k: Any, v: Any, mask: Any = None, causal: bool = False) -> Any:  # type: ignore
             return attend(q, k, v, mask, bool(causal))
 
-        has_form = form is not None and " T " in f" {form.shape} "
+        has_form = form is not None and form.has_queries
         if causal == "unless_masked" and has_form:
             return both, ("mask", "causal")
         options = (*(("mask",) if has_form else ()), *(("causal",) if causal != "never" else ()))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +26,16 @@ from npattn.testing.modules.call import KINDS, Call, Form, describe_forms
 from npattn.testing.modules.case import ModuleCase
 from npattn.testing.modules.inside import SEEN, Inside, Traits, read_traits
 from npattn.testing.modules.named import Named
-from npattn.testing.modules.plan import CHANGES, Change, Exact, Inputs, Plan, describe_unnamed
+from npattn.testing.modules.plan import (
+    CHANGES,
+    HIDES_QUERIES,
+    SCALES,
+    Change,
+    Exact,
+    Inputs,
+    Plan,
+    describe_unnamed,
+)
 from npattn.testing.modules.roles import Reading, find_roles
 
 EMPTY_ROWS = (
@@ -40,11 +49,9 @@ EMPTY_ROWS = (
 LENGTHS: tuple[Any, ...] = (1, 2, 3, 5, 7, 13)
 OWN_LENGTH: tuple[Any, ...] = ("T",)
 """Numbers of keys of their own: any, or that of queries."""
-OTHERS = [c for c in CHANGES if c.kind != "mask"]
-SCALES = [c for c in CHANGES if c.kind == "scale"]
 CHANGED = [
-    *((c,) for c in OTHERS),
-    *(p for p in itertools.combinations(OTHERS, 2) if p[0].kind != p[1].kind),
+    *((c,) for c in CHANGES),
+    *(p for p in itertools.combinations(CHANGES, 2) if p[0].kind != p[1].kind),
 ]
 """Changes to try, one and two at a time."""
 TRY = ModuleCase(B=2, T=5, seed=1, recorded=False)
@@ -52,6 +59,26 @@ FILLS = ((0.0, False), (1.0, False), (64.0, False), (-np.inf, False), (0.0, True
 """Numbers with which a parameter of one axis does nothing: a term, a factor, the argument of a
 sigmoid or tanh, a sink. One of two axes becomes 0, or with True the unit matrix, which mixes no
 heads."""
+
+
+class Meaning(NamedTuple):
+    """A module by one reading of its parameters.
+
+    Attributes
+    ----------
+    reading : Reading
+    plan : Plan
+        The reference with what arguments and attributes name.
+    shown : dict
+        Fields of the plan that probes show to be others.
+    notes : list of str
+        How a report says what is named.
+    """
+
+    reading: Reading
+    plan: Plan
+    shown: dict[str, Any]
+    notes: list[str]
 
 
 class Judge:
@@ -69,8 +96,8 @@ class Judge:
         The reference, or that with changes, gives what the module gives.
     key_lengths : tuple
         Numbers of keys of their own that it takes.
-    ignores_keys : bool
-        It takes them, and other keys give the same.
+    wrong_keys : str
+        What it does with them instead, "" if nothing else is seen.
     cross_forms : list of Form
         Forms of masks that it takes where S ≠ T.
     aside : dict of str to str
@@ -110,9 +137,8 @@ class Judge:
         self.unknown, self.is_scaled, self.factor, self.length = "", False, 1.0, 0
         self.aside: dict[str, str] = {}
         self.key_lengths: tuple[Any, ...] = ()
-        self.ignores_keys = False
+        self.wrong_keys = ""
         self.cross_forms: list[Form] = []
-        self.declared: tuple[Reading, Plan] | None = None
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
         self._learn(readings, deadline)
 
@@ -122,13 +148,7 @@ class Judge:
         """Find the reading, steps that are replaced, forms of masks, and empty rows."""
         self.named = self.named.fill(self.module, readings[0])
         self.notes += self.named.notes
-        plans = [
-            (reading, Plan(reading.build(self.values), causal=causal, scale=self.named.scale,
-                           softcap=self.named.softcap))
-            for causal in (False, True)
-            for reading in readings
-        ]  # fmt: skip
-        self.reading, self.plan = plans[0]
+        self.reading, self.plan = readings[0], Plan(readings[0].build(self.values))
         self.call.num_heads = self.reading.num_heads
         try:
             first = self.ask(self.probe)
@@ -139,10 +159,11 @@ class Judge:
         if self.module.batch_first is None:
             self._learn_axes()
         first = self.ask(self.probe)
-        self.module.returns_scores = first.weights is not None and bool((first.weights < 0).any())
-        if self.module.returns_scores:
+        self.returns_weights = first.weights is not None
+        if first.weights is not None and (first.weights < 0).any():
+            self.module.returns_scores = True
             self.notes.append("returns scores in place of weights: their softmax is compared")
-        first = self.ask(self.probe)
+            first = self.ask(self.probe)
         self.repeats = _same(first, self.ask(self.probe))
         self.dropout_stays = False
         with ExitStack() as stack:
@@ -151,35 +172,71 @@ class Judge:
                 first = self.ask(self.probe)
                 self.dropout_stays = _same(first, self.ask(self.probe))
             inputs = self.inputs(self.probe)
-            self.returns_weights = first.weights is not None
-            found = self._find(plans, readings, inputs, first)
-            odd = found is None and (self.unknown or self.is_scaled)
-            if odd and self._set_aside(readings):
-                plans = [(r, replace(p, mha=self._build(r))) for r, p in plans]
-                first = self.ask(self.probe)
-                found = self._find(plans, readings, inputs, first)
-            in_time = itertools.takewhile(lambda _: time.process_time() < deadline, CHANGED)
-            found = found or next(self._explain(plans, inputs, first, in_time), None)
+            meanings = self._read(readings)
+            found = self._find(meanings, inputs, first)
+            if found is None and (self.unknown or self.is_scaled) and self._set_aside(readings):
+                meanings, first = self._read(readings), self.ask(self.probe)
+                found = self._find(meanings, inputs, first)
+            found = found or self._explain(meanings, inputs, first, deadline)
             self.is_known = found is not None
-            if found is not None:
-                self.reading, self.plan, self.changes = found
-            elif self.declared is not None:
-                self.reading, self.plan = self.declared
+            self.reading, self.plan, self.changes = found or (*meanings[0][:2], [])
             self.call.num_heads = self.reading.num_heads
             self._learn_lengths()
             self._learn_masks()
 
+    def _read(self, readings: Sequence[Reading]) -> list[Meaning]:
+        """Return the meanings of readings, with what probes show of each."""
+        seen: dict[Any, Traits] = {}
+        meanings = []
+        for reading in readings:
+            way = tuple(reading.indices["wq"].flat[:2])  # a transpose begins with others
+            key = reading.num_heads, reading.num_kv_heads, reading.order, way
+            traits = seen[key] = seen.get(key) or self._probe(reading)
+            self.unknown = self.unknown or traits.unknown
+            self.is_scaled = self.is_scaled or abs(traits.factor - 1) > SEEN
+            rope, note = self.named.rope_of(traits.rotary)
+            window, words = self.named.window_of(traits.window)
+            for causal in (traits.causal, not traits.causal):  # a probe of a mistake may mislead
+                plan = Plan(self._build(reading), causal=causal, scale=self.named.scale,
+                            softcap=self.named.softcap, rope=rope, window=window)  # fmt: skip
+                shown = {"window": traits.window, "rope": traits.rotary}
+                shown |= {"scale": traits.scale or None}
+                shown = {n: x for n, x in shown.items() if x != getattr(plan, n)}
+                meanings.append(Meaning(reading, plan, shown, [x for x in (note, words) if x]))
+        return meanings
+
     def _find(
-        self,
-        plans: Sequence[tuple[Reading, Plan]],
-        readings: Sequence[Reading],
-        inputs: Inputs,
-        got: Returned,
+        self, meanings: Sequence[Meaning], inputs: Inputs, got: Returned
     ) -> tuple[Reading, Plan, list[Change]] | None:
-        """Return the plan that gives a result as it is, or with what probes show."""
-        found = next(self._explain(plans, inputs, got, [()]), None)
-        own = readings if found is None else [found[0]]
-        return next(self._read_positions(own, inputs, got), found)
+        """Return the plan that gives a result as it is named, or with the least that probes show.
+
+        What no argument and no attribute names is a change: it explains, and does not excuse.
+        """
+        for count, meaning in itertools.product(range(4), meanings):
+            for names in itertools.combinations(meaning.shown, count):
+                read, plan = {n: meaning.shown[n] for n in names}, meaning.plan
+                changes = [describe_unnamed(read)] if read else []
+                if names == ("scale",):  # a mistake that has a name comes first
+                    changes = [*SCALES, *changes]
+                for change in changes or [None]:
+                    changed = plan if change is None else change.apply(plan)
+                    if changed is not None and self._fits(changed, inputs, got):
+                        self.notes += meaning.notes
+                        return meaning.reading, plan, [] if change is None else [change]
+        return None
+
+    def _explain(
+        self, meanings: Sequence[Meaning], inputs: Inputs, got: Returned, deadline: float
+    ) -> tuple[Reading, Plan, list[Change]] | None:
+        """Return the plan that gives a result with one or two changes, while there is time."""
+        fits = [x for x in meanings if x.plan.forward(inputs).out.shape == got.out.shape]
+        for changes, meaning in itertools.product(CHANGED, fits):
+            if time.process_time() > deadline:
+                return None
+            changed = apply(meaning.plan, changes)
+            if changed is not None and self._fits(changed, inputs, got):
+                return meaning.reading, meaning.plan, list(changes)
+        return None
 
     def _set_aside(self, readings: Sequence[Reading]) -> bool:
         """Give what is in no projection values with which probes show nothing that is unknown.
@@ -203,7 +260,7 @@ class Judge:
             if not traits.unknown and (factor == 1 or (factor and halves)):
                 words = "heads are mixed" if mixes else words
                 self.aside = dict.fromkeys(names, f"{words}; the rest without {', '.join(names)}")
-                self.factor, self.unknown, self.declared = factor, "", None
+                self.factor, self.unknown = factor, ""
                 return True
             self.module.write(arrays)
         self.values = before
@@ -245,28 +302,13 @@ class Judge:
             self.module.batch_first = False
             self.notes.append("inputs are (T, B, C)")
 
-    def _explain(
-        self,
-        plans: Sequence[tuple[Reading, Plan]],
-        inputs: Inputs,
-        got: Returned,
-        tried: Iterable[Sequence[Change]],
-    ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
-        """Yield the plans that give a result with some of the changes that are tried."""
-        plans = [x for x in plans if x[1].forward(inputs).out.shape == got.out.shape]
-        for changes in tried:
-            for reading, plan in plans:
-                changed = apply(plan, changes)
-                if changed is not None and self._fits(changed, inputs, got):
-                    yield reading, plan, list(changes)
-
     # --- what selections show ---------------------------------------------------------------------
 
     def inside(self, reading: Reading, plan: Plan) -> Inside:
         """Return the module as a function; its weights are to be restored by `restoring`."""
         call = self.call
         needs = len(call.inputs) != 2 or call.module.arguments()[call.inputs[1]]
-        if not needs and (self.ignores_keys or not self.key_lengths):
+        if not needs and (self.wrong_keys or not self.key_lengths):
             call = replace(call, inputs=call.inputs[:1])
         scale = reading_scale(reading) if plan.scale is None else plan.scale
         return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope,
@@ -284,40 +326,6 @@ class Judge:
         finally:
             self.module.write(self.flat.split(self.values))
 
-    def _read_positions(
-        self, readings: Sequence[Reading], inputs: Inputs, got: Returned
-    ) -> Iterator[tuple[Reading, Plan, list[Change]]]:
-        """Yield plans with the windows, rotary positions and norms that probes show.
-
-        What no argument and no attribute names is a change: it explains, and does not excuse.
-        """
-        seen: dict[Any, Traits] = {}
-        for reading in readings:
-            key = reading.num_heads, reading.num_kv_heads, reading.order
-            traits = seen[key] = seen.get(key) or self._probe(reading)
-            self.unknown = self.unknown or traits.unknown
-            self.is_scaled = self.is_scaled or abs(traits.factor - 1) > SEEN
-            plan = Plan(self._build(reading), causal=traits.causal, scale=self.named.scale,
-                        softcap=self.named.softcap)  # fmt: skip
-            rope, note = self.named.rope_of(traits.rotary)
-            window, words = self.named.window_of(traits.window)
-            declared = replace(plan, rope=rope, window=window)
-            self.declared = self.declared or (reading, declared)
-            shown: dict[str, Any] = {"window": traits.window, "rope": traits.rotary}
-            shown["scale"] = traits.scale or None
-            shown = {n: x for n, x in shown.items() if x != getattr(declared, n)}
-            for names in itertools.chain.from_iterable(
-                itertools.combinations(shown, n) for n in range(len(shown) + 1)
-            ):
-                read = {n: shown[n] for n in names}
-                for change in SCALES if names == ("scale",) else ():  # a mistake that has a name
-                    known = change.apply(declared)
-                    if known is not None and self._fits(known, inputs, got):
-                        yield reading, declared, [change]
-                if self._fits(replace(declared, **read), inputs, got):
-                    self.notes += [x for x in (note, words) if x]
-                    yield reading, declared, [describe_unnamed(read)] if read else []
-
     def _learn_lengths(self) -> None:
         """Find out which numbers of keys of their own it takes: any, that of queries, or none."""
         for lengths, words in ((LENGTHS, "S ≠ T"), (OWN_LENGTH, "keys of their own")):
@@ -328,10 +336,21 @@ class Judge:
                 inputs, got = self.inputs(case), self.ask(case)
                 assert inputs.key is not None
                 moved = inputs._replace(key=np.asarray(3 * inputs.key, self.module.array_dtype))
-                self.ignores_keys = _same(got, self.call(case, moved))
+                query, key = self.call.inputs[:2]
+                if _same(got, self.call(case, moved)):
+                    self.wrong_keys = f"{key} has no effect: keys and values come from {query}"
+                elif inputs.value is None and self._fits_after(inputs, got):
+                    self.wrong_keys = f"keys of {key} come after those of {query}, which count too"
                 self.key_lengths = lengths
             except ImplementationError as err:
                 self.refused.append(f"{words}: {err}")
+
+    def _fits_after(self, inputs: Inputs, got: Returned) -> bool:
+        """Return True if the keys of a context stand behind those of the queries."""
+        pair = inputs.query, inputs.key
+        if not self.is_known or len({x.shape[-1] for x in pair}) > 1:
+            return False
+        return self._fits(self.own_plan, inputs._replace(key=np.concatenate(pair, -2)), got)
 
     def _learn_masks(self) -> None:
         """Find the forms in which it takes a mask, and what an empty row gives."""
@@ -353,19 +372,17 @@ class Judge:
                 known = [f for f, got in answers if fits(alone, case, f, got)]
                 if known:
                     plan, self.plan = alone, replace(self.plan, conventions=alone.conventions)
-            for change in [c for c in CHANGES if c.kind == "mask"]:
-                changed = apply(plan, (change,))
-                if known or changed is None:
-                    break
-                known = [f for f, got in answers if self._fits(changed, self.inputs(case, f), got)]
-                self.changes += [change] if known else []
+            if not known:
+                other = replace(plan, hides_queries=True)
+                known = [f for f, got in answers if self._fits_masked(other, case, f, got)]
+                self.changes += [HIDES_QUERIES] if known else []
             if not known and answers:  # the form that hides as many keys as it is told
                 counts = [np.subtract(*map(np.sum, self._see(plan, case, f))) for f, _ in answers]
                 known = [answers[int(np.argmin(np.abs(counts)))][0]]
             self.call.forms += known + self._suspect_forms(known, answers)
             if not answers:
                 self.refused.append(f"{parameter}: {errors[0]}")
-                self.call.forms += self._forms_of_float32(parameter, shapes)
+                self.call.forms += self._form_of_float32(parameter)
         self._learn_cross_forms()
         self._learn_empty_rows()
 
@@ -400,23 +417,12 @@ class Judge:
             return ~expected, expected
         return np.nan_to_num(P) > SEEN, expected
 
-    def _forms_of_float32(self, parameter: str, shapes: Sequence[str]) -> list[Form]:
+    def _form_of_float32(self, parameter: str) -> list[Form]:
         """Return a form that the module takes in float32, if all raise in a narrower dtype."""
         if self.module.dtype not in ("float16", "bfloat16"):
             return []
-        call = replace(self.call, module=self.module.copy("float32"))
-        case = replace(self.probe, mask="random")
-        for kind, shape in itertools.product(KINDS, shapes):
-            form = Form(parameter, kind, shape)
-            inputs = self.inputs(case, form)
-            query, *others = (None if x is None else x.astype(np.float32) for x in inputs[:3])
-            assert query is not None
-            try:
-                call(case, Inputs(query, others[0], others[1], inputs.visible), None, form)
-            except ImplementationError:
-                continue
-            return [form]
-        return []
+        other = Judge(self.module.copy("float32"), self.named)
+        return [form for form in other.call.forms if form.parameter == parameter][:1]
 
     def _suspect_forms(
         self, known: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
@@ -426,17 +432,13 @@ class Judge:
         A mask with four axes has one possible meaning: if one four-axis form of a kind works, the
         others must too.
         """
-        suspects, others = [], []
-        four_axes = {form.kind for form in known if len(form.shape.split()) == 4}
-        shape = answers[0][1].out.shape if answers else ()
-        for form, got in answers:
-            if form in known or form.kind not in {f.kind for f in known}:
-                continue
-            if form.kind in four_axes and len(form.shape.split()) == 4 and got.out.shape == shape:
-                suspects.append(form)
-            else:
-                others.append(form)
-        if others:
+        kinds = {form.kind for form in known}
+        first = answers[0][1].out.shape if answers else ()
+        four_axes = {form.kind for form in known if form.axes == 4}
+        more = [(f, got.out.shape) for f, got in answers if f not in known and f.kind in kinds]
+        suspects = [f for f, shape in more
+                    if f.kind in four_axes and f.axes == 4 and shape == first]  # fmt: skip
+        if others := [f for f, _ in more if f not in suspects]:
             self.refused.append(f"{describe_forms(others)}: taken, and means something else")
         return suspects
 

@@ -52,9 +52,8 @@ class Plan:
     softcap : float, optional
     rope : Rotary, optional
         Turn of queries and keys.
-    mask : {"before", "after", "ignored", "added", "queries"}
-        "after": the mask multiplies the weights. "added": 1 is added to the scores of visible keys.
-        "queries": the output of hidden tokens is 0 too.
+    hides_queries : bool
+        The output of tokens that a mask hides as keys is 0.
     softmax : {"keys", "queries"}
     split : {"axis", "reshape"}
         "reshape" forgets to move the head axis after the split.
@@ -69,7 +68,7 @@ class Plan:
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
     rope: Rotary | None = None
-    mask: Literal["before", "after", "ignored", "added", "queries"] = "before"
+    hides_queries: bool = False
     softmax: Literal["keys", "queries"] = "keys"
     split: Literal["axis", "reshape"] = "axis"
     residual: bool = False
@@ -134,24 +133,17 @@ class Plan:
         if self.split == "reshape":
             mha, heads, errors = self._rearrange(inputs, dtype)
             arrays |= heads
-        told = inputs.visible  # what the caller's mask shows; own masks hold always
-        before = told is None or self.mask in ("before", "queries")
-        mask = self.visible(inputs if before else inputs._replace(visible=None))
         options = self.options
         if kept is not None:
             options |= {"dropout_mask": kept[0], "dropout_rate": kept[1]}
-        if not before and self.mask == "after":
-            options |= {"dropout_mask": told, "dropout_rate": 0.0}
-        if not before and self.mask == "added":
-            options["bias"] = np.asarray(told, float)
-        fwd = mha.forward(arrays["query"], arrays["key"], arrays["value"], mask, **options)
+        fwd = mha.forward(
+            arrays["query"], arrays["key"], arrays["value"], self.visible(inputs), **options
+        )
         allowed = multihead_tolerance(fwd, dtype, errors=errors, mixed=mixed)
-        out, weights = fwd.out, fwd.weights
-        if not before and self.mask == "after":
-            weights = weights * told
-        if self.mask == "queries" and told is not None and told.shape[-2:] == (1, out.shape[-2]):
-            out = out * np.swapaxes(told[..., 0, :, :], -1, -2)
-        return Exact({"out": out, "weights": weights}, allowed)
+        out, shown = fwd.out, inputs.visible
+        if self.hides_queries and shown is not None and shown.shape[-2:] == (1, out.shape[-2]):
+            out = out * np.swapaxes(shown[..., 0, :, :], -1, -2)
+        return Exact({"out": out, "weights": fwd.weights}, allowed)
 
     def _rearrange(
         self, inputs: Inputs, dtype: Any
@@ -209,7 +201,7 @@ class Change(NamedTuple):
     ----------
     text : str
         The cause in words; {H}, {D}, {W} and {T} are sizes: W = H·D.
-    step, where, amount : str
+    step, amount, where : str
         As of a `Cause`.
     kind : str
         Changes of one kind exclude each other.
@@ -219,10 +211,10 @@ class Change(NamedTuple):
 
     text: str
     step: str
-    where: str
-    amount: str
     kind: str
     apply: Callable[[Plan], Plan | None]
+    amount: str = ""
+    where: str = "everywhere"
 
 
 def describe_unnamed(shown: dict[str, Any]) -> Change:
@@ -238,8 +230,8 @@ def describe_unnamed(shown: dict[str, Any]) -> Change:
         texts.append("scores have another scale than 1/√D")
         cures.append(f"scale={scale:.9g}")
     text = f"{' and '.join(texts)}, as nothing names: passes with {', '.join(cures)}"
-    return Change(text, "visible" if "window" in shown else "s", "everywhere", "", "option",
-                  lambda plan: replace(plan, **shown))  # fmt: skip
+    step = "visible" if "window" in shown else "s"
+    return Change(text, step, "option", lambda plan: replace(plan, **shown))
 
 
 def _scale_by(factor: Callable[[int, int], float]) -> Callable[[Plan], Plan | None]:
@@ -300,51 +292,47 @@ def _normalise_queries(plan: Plan) -> Plan | None:
 def _projection(whose: str, by: str) -> Change:
     words = {"q": "queries", "k": "keys", "v": "values"}
     text = f"{words[whose]} are projected by {{w{by}}}, which is that of {words[by]}"
-    step = "o" if whose == "v" else "s"
     change = _weights(**{f"w{whose}": f"w{by}", f"b{whose}": f"b{by}"})
-    return Change(text, step, "everywhere", f"by W of {words[by]}", f"w{whose}", change)
+    return Change(text, "o" if whose == "v" else "s", f"w{whose}", change, f"by W of {words[by]}")
 
 
+SCALES = tuple(
+    Change(f"scores are {text}", "s", "scale", _scale_by(factor), amount)
+    for text, amount, factor in (
+        ("divided by √(H·D) = √{W}, the whole width, instead of √D = √{D}", "× 1/√H",
+         lambda D, H: (H * D) ** -0.5),
+        ("not divided by √D = √{D}", "× √D", lambda D, H: 1.0),
+        ("divided by D = {D} instead of √D", "× 1/√D", lambda D, H: 1 / D),
+        ("multiplied by √D = √{D} instead of divided by it", "× D", lambda D, H: D**0.5),
+        ("divided by √H = √{H}, the number of heads, instead of √D = √{D}", "× √(D/H)",
+         lambda D, H: H**-0.5),
+    )
+)  # fmt: skip
+"""Scales that have a name."""
+HIDES_QUERIES = Change(
+    "the mask sets the output of hidden tokens to 0 too, as queries", "o", "mask",
+    _set(hides_queries=True), "× 0", "where the query is hidden as a key",
+)  # fmt: skip
+MOVED = "of another place"
 CHANGES = (
-    Change("scores are divided by √(H·D) = √{W}, the whole width, instead of √D = √{D}",
-           "s", "everywhere", "× 1/√H", "scale", _scale_by(lambda D, H: (H * D) ** -0.5)),
-    Change("scores are not divided by √D = √{D}",
-           "s", "everywhere", "× √D", "scale", _scale_by(lambda D, H: 1.0)),
-    Change("scores are divided by D = {D} instead of √D",
-           "s", "everywhere", "× 1/√D", "scale", _scale_by(lambda D, H: 1 / D)),
-    Change("scores are multiplied by √D = √{D} instead of divided by it",
-           "s", "everywhere", "× D", "scale", _scale_by(lambda D, H: D**0.5)),
-    Change("scores are divided by √H = √{H}, the number of heads, instead of √D = √{D}",
-           "s", "everywhere", "× √(D/H)", "scale", _scale_by(lambda D, H: H**-0.5)),
-    Change("heads are merged without moving the head axis back",
-           "o", "everywhere", "of another place", "merge", _set(merge="reshape")),
-    Change("heads are split by a reshape that does not move the head axis",
-           "layout", "everywhere", "of another place", "split", _set(split="reshape")),
+    *SCALES,
+    Change("heads are merged without moving the head axis back", "o", "merge",
+           _set(merge="reshape"), MOVED),
+    Change("heads are split by a reshape that does not move the head axis", "layout", "split",
+           _set(split="reshape"), MOVED),
     Change("heads are split by a reshape that does not move the head axis, and merged likewise",
-           "layout", "everywhere", "of another place", "split",
-           _set(merge="reshape", split="reshape")),
-    Change("the softmax runs over queries instead of keys",
-           "p", "everywhere", "", "softmax", _normalise_queries),
+           "layout", "split", _set(merge="reshape", split="reshape"), MOVED),
+    Change("the softmax runs over queries instead of keys", "p", "softmax", _normalise_queries),
     *(_projection(whose, by) for whose, by in ("kq", "vk", "vq", "qk", "kv", "qv")),
-    Change("keys and queries are exchanged: queries are projected by {wk}, keys by {wq}",
-           "s", "everywhere", "", "wq", _weights(wq="wk", wk="wq", bq="bk", bk="bq")),
-    Change("the output is not projected by {wo}", "o", "everywhere", "", "wo",
-           _weights(wo=None, bo=None)),
-    *(Change(f"the bias of {words} is not added", step, "everywhere", "", name,
-             _weights(**{name: None}))
+    Change("keys and queries are exchanged: queries are projected by {wk}, keys by {wq}", "s",
+           "wq", _weights(wq="wk", wk="wq", bq="bk", bk="bq")),
+    Change("the output is not projected by {wo}", "o", "wo", _weights(wo=None, bo=None)),
+    *(Change(f"the bias of {words} is not added", step, name, _weights(**{name: None}))
       for name, words, step in (("bq", "queries", "s"), ("bk", "keys", "s"),
                                 ("bv", "values", "o"), ("bo", "the output", "o"))),
-    *(Change(f"{{w{n}}} is transposed", "o" if n in "vo" else "s", "everywhere", "", f"w{n}",
+    *(Change(f"{{w{n}}} is transposed", "o" if n in "vo" else "s", f"w{n}",
              _weights(**{f"w{n}": f"w{n}.T"})) for n in "qkvo"),
-    Change("the query is added to the output", "o", "everywhere", "+ query", "residual",
-           _add_query),
-    Change("the mask is applied after the softmax: hidden keys still count in the denominator",
-           "p", "where a key is hidden", "", "mask", _set(mask="after")),
-    Change("the mask has no effect", "visible", "where a key is hidden", "", "mask",
-           _set(mask="ignored")),
-    Change("the mask is added to the scores as numbers, 1 where a key may be seen",
-           "visible", "where a key is hidden", "", "mask", _set(mask="added")),
-    Change("the mask sets the output of hidden tokens to 0 too, as queries",
-           "o", "where the query is hidden as a key", "× 0", "mask", _set(mask="queries")),
+    Change("the query is added to the output", "o", "residual", _add_query, "+ query"),
 )  # fmt: skip
-"""Mistakes of modules; nothing but the function itself decides which one it makes."""
+"""Mistakes of modules that the judge of functions does not name; nothing but the function itself
+decides which one it makes."""

@@ -20,7 +20,7 @@ from npattn.testing.comparison import Comparison, compare_arrays
 from npattn.testing.modules.causes import say
 from npattn.testing.modules.judge import begin
 from npattn.testing.modules.named import Named
-from npattn.testing.modules.plan import CHANGES, Exact, Inputs, Plan
+from npattn.testing.modules.plan import CHANGES, HIDES_QUERIES, Exact, Inputs, Plan
 from npattn.testing.runner.schedule import ERRORS
 
 PARTS = {
@@ -166,9 +166,9 @@ def _name_part(
     name_of: Callable[[str], str],
 ) -> str:
     """Return the part that differs, with the change of one step that gives the outputs, if any."""
-    for change in CHANGES:
+    for change in (*CHANGES, HIDES_QUERIES):
         changed = change.apply(plan)
-        if changed is None or (change.kind == "mask" and inputs.visible is None):
+        if changed is None:
             continue
         other = changed.results(inputs, dtype)
         pairs = [(n, got[n]) for n in ("out", "weights") if n in got]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +87,7 @@ def _with_mask(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
             return {"T": FIELDS["T"][2:]}  # without being told
         forms = [
             i for i, form in enumerate(judge.call.forms)
-            if (" T " in f" {form.shape} ") or not rows
+            if form.has_queries or not rows
         ]  # fmt: skip
         if kind == "padding":
             forms = [i for i in forms if judge.call.forms[i].shape.startswith("B")]
@@ -167,11 +166,6 @@ RULES: dict[str, Rule] = {
     "empty-row": Rule(
         "a query that sees nothing gives what is known of it, and the others their own", "8",
         "edges", _empty_row, Judge.compare),
-    "batch-independence": Rule(
-        "an example does not depend on the others of its batch", "14", "values",
-        lambda judge: {"B": (2, 3), "recorded": (False,)},
-        # Other examples of the batch become eight times as large.
-        lambda judge, case: judge.compare(replace(case, large=True)), 10),
     "eval-mode": Rule(
         "after .eval() two calls give the same bits", "15", "conduct",
         lambda judge: {"recorded": (False,), "T": FIELDS["T"][2:]},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from npattn.testing.reference.amount import describe_amount
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
 from npattn.testing.reference.pairs import AttentionPair, Function, FunctionPair, Pair, reason
+from npattn.testing.reference.search import FEW, NO_TIME, Time
 from npattn.testing.reference.sides import Sides, open_sides
 from npattn.testing.reference.spread import ALARM, Judgement, judge
 from npattn.testing.report.cause import Cause
@@ -38,8 +40,10 @@ EXAMPLES = 100
 """Cases of a dtype, where fewer are not asked for: each is evaluated several times."""
 BUDGET = 60.0
 """Seconds for all dtypes, where no budget is given; a few cases of each are asked anyway."""
-LEAST = 3
-"""Cases of a dtype that are asked, whatever the time."""
+LEVELS = (11, 33, math.inf)
+"""Largest size of the cases of a level: the first level holds half of them."""
+AFFORDED = 20
+"""Cases of a level for which there must be time, or its sizes are left out."""
 FIRST = 12
 """Plain cases with which the framework of a function is looked for."""
 TRIES = 4
@@ -78,7 +82,8 @@ def check_reference(
     reference_framework : str
         Framework of the reference, as `framework` is that of `f`.
     budget : float, optional
-        Seconds; default: 60.
+        Seconds; default: 60. The first calls plan for them: where they are too few, large sizes
+        and then further cases are left out, which the report says.
     sizes, dtypes, backward, framework, device, examples, seed, shrink, diagnosis
         As of `check`; letters in `sizes` are those of `inputs`.
 
@@ -103,22 +108,21 @@ def check_reference(
     causes: list[Cause] = []
     refused: list[str] = []
     untested: dict[str, None] = {}
-    seconds = (BUDGET if budget is None else budget) / len(dtypes)
-    for dtype in dtypes:
+    seconds, start = (BUDGET if budget is None else budget) / len(dtypes), time.monotonic()
+    for i, dtype in enumerate(dtypes, 1):
         pair = make(dtype)
         if isinstance(pair, tuple):
             refused += [f"{dtype}: {line}" for line in pair]
             continue
         found = Found(pair, dtype, ALARM / len(dtypes) / examples)
-        found.ask(pair.cases(seed, TRIES * examples), examples, seconds)
+        plan = Time(examples, i * seconds, start, clock=time.monotonic)
+        found.ask(pair.cases(seed, TRIES * examples), plan)
         of_results, cause = found.outcomes(reference_name, shrink, diagnosis)
         outcomes += of_results
         causes += [cause] if cause else []
         refused += [f"{dtype}: {line}" for line in found.refusal_lines]
         untested |= dict.fromkeys(found.name_untested(reference_name))
-        if found.late:
-            what = f"{found.tried} of {examples} problems were asked in {seconds:.3g} s"
-            untested[f"{dtype}: {what} (budget= gives more time)"] = None
+        untested |= dict.fromkeys((*found.left_out, *plan.describe(dtype)))
     said = {"seed": seed, "examples": examples, "reference": reference_name}
     return Report(
         name,
@@ -261,8 +265,8 @@ class Found:
         Power of each result, in cases in which it passed.
     asked : list of (case, bool)
         Cases that both took, with True for those that fail.
-    late : bool
-        The time was over before all cases were asked.
+    left_out : list of str
+        Sizes for which there was no time.
     checked, wrong_one : Judgement or None
         Of the first case that passed, and of the one with most elements out of tolerance.
     """
@@ -280,7 +284,7 @@ class Found:
     powers: dict[str, list[Power]] = field(default_factory=dict)
     crossed: dict[str, int] = field(default_factory=dict)
     asked: list[tuple[Any, bool]] = field(default_factory=list)
-    late: bool = False
+    left_out: list[str] = field(default_factory=list)
     refused: Any = None
     extra: dict[str, None] = field(default_factory=dict)
     narrowed: set[str] = field(default_factory=set)
@@ -288,18 +292,53 @@ class Found:
     checked: Judgement | None = None
     wrong_one: Judgement | None = None
 
-    def ask(self, cases: Iterable[Any], most: int, seconds: float = math.inf) -> None:
-        """Judge cases, all results of each, until so many were taken or the time is over."""
-        end = time.monotonic() + seconds
-        for case in cases:
-            if self.tried == most or self.wrong == ENOUGH or len(self.errors) == ENOUGH:
+    def ask(self, cases: Iterator[Any], plan: Time) -> None:
+        """Judge cases, all results of each, until so many were taken as there is time for.
+
+        A few of small sizes come first, then larger ones: sizes of which few could be asked are
+        left out, and the others take the time that is left.
+        """
+        pool = list(islice(cases, plan.examples))
+        rest, below, cost = set[Any](), 0.0, 0.0
+        for level in LEVELS:
+            begun, before, slow = plan.clock(), self.tried, False
+            band = iter([x for x in pool if below < self.pair.largest(x) <= level])
+            affordable = (plan.deadline - begun) / AFFORDED
+            for case in band:
+                self._ask(case)
+                asked = self.tried - before
+                slow = plan.clock() - begun > affordable * max(asked, 1)
+                if self.is_settled or slow or asked == FEW:
+                    break
+            if not slow or not before:
+                left = list(band)
+                cost += len(left) * (plan.clock() - begun) / max(self.tried - before, 1)
+                rest, below, before = rest.union(left), level, self.tried
+            if slow and below < math.inf:
+                few = f"all but {self.tried - before} problems with " if self.tried > before else ""
+                self.left_out = [f"{few}sizes beyond {below:g} in {self.dtype}, {NO_TIME}"]
+            if slow:
                 break
-            self.late = self.tried >= LEAST and time.monotonic() > end
-            if self.late:
+        pool = [x for x in pool if x in rest]  # in the order in which they were sampled
+        count = self.tried + plan.afford(cost / max(len(rest), 1))
+        late = False
+        for case in chain(pool, (x for x in cases if self.pair.largest(x) <= below)):
+            if self.is_settled or self.tried >= plan.examples:
                 break
-            found = self._judge(case)
-            if found is not None:
-                self._note(case, found)
+            if late := self.tried >= FEW and (self.tried >= count or plan.is_over):
+                break
+            self._ask(case)
+        plan.least = self.tried if late else plan.examples
+
+    @property
+    def is_settled(self) -> bool:
+        """True if more cases would tell nothing more."""
+        return self.wrong == ENOUGH or len(self.errors) == ENOUGH
+
+    def _ask(self, case: Any) -> None:
+        found = self._judge(case)
+        if found is not None:
+            self._note(case, found)
 
     def _note(self, case: Any, found: Judgement) -> None:
         self.tried += 1

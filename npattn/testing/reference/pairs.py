@@ -52,6 +52,9 @@ class Pair(Protocol):
     def call(self, case: Any) -> Call:
         """Return the arrays of a case and the two functions of them."""
 
+    def largest(self, case: Any) -> int:
+        """Return the largest size of a case."""
+
     def smaller(self, case: Any) -> Iterator[Any]:
         """Yield simpler cases."""
 
@@ -246,6 +249,9 @@ class FunctionPair:
     def cases(self, seed: int, examples: int) -> Iterator[Case]:
         return self.space.cases(seed, examples)
 
+    def largest(self, case: Case) -> int:
+        return max(case.sizes.values(), default=0)
+
     def smaller(self, case: Case) -> Iterator[Case]:
         return self.space.smaller(case)
 
@@ -414,6 +420,9 @@ class AttentionPair:
             self.watched,
             math.prod(sizes[-2:]),
         )
+
+    def largest(self, recipe: Recipe) -> int:
+        return max(recipe.T, recipe.S, recipe.D, recipe.E)
 
     def smaller(self, recipe: Recipe) -> Iterator[Recipe]:
         """Yield the recipe without one option, or with one size halved."""

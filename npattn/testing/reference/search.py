@@ -1,7 +1,8 @@
-"""Search for a case on which a function fails: sample, stop at the first, shrink it."""
+"""Search for a case on which a function fails: sample in time, stop, shrink."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,6 +10,57 @@ from typing import Any, NamedTuple
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.comparison import Comparison
 from npattn.testing.report.reproducer import write_docstring
+
+FEW = 3
+"""Examples that are asked whatever the time, and of which the cost is measured."""
+
+
+@dataclass
+class Time:
+    """Plan of the examples of a dtype, by the cost of its first ones.
+
+    Attributes
+    ----------
+    examples : int
+        Number that is wanted.
+    budget : float
+        Seconds from the start of the check to the end of this dtype.
+    start : float
+    least : int
+        Smallest number that the plan has returned.
+    clock : callable
+        Seconds that have passed.
+    """
+
+    examples: int
+    budget: float
+    start: float
+    least: int = 10**9
+    clock: Callable[[], float] = time.process_time
+
+    @property
+    def deadline(self) -> float:
+        return self.start + self.budget
+
+    @property
+    def is_over(self) -> bool:
+        return self.clock() > self.deadline
+
+    def afford(self, cost: float, share: float = 1.0) -> int:
+        """Return how many examples to ask, of `cost` seconds each, in a share of the time left."""
+        left = share * (self.deadline - self.clock())
+        count = int(min(self.examples, max(FEW, left / cost))) if cost else self.examples
+        self.least = min(self.least, count)
+        return count
+
+    def describe(self, dtype: str) -> list[str]:
+        """Return a line where fewer were asked."""
+        if self.least >= self.examples:
+            return []
+        return [f"{self.examples - self.least} of {self.examples} examples in {dtype}, {NO_TIME}"]
+
+
+NO_TIME = "for which there is no time (budget= gives more)"
 
 
 class Answer(NamedTuple):

@@ -138,11 +138,3 @@ def test_an_empty_row_is_the_first():
     found = ModuleCase(T=5, mask="empty").inputs(WIDTHS, np.float32, "T S").visible
     assert not found[..., 0, :].any()
     assert found[..., 1:, 0].all()
-
-
-def test_large_examples_are_all_but_the_first():
-    plain, large = (
-        ModuleCase(B=3, T=5, large=x).inputs(WIDTHS, np.float32, "T S").query for x in (False, True)
-    )
-    assert np.array_equal(plain[0], large[0])
-    assert np.array_equal(8 * plain[1:], large[1:])

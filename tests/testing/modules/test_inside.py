@@ -339,17 +339,17 @@ def test_a_term_of_all_keys_has_a_gradient_of_zero():
 
 
 class Context(nn.Module):
-    """Keys come from a context of another width, which is needed; or from one that is ignored."""
+    """Keys come from a context of another width; or from one that is ignored, or comes later."""
 
     num_heads = 2
 
-    def __init__(self, width=6, ignores=False):
+    def __init__(self, width=6, use=lambda x, context: context):
         super().__init__()
         self.to_q, self.to_kv = nn.Linear(8, 8), nn.Linear(width, 16)
-        self.to_out, self.ignores = nn.Linear(8, 8), ignores
+        self.to_out, self.use = nn.Linear(8, 8), use
 
     def forward(self, x, context=None, mask=None):
-        context = x if context is None or self.ignores else context
+        context = x if context is None else self.use(x, context)
         if mask is not None and mask.shape[-1] != x.shape[1]:
             raise ValueError("a mask of queries")
         q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2)
@@ -365,10 +365,20 @@ def test_a_context_of_another_width_is_passed_and_masks_may_be_of_queries_alone(
     assert any("where S ≠ T: raised ValueError: a mask of queries" in x for x in report.refused)
 
 
-def test_a_context_that_is_ignored_is_named_first():
-    report = check_module(Context(8, ignores=True), examples=5)
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda x, context: x, "context has no effect: keys and values come from x"),
+        (
+            lambda x, context: torch.cat((x, context), 1),
+            "keys of context come after those of x, which count too",
+        ),
+    ],
+)
+def test_another_use_of_a_context_is_named_first(use, words):
+    report = check_module(Context(8, use), examples=5)
     assert report.verdict == "failed"
-    assert report.causes[0].text == "context has no effect: keys and values are projected from x"
+    assert report.causes[0].text == words
     assert {o.rule for o in report.outcomes if o.failed} <= {"cross-attention", "padding"}
 
 

@@ -138,4 +138,4 @@ def test_masks_and_samples_second_are_compared():
     assert found.hint == "any part may differ"
     ignored, _ = m(x, x, x)
     [found] = compare_module(m, x, ignored.detach(), mask=~hidden)
-    assert found.hint == "the inside differs: the mask has no effect"
+    assert found.hint == "any part may differ"
