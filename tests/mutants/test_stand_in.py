@@ -56,6 +56,12 @@ def test_key_padding_and_head_mask():
     assert agrees(f(q, k, v, hidden, gate), q, k, v, **exact)
 
 
+def test_a_head_mask_of_scores_is_refused():
+    f, (q, k, v) = stand_in(padded, terms(padded), None), arrays()
+    with pytest.raises(OptionError, match=r"a head mask \(2, 3, 5, 7\), must be \(H,\)"):
+        f(q, k, v, head_mask=np.ones((2, 3, 5, 7), np.float32))
+
+
 def test_conventions_and_layout():
     q, k, v = arrays()
     mask = np.ones((5, 7), bool)
@@ -89,6 +95,11 @@ def test_a_word_without_effect_may_have_any_value():
     q, k, v = arrays()
     f = stand_in(own, terms(own, rename={"eps": "no effect"}), None)
     assert agrees(f(q, k, v, eps=0.25, is_causal=True), q, k, v, causal="bottom_right")
+
+
+def test_a_default_that_is_passed_is_no_unknown_word():
+    f, (q, k, v) = stand_in(own, terms(own), None), arrays()
+    assert agrees(f(q, k, v, eps=float("0.5")), q, k, v)  # equal, and another object
 
 
 def test_unknown_words_are_refused():
@@ -127,6 +138,14 @@ def test_conventions_that_mistakes_cannot_have_are_left_out():
     found, left = translate(npattn.Conventions(softcap="after_bias", kv_head="tile", lse_base="2"))
     assert found == npattn.Conventions(lse_base="2")
     assert left == {"softcap"}
+
+
+@pytest.mark.parametrize("convention", [{"empty_row": "mean"}, {"empty_row": "nan"}])
+def test_without_keys_o_is_0_whatever_an_empty_row_has(convention):
+    f, (q, k, v) = stand_in(own, terms(own, beside=("weights",), **convention), None), arrays(S=0)
+    o, weights = f(q, k, v)
+    assert agrees(o, q, k, v, conventions=npattn.Conventions(**convention))
+    assert weights.shape == (2, 3, 5, 0)
 
 
 def test_lse_in_base_2_with_an_empty_row():
