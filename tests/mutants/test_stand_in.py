@@ -125,6 +125,16 @@ def test_tensors_are_differentiated():
         assert error < 35 * np.finfo(np.float32).eps, name  # sums of up to 35 rounded numbers
 
 
+def test_a_built_in_has_the_signature_of_its_docstring():
+    torch = pytest.importorskip("torch")
+    sdpa, (q, k, v) = torch.nn.functional.scaled_dot_product_attention, arrays()
+    spoken = Implementation(sdpa, framework="torch").signature
+    f = stand_in(sdpa, Terms(spoken, npattn.Conventions(causal="top_left")), None)
+    out = f(*map(torch.from_numpy, (q, k, v)), None, 0.0, True)
+    assert agrees(out.numpy(), q, k, v, causal="top_left")
+    assert Implementation(f, framework="torch").signature == spoken
+
+
 def test_a_spy_counts():
     spy = Spy()
     watched = spy.watch(lambda q, k, v: (q, np.zeros(q.shape[:-1]), np.zeros((2, 3, 5, 7))))
