@@ -24,6 +24,8 @@ SCHEMA = "npattn times of the judge 1"
 SOON = 3.0
 """Seconds after which a wrong implementation should be red."""
 
+JITTED = f"{Path(__file__).with_name('jitted.py')}:attention"
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -81,6 +83,7 @@ QUESTIONS = {
             _check("jax.nn", "--examples", "100"),
             "jax",
         ),
+        Question("jitted", "default check of a jitted function", 30, _check(JITTED), "jax"),
         Question("first-red", f"mutants red within {SOON:g} s", 0.95, share=True),
         Question(
             "mutants",

@@ -40,9 +40,8 @@ from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
 from npattn.testing.targets import load, spec_of
-from npattn.testing.worker.connection import Connection
 from npattn.testing.worker.remote import Remote
-from npattn.testing.worker.supervisor import Limits
+from npattn.testing.worker.supervisor import Limits, Spare
 
 SETTINGS = options(CommandSettings)
 OF_WORKER = ("in_process", "timeout", "memory", "envs")
@@ -231,15 +230,15 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
     if target is None or ":" not in spec_of(target):
         raise OptionError("--watch needs a TARGET in a file: module:name or path/file.py:name")
     failed: list[FailedProblem] = []
-    spare: list[Connection] = []
+    spare = Spare()
 
     def check_once(watcher: Watcher) -> int:
-        implementation = open_target(target, given, spare.pop() if spare else None)
+        implementation = open_target(target, given, spare.take(target))
         assert isinstance(implementation, Remote)
         worker = implementation.worker
         try:
             watcher.follow(worker.description["files"])
-            spare.append(worker.start_spare())
+            spare.start(target, worker)
             arguments = _read_arguments(implementation, given)
             if _fails_again(implementation, failed, given):
                 return 1
@@ -252,8 +251,7 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
     try:
         sys.exit(watch(target, check_once))
     finally:
-        for process in spare:
-            process.end()
+        spare.close()
 
 
 def _check_module(target: str | None, given: dict[str, Any]) -> None:

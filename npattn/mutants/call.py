@@ -100,7 +100,7 @@ class Call:
     def _fill_empty_rows(self, results: dict[str, Array], v: Array) -> dict[str, Array]:
         """Give rows without a visible key what the conventions say of them."""
         empty = results["lse"] == -np.inf
-        if not empty.any():
+        if not v.shape[-2] or not empty.any():  # without keys o is 0 under all conventions
             return results
         bias, by_bias = self.options.get("bias"), self.terms.conventions.empty_row_bias
         if bias is None or by_bias is None:

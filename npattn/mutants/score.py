@@ -34,6 +34,7 @@ from npattn.testing.report.reproducer import write_conventions
 
 TELLING = 10
 """Survivors that are printed with their tests."""
+REFUSAL = "npattn.errors."
 OF_BACKWARD = ("dv", "dp", "delta", "ds", "dq", "dk", "dbias", "dsinks", "dgate")
 HIDING = {"mask", "causal", "window", "bias"}
 WORDS = {
@@ -296,10 +297,14 @@ def _check_green(
 
 
 def _find_reason(output: str) -> str:
-    """Return the line of the output of tests that says why they failed: the last that does."""
+    """Return the line of the output of tests that says why they failed: the last that does.
+
+    A refusal of npattn, which a mistake raises in place of the function, says more than the test.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [x for x in lines if x.startswith(("E  ", "FAILED", "ERROR", "FAIL ", "Error"))]
-    return (telling or lines or [""])[-1]
+    refusals = [x.rpartition(REFUSAL)[2] for x in telling if x.startswith("E") and REFUSAL in x]
+    return (refusals or telling or lines or [""])[-1]
 
 
 def _inspect(spec: str, settings: Mapping[str, Any]) -> Subject:

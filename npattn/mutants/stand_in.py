@@ -16,6 +16,7 @@ from npattn.mistakes import Attention, Mistake, with_gate
 from npattn.mutants.call import Call
 from npattn.mutants.terms import Terms
 from npattn.problem.arrays import to_numpy
+from npattn.testing.adapters.child import parameters
 
 
 def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Callable[..., Any]:
@@ -38,7 +39,7 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
         base: Any = type(instance)
         instance = with_gate(base)()
     instance.alignment = terms.conventions.alignment
-    signature = inspect.signature(f)
+    signature = inspect.Signature([*parameters(f).values()])
     defaults = {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
     starred = {n: p.kind for n, p in signature.parameters.items() if p.kind in (2, 4)}
 
@@ -71,6 +72,7 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
         found = tuple(None if n is None else results[n] for n in call.result_names)
         return found[0] if len(found) == 1 else found
 
+    function.__signature__ = signature  # type: ignore[attr-defined]  # a built-in has none
     return function
 
 

@@ -76,7 +76,7 @@ class Terms:
             meaning = self.signature.meanings.get(theirs)
             if meaning is not None and value is not None:
                 found |= READERS[meaning](value)
-            elif meaning is None and value is not defaults.get(theirs):
+            elif meaning is None and not _is_default(value, defaults.get(theirs)):
                 raise OptionError(f"no mistake takes {theirs}={value!r}: its meaning is unknown")
         found = {n: to_numpy(x) if n in ARRAYS else x for n, x in found.items()}
         if "mask" in found and self.conventions.mask_true == "hide":
@@ -113,6 +113,11 @@ def find_axes(sizes: Mapping[str, Sequence[int]], layout: str) -> tuple[int, ...
     return min(fits, key=lambda p: (p != AXES, p.index(2) > p.index(3), p), default=AXES)
 
 
+def _is_default(value: Any, default: Any) -> bool:
+    """Return True for a default that a caller passes: the same object, or an equal number."""
+    return value is default or (isinstance(value, (bool, int, float, str)) and value == default)
+
+
 def _to_bool(mask: Any) -> Array:
     return np.asarray(to_numpy(mask) != 0)
 
@@ -120,6 +125,13 @@ def _to_bool(mask: Any) -> Array:
 def _read_mask_or_bias(value: Any) -> dict[str, Any]:
     array = to_numpy(value)
     return {"bias": array} if array.dtype.kind not in "biu" else {"mask": _to_bool(array)}
+
+
+def _read_head_mask(value: Any) -> dict[str, Any]:
+    array = to_numpy(value)
+    if array.ndim != 1:
+        raise OptionError(f"no mistake takes a head mask {array.shape}, must be (H,)")
+    return {"gate": array[:, None, None]}
 
 
 def _read_window(value: Any) -> dict[str, Any]:
@@ -143,7 +155,7 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "mask or bias": _read_mask_or_bias,
     "added mask or bias": _same("bias"),
     "key padding": lambda value: {"mask": ~_to_bool(value)[:, None, None, :]},
-    "head mask": lambda value: {"gate": to_numpy(value)[:, None, None]},
+    "head mask": _read_head_mask,
     "window": _read_window,
     "window or −1": _read_window,
     "window of numbers": _read_window,

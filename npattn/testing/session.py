@@ -21,8 +21,7 @@ from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import Settings, options
 from npattn.testing.targets import spec_of
 from npattn.testing.worker.connect import connect
-from npattn.testing.worker.connection import Connection
-from npattn.testing.worker.supervisor import Limits
+from npattn.testing.worker.supervisor import Limits, Spare
 
 OF_WORKER = ("framework", "backward", "layout", "like", "rename", "features", "quantized")
 """Settings of how a candidate is called."""
@@ -97,8 +96,7 @@ class Session:
         self.settings: dict[str, Any] = {"fail_fast": True, "strict": untrusted, **seed, **settings}
         Settings(**self.settings)  # what is not legal is an error now
         self.folder = Path(tempfile.mkdtemp(prefix="npattn-session-"))
-        self.spare: tuple[str, Connection] | None = None
-        """Target of source text, and a process that has imported its framework, and waits."""
+        self.spare = Spare()
 
     def judge(self, candidate: str | Path, name: str | None = None) -> Report:
         """Judge one candidate.
@@ -135,16 +133,12 @@ class Session:
     def _check(self, target: str, began: float, waits: bool = False) -> Report:
         """Judge a target in a worker that ends with the verdict, while another one starts."""
         deadline = began + self.seconds
-        spare, self.spare = self.spare if waits else None, None if waits else self.spare
-        if spare is not None and spare[0] != target:  # of another name
-            spare[1].end()
-            spare = None
         implementation = connect(
             target,
             limits=Limits(self.seconds, self.memory),
             untrusted=self.untrusted,
             unconfined=self.unconfined,
-            spare=None if spare is None else spare[1],
+            spare=self.spare.take(target) if waits else None,
             **self.calls,
         )
 
@@ -159,7 +153,7 @@ class Session:
         settings |= {"budget": max(left, 0.01), "goes_on": False, "progress": stop_at_deadline}
         try:
             if waits:
-                self.spare = target, implementation.worker.start_spare()
+                self.spare.start(target, implementation.worker)
             return check(implementation, **settings)
         except KeyboardInterrupt as err:
             if time.monotonic() <= deadline or not hasattr(err, "report"):  # of the user
@@ -171,9 +165,7 @@ class Session:
 
     def close(self) -> None:
         """End the process that waits, and remove what the session has written."""
-        if self.spare is not None:
-            self.spare[1].end()
-            self.spare = None
+        self.spare.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Session:

@@ -19,7 +19,7 @@ PAGE = "docs/how-to/score-my-tests.md"
 KERNEL = """
 import numpy as np
 
-def attention(q, k, v, mask=None, *, causal=False):
+def attention(q, k, v, mask=None, *, causal=False, power=1):
     s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1], dtype=q.dtype)
     if causal:
         s = np.where(np.tri(*s.shape[-2:], s.shape[-1] - s.shape[-2]) > 0, s, -np.inf)
@@ -150,6 +150,24 @@ def test_other_conventions_are_named(run):
     assert "npattn.Conventions(causal='top_left'" in result.output
 
 
+@pytest.mark.thorough
+def test_refusal_of_an_argument_is_the_last_line(run):
+    """The default is that of an object that no mistake knows."""
+    tests = "from {module} import attention\n" + UNKNOWN
+    result = run(module="own_unknown", tests=tests)
+    assert result.exit_code == 2
+    last = result.output.strip().splitlines()[-1]
+    assert last.endswith("OptionError: no mistake takes power=3: its meaning is unknown")
+
+
+UNKNOWN = """
+import numpy as np
+import {module}
+
+def test_power():
+    own = {module}.attention
+    assert own(*np.ones((3, 2, 5, 7), np.float32), power=3).shape == (2, 5, 7)
+"""
 SQUARE = """
 import numpy as np
 from {module} import attention

@@ -56,6 +56,12 @@ def test_key_padding_and_head_mask():
     assert agrees(f(q, k, v, hidden, gate), q, k, v, **exact)
 
 
+def test_a_head_mask_of_scores_is_refused():
+    f, (q, k, v) = stand_in(padded, terms(padded), None), arrays()
+    with pytest.raises(OptionError, match=r"a head mask \(2, 3, 5, 7\), must be \(H,\)"):
+        f(q, k, v, head_mask=np.ones((2, 3, 5, 7), np.float32))
+
+
 def test_conventions_and_layout():
     q, k, v = arrays()
     mask = np.ones((5, 7), bool)
@@ -91,6 +97,11 @@ def test_a_word_without_effect_may_have_any_value():
     assert agrees(f(q, k, v, eps=0.25, is_causal=True), q, k, v, causal="bottom_right")
 
 
+def test_a_default_that_is_passed_is_no_unknown_word():
+    f, (q, k, v) = stand_in(own, terms(own), None), arrays()
+    assert agrees(f(q, k, v, eps=float("0.5")), q, k, v)  # equal, and another object
+
+
 def test_unknown_words_are_refused():
     q, k, v = arrays()
     with pytest.raises(OptionError, match=r"eps=0.25: its meaning is unknown"):
@@ -114,6 +125,16 @@ def test_tensors_are_differentiated():
         assert error < 35 * np.finfo(np.float32).eps, name  # sums of up to 35 rounded numbers
 
 
+def test_a_built_in_has_the_signature_of_its_docstring():
+    torch = pytest.importorskip("torch")
+    sdpa, (q, k, v) = torch.nn.functional.scaled_dot_product_attention, arrays()
+    spoken = Implementation(sdpa, framework="torch").signature
+    f = stand_in(sdpa, Terms(spoken, npattn.Conventions(causal="top_left")), None)
+    out = f(*map(torch.from_numpy, (q, k, v)), None, 0.0, True)
+    assert agrees(out.numpy(), q, k, v, causal="top_left")
+    assert Implementation(f, framework="torch").signature == spoken
+
+
 def test_a_spy_counts():
     spy = Spy()
     watched = spy.watch(lambda q, k, v: (q, np.zeros(q.shape[:-1]), np.zeros((2, 3, 5, 7))))
@@ -127,6 +148,14 @@ def test_conventions_that_mistakes_cannot_have_are_left_out():
     found, left = translate(npattn.Conventions(softcap="after_bias", kv_head="tile", lse_base="2"))
     assert found == npattn.Conventions(lse_base="2")
     assert left == {"softcap"}
+
+
+@pytest.mark.parametrize("convention", [{"empty_row": "mean"}, {"empty_row": "nan"}])
+def test_without_keys_o_is_0_whatever_an_empty_row_has(convention):
+    f, (q, k, v) = stand_in(own, terms(own, beside=("weights",), **convention), None), arrays(S=0)
+    o, weights = f(q, k, v)
+    assert agrees(o, q, k, v, conventions=npattn.Conventions(**convention))
+    assert weights.shape == (2, 3, 5, 0)
 
 
 def test_lse_in_base_2_with_an_empty_row():

@@ -77,6 +77,61 @@ def test_wrong_structure_is_a_row_for_each_level():
     assert {"K < H", "E != D", "T > S"} <= found.trial.space.structure
 
 
+def wrong_where(holds):
+    def f(q, k, v):
+        return plain(q, k, v) * np.float32(1 + holds(q, k, v) / 64)
+
+    return f
+
+
+def run_compiled(f):
+    """Probe a function as one that is compiled for each shape; return what was found, and asked."""
+    asked = set()
+
+    def compiled(q, k, v):
+        asked.add((q.shape, k.shape, v.shape))
+        return f(q, k, v)
+
+    implementation = Implementation(compiled, framework="numpy")
+    space = Space(features=frozenset(), few_shapes=True)
+    found = probe(Trial(implementation, Conventions(), Rounding.undeclared("float32"), space))
+    return found, asked
+
+
+def without_shared_heads(q, k, v):
+    if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        raise NotImplementedError("heads are not shared")
+    return plain(q, k, v)
+
+
+def test_structure_is_probed_at_shapes_that_rules_ask_anyway():
+    found, asked = run_compiled(without_shared_heads)
+    assert found.trial.space.structure >= {"rank 2", "rank 5", "T > S", "D % 8", "broadcast"}
+    assert not found.findings
+    pools = Pools(found.trial.space, nonempty=True)
+    sampled = {(r.problem().q.shape, r.problem().k.shape) for r in map(pools.recipe, range(97))}
+    accepted = {(q, k) for q, k, v in asked if q[-3:-2] == k[-3:-2] or len(q) == 2}
+    without_zeros = {(q, k) for q, k in accepted if 0 not in {*q, *k}}
+    assert without_zeros <= sampled | {((2, 2, 16, 16),) * 2}
+
+
+@pytest.mark.parametrize(
+    ("holds", "name"),
+    [
+        (lambda q, k, v: q.ndim == 2, "rank 2"),
+        (lambda q, k, v: q.ndim == 5, "rank 5"),
+        (lambda q, k, v: q.shape[-1] % 8 > 0, "D % 8"),
+        (lambda q, k, v: q.ndim > 3 and q.shape[-3] > k.shape[-3], "K < H"),
+    ],
+)
+def test_what_is_wrong_at_a_whole_shape_is_found_alone(holds, name):
+    found, _ = run_compiled(wrong_where(holds))
+    messages = [f.message for f in found.findings if f.rule == "structure"]
+    assert [m.partition(":")[0] for m in messages] == [name]
+    assert name not in found.trial.space.structure
+    assert {"rank 3", "T != S", "E != D"} <= found.trial.space.structure
+
+
 def test_structure_is_not_blamed_if_the_plainest_problem_is_wrong():
     found = run_probe(lambda q, k, v: 2 * plain(q, k, v), framework="numpy")
     assert found.findings == ()

@@ -802,11 +802,19 @@ def documented_parameters(f: Any) -> dict[str, inspect.Parameter]:
     ]
     found = {}
     for argument, default, kind in named:
-        given = empty if default in (None, empty) else ast.unparse(default)
+        given = empty if default in (None, empty) else _value_of(default)
         found[argument.arg] = inspect.Parameter(
             argument.arg, getattr(inspect.Parameter, kind), default=given
         )
     return found
+
+
+def _value_of(node: Any) -> Any:
+    """Return the value of a literal, or the text of another expression."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
 def qualified_name(f: Any) -> str:

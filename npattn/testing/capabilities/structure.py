@@ -16,7 +16,8 @@ from npattn.testing.adapters.base import (
 )
 from npattn.testing.capabilities.probing import Finding, Probing, level_of
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.space import RANKS, STRUCTURE, with_rank
+from npattn.testing.cases.shapes import SHAPES
+from npattn.testing.cases.space import RANKS, STRUCTURE, Space, with_rank
 from npattn.testing.levels import LEVELS
 from npattn.testing.trial import Violation
 
@@ -103,6 +104,9 @@ def _probe_ranks(probing: Probing, options: Mapping[str, Any]) -> Implementation
         if rank not in probing.offered or (swaps and rank != "rank 4"):
             continue
         recipe = with_rank(base, rank)
+        if _passes_whole(probing, base, rank):
+            accepted.add(rank)
+            continue
         try:
             probing.call(recipe, gradients=False)
         except ImplementationError as err:
@@ -159,7 +163,11 @@ def probe_variations(probing: Probing) -> None:
     """
     space = probing.trial.space
     base = space.base()
-    ranks = {n: _judge(probing, with_rank(base, n), n) for n in RANKS if n in space.structure}
+    ranks = {
+        n: None if _passes_whole(probing, base, n) else _judge(probing, with_rank(base, n), n)
+        for n in RANKS
+        if n in space.structure
+    }
     blames = next(iter(ranks.values())) is None
     violated = {n: found for n, found in ranks.items() if found and isinstance(found[1], Violation)}
     wrong = [(n, *found) for n, found in violated.items() if blames]
@@ -172,6 +180,9 @@ def probe_variations(probing: Probing) -> None:
             accepted |= {name} if _accepts(probing, name, replace(base, **change)) else set()
             continue
         recipe = replace(base, **change)
+        if _passes_whole(probing, base, name, shares="K < H" in {name, *accepted}):
+            accepted.add(name)
+            continue
         found = _judge(probing, recipe, name)
         if found is None or (isinstance(found[1], Violation) and _blames_sizes(probing, recipe)):
             accepted.add(name)
@@ -179,6 +190,28 @@ def probe_variations(probing: Probing) -> None:
             wrong.append((name, *found))
     probing.narrow(structure=frozenset(accepted))
     _report_wrong(probing, wrong)
+
+
+def _passes_whole(probing: Probing, base: Recipe, name: str, shares: bool = False) -> bool:
+    """Return True if a whole shape with this structure is right, which rules ask anyway.
+
+    Where a framework compiles for each shape that saves one in which nothing else is peculiar.
+    """
+    space = probing.trial.space
+    if not space.few_shapes or space.sizes or name == "rank 4":
+        return False
+    others = Space(structure=frozenset(STRUCTURE) - {name})
+    for shape in SHAPES:
+        (H, K), sizes = shape.heads, {x: getattr(shape, x) for x in "TSDE"}
+        recipe = replace(base, lead=(shape.B,), H=H, K=K if shares else H, **sizes)
+        recipe = replace(with_rank(recipe, shape.rank), broadcast=shape.broadcast)
+        if name != shape.rank and others.takes(recipe):
+            continue
+        try:
+            return probing.judge(recipe) is None
+        except ImplementationError:
+            return False
+    return False
 
 
 def _blames_sizes(probing: Probing, recipe: Recipe) -> bool:

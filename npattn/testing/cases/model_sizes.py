@@ -121,7 +121,7 @@ def model_recipes(
     pools = {forbid: _pools(space, forbid) for forbid in (NONE, COSTLY, COSTLY | HIDING, OTHERS)}
     if not all(pools[NONE].lists.values()):
         return []  # sizes of 0 only
-    shapes = SHAPES if space.few_shapes else SHAPES + MORE_SHAPES
+    shapes = _join_pairs(space) if space.few_shapes else SHAPES + MORE_SHAPES
     recipes: list[Recipe] = []
     for shape in (shapes[n] for n in rng.permutation(len(shapes))):
         sizes = _sizes(space, {n: size for n, size in shape.items() if n != "left"}, rng)
@@ -138,6 +138,22 @@ def model_recipes(
         allowed = (r for r in drawn if not space.refuses(classes_of_recipe(r)) and not skips(r))
         recipes += [r for r in [next(allowed, None)] if r is not None]
     return recipes
+
+
+def _join_pairs(space: Space) -> list[Mapping[str, int]]:
+    """Return the shapes that a space allows, each size of a head with lengths, heads or samples.
+
+    Each shape is compiled: half as many tell as much, for a mistake in one size shows at any other.
+    """
+    shapes = [shape for shape in SHAPES if not find_obstacle(space, shape)]
+    heads = [shape for shape in shapes if shape.keys() == {"D", "E"}]
+    others = [shape for shape in shapes if not shape.keys() & {"D", "left"}]
+    others.sort(key=lambda shape: -shape.get("T", 1) * shape.get("S", 1))  # long ones: small heads
+    for head, other in zip(heads, others, strict=False):
+        both = {**head, **other}
+        if not find_obstacle(space, both):
+            shapes = [both if shape is head else shape for shape in shapes if shape is not other]
+    return shapes
 
 
 def _with_windows(

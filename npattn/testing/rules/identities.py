@@ -88,7 +88,8 @@ def _sample_one_key(trial: Trial) -> dict[str, Any]:
         force = {"causal": True, "square": True}
     else:
         force = dict.fromkeys(_letters_of_one(trial), 1)
-    return sampling(*forbid, few=True, late_softcap=False, **force)(trial)
+    shapes = 1 if "S" in force else None  # no other rule has this one
+    return sampling(*forbid, few=True, late_softcap=False, shapes=shapes, **force)(trial)
 
 
 def _letters_of_one(trial: Trial) -> str:

@@ -71,7 +71,7 @@ def connect(
         No other process judges it meanwhile: else all libraries have one thread in its worker, not
         OpenBLAS alone, whose threads wait at small products.
     spare : Connection, optional
-        A process of the same target that waits, as `Worker.start_spare` starts it.
+        A process of the same target that waits, as `Spare` starts it.
     **arguments
         layout, like, rename, features, quantized, rows of `Implementation`.
 

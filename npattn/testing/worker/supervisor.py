@@ -18,7 +18,7 @@ from npattn.testing.adapters.load import ENDS_ITSELF
 from npattn.testing.worker.connection import Connection, Limits
 from npattn.testing.worker.description import read_description
 
-__all__ = ["Limits", "Worker"]
+__all__ = ["Limits", "Spare", "Worker"]
 
 START_SECONDS = 120.0
 """Time to start and to import the target: compilers and frameworks take long."""
@@ -72,8 +72,8 @@ class Worker:
         self.spare = spare
         self._begin()
 
-    def start_spare(self) -> Connection:
-        """Start a process that imports the framework and waits: the next worker's first."""
+    def connect_spare(self) -> Connection:
+        """Start a process that imports the framework and waits to be asked."""
         framework = self.description.get("framework", "numpy")
         environment = os.environ if self.environment is None else self.environment
         variables = {**environment, PRELOAD: framework}
@@ -211,3 +211,29 @@ class Worker:
             connection = self.connection
         assert connection is not None
         return connection.exchange(message, tensors, seconds, work, most)
+
+
+class Spare:
+    """Process that waits for its target while another one is judged: the next worker's first."""
+
+    def __init__(self) -> None:
+        self._waiting: tuple[str, Connection] | None = None
+
+    def start(self, target: str, worker: Worker) -> None:
+        """Start a process of a target; `worker` is one of the same target."""
+        self.close()
+        self._waiting = target, worker.connect_spare()
+
+    def take(self, target: str) -> Connection | None:
+        """Return the process if it waits for this target; one of another target is ended."""
+        if self._waiting is None or self._waiting[0] != target:
+            self.close()
+            return None
+        (_, process), self._waiting = self._waiting, None
+        return process
+
+    def close(self) -> None:
+        """End the process that waits."""
+        if self._waiting is not None:
+            self._waiting[1].end()
+            self._waiting = None

@@ -6,7 +6,13 @@ import pytest
 import npattn
 from npattn.mistakes import Attention
 from npattn.testing import check
-from npattn.testing.cases.model_sizes import MODEL_HEADS, MORE_SHAPES, SHAPES, model_recipes
+from npattn.testing.cases.model_sizes import (
+    MODEL_HEADS,
+    MORE_SHAPES,
+    NONE,
+    SHAPES,
+    model_recipes,
+)
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
@@ -97,6 +103,25 @@ def test_every_shape_is_there_with_options_of_the_seed(seed):
     assert recipes == model_recipes(Space(), seed, ALL)
     assert [r.seed for r in recipes] != [r.seed for r in model_recipes(Space(), seed + 1, ALL)]
     assert max(len(r.lead) * r.H * r.T * r.S * r.D for r in recipes) < 2**25
+
+
+@pytest.mark.parametrize("missing", ["rank 5", "K < H"])
+def test_sizes_share_problems_where_each_is_compiled(missing):
+    """None is left out, but windows: half as many problems have them all."""
+    space = Space(structure=frozenset(STRUCTURE) - {missing}, features=NONE, few_shapes=True)
+    recipes = model_recipes(space, 3, ALL)
+    assert len(recipes) == 12
+    for shape in SHAPES:
+        if "left" not in shape and (missing != "K < H" or shape.get("H") == shape.get("K")):
+            letters = [{"B": (r.lead or (1,))[0], **vars(r)} for r in recipes]
+            assert any(shape.items() <= sizes.items() for sizes in letters), shape
+
+
+def test_sizes_that_are_too_large_together_stay_apart():
+    space = Space(sizes={"H": (6,), "K": (6,), "B": (8,)}, features=NONE, few_shapes=True)
+    recipes = model_recipes(space, 3, ALL)
+    assert {24, 48, 96, 256, 576} <= {r.D for r in recipes}
+    assert all(8 * 6 * r.T * r.S <= 2**22 for r in recipes)
 
 
 def test_number_of_shapes_follows_examples():
