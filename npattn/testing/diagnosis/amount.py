@@ -413,6 +413,8 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
         return _heads(faults, "values")
     if fault.form == "values of other keys":
         return _value_shift(faults)
+    if fault.form == "values left out":
+        return "the values of visible keys are left out"
     if fault.form == "factor" and "value" in fault.facts:
         return _factor([(f.facts["value"], p) for f, p in faults if "value" in f.facts])
     if fault.form == "moved" and "moved" in fault.facts:

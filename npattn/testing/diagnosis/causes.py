@@ -467,6 +467,8 @@ class _Diagnosis:
         own = locate(evidence) if evidence.size <= SMALL else None
         if own is not None and _same_step(own, fault):
             return True
+        if own is not None and (own.form, fault.form) == ("rows of zeros", "values left out"):
+            return True  # of a row that sees one key, both may be
         sampled = evidence.outcome.sampled if evidence.outcome is not None else None
         if sampled is None or not downstream:
             return False

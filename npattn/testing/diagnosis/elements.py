@@ -39,6 +39,8 @@ COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
 """Margin by which elements of fewer axes must be better."""
 MOST_ATOMS = 2
 """Conditions on elements: more are learned of what one or two do not say, and are no place."""
+MOST_OF_CLAUSES = 3
+"""Atoms of several clauses: more of them fit what was asked, and are no place."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
 
@@ -107,8 +109,9 @@ class Asked:
     def condition(self) -> str:
         """The condition of problems; "" if it is not known, or there is none."""
         clauses = self.place.clauses
-        numbers = len(clauses) > 1 and all(any(" = " in x.text for x in atoms) for atoms in clauses)
-        known = self.held and self.place.text != EVERYWHERE and not numbers
+        numbers = all(any(" = " in x.text for x in atoms) for atoms in clauses)
+        is_fit = len(clauses) > 1 and (numbers or sum(map(len, clauses)) > MOST_OF_CLAUSES)
+        known = self.held and self.place.text != EVERYWHERE and not is_fit
         return f"fails only where {self.place.text}" if known else ""
 
 
@@ -140,9 +143,13 @@ def say_where(
         atom = PlaceAtom(origin[0], 1.0, origin[1])
         best = Where(atom.text, 0.0, (atom,))
         held = asked is not None and asked.held
-        conditions = (_conditions(asked, best, fault) or []) if asked and held else []
+        conditions = _conditions(asked, best, fault) if asked and held else []
+        refuted = not held and any(best.errors_on([s]) > CONFIRMED for _, s in told)
+        if conditions is None or refuted:
+            return ""  # the source may be right, and yet be taken on some problems alone
         return " and ".join([atom.text, *conditions, *_shared(amount, conditions, failing)])
-    best = _choose(_learn(failing, fault, bool(source)), _learn(told, fault, bool(source)))
+    of_failing, of_all = (_learn(tried, fault, bool(source)) for tried in (failing, told))
+    best = _choose(of_failing, of_all, asked is not None and asked.held)
     if best is None or len(best.atoms) > MOST_ATOMS:
         return ""
     if asked is None or not asked.held:
@@ -188,9 +195,14 @@ def requested_with(points: Sequence[Point]) -> str:
     return " or ".join(found)
 
 
-def _choose(of_failing: Where | None, of_all: Where | None) -> Where | None:
-    """Return the better of two predicates: one that holds for nothing that passes says more."""
+def _choose(of_failing: Where | None, of_all: Where | None, held: bool) -> Where | None:
+    """Return the better of two predicates: one that holds for nothing that passes says more.
+
+    Where the conditions of problems hold, they say what an atom more would guess.
+    """
     if of_failing is None or of_all is None or not of_all.atoms:
+        return of_failing
+    if held and of_failing.atoms and {*_texts(of_failing)} < {*_texts(of_all)}:
         return of_failing
     longer = len(of_all.atoms) > len(of_failing.atoms) + 1
     return of_failing if longer or of_all.errors > of_failing.errors else of_all
@@ -228,6 +240,10 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     if all(rest) and not all(_implies(best, recipe, near, fault) for recipe in passing):
         told.append(" or ".join(atom.text for (atom,) in rest))
     return told
+
+
+def _texts(place: Where) -> list[str]:
+    return [atom.text for atom in place.atoms]
 
 
 def _has(clause: Iterable[Atom], atom: Atom) -> bool:

@@ -331,6 +331,8 @@ def weights_fault(
                 return Fault("s", p, clear, clear, backward, fit[0], {fit[0]: fit[1]})
         if not backward and not extra.any() and _moves_weight(p, lost):
             return Fault("o", p, lost, clear, form="values of other keys")
+        if not backward and not extra.any() and _leaves_weight(p, lost):
+            return Fault("o", p, lost, clear, form="values left out")
         moved = _find_rows(got, want, tol, p.wrong_rows)
         form = "extra" if extra.sum() > lost.sum() else "zeros"
         facts: dict[str, Any] = {"moved": moved} if moved else {}
@@ -369,6 +371,19 @@ def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
         if known[key]:
             fits.append(text)
     return fits
+
+
+def _leaves_weight(p: Quantity, lost: Array) -> bool:
+    """Return True if no other key took the weight that keys lack, as it does where one is hidden.
+
+    Then they are part of the softmax, and only their values are left out of o.
+    """
+    taken = np.where(lost, p.want, 0).sum(-1, keepdims=True)  # (B, H, T, 1)
+    with np.errstate(all="ignore"):
+        grown = p.want * taken / (1 - taken)  # what each would have got of it
+        tells = lost.any(-1, keepdims=True) & ~lost & (grown > CLEAR * p.tolerance)
+    same = abs(p.got - p.want) <= 2 * p.tolerance
+    return bool(tells.any() and same[tells].mean() > ALL)
 
 
 def _moves_weight(p: Quantity, lost: Array) -> bool:

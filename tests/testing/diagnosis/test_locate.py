@@ -265,6 +265,25 @@ def test_values_of_other_keys_are_of_o():
     assert (fault.wrong == lost).all()
 
 
+def test_values_left_out_are_of_o_and_hidden_keys_of_the_mask():
+    """The weight of a key that is hidden goes to the others; that of a value left out, to none."""
+
+    def without_value(up, *arrays, **options):
+        c = up(*arrays, **options)
+        return c._replace(v=np.where(np.arange(c.v.shape[-2])[:, None] < 6, c.v, 0))
+
+    def without_key(up, *arrays, **options):
+        c = up(*arrays, **options)
+        seen = np.arange(c.k.shape[-2]) < 6
+        return c._replace(mask=seen if c.mask is None else c.mask & seen)
+
+    fault = locate(evidence_of(trial_with(inputs=without_value), BASE))
+    assert (fault.step, fault.form) == ("o", "values left out")
+    assert (fault.wrong == (np.arange(fault.wrong.shape[-1]) >= 6)).all()
+    fault = locate(evidence_of(trial_with(inputs=without_key), BASE))
+    assert (fault.step, fault.form) == ("visible", "zeros")
+
+
 # --- what one key or one sample does not tell ---
 
 
