@@ -2,9 +2,11 @@
 
 import importlib
 import inspect
+import pkgutil
 
 import pytest
 
+from npattn import profiles
 from npattn.errors import OptionError
 from npattn.profiles import PROFILES, Profile
 
@@ -21,6 +23,14 @@ CALLABLES = {
 
 def test_every_profile_stands_under_its_name():
     assert all(profile.name == name for name, profile in PROFILES.items())
+
+
+def test_every_profile_of_a_module_is_known():
+    modules = [m.name for m in pkgutil.iter_modules(profiles.__path__, "npattn.profiles.")]
+    written = [vars(importlib.import_module(name)).values() for name in modules]
+    made = [one for values in written for one in values if isinstance(one, Profile)]
+    assert len(made) > 60
+    assert all(PROFILES[one.name] is one for one in made)
 
 
 def test_a_version_has_its_system_beside_it():

@@ -310,6 +310,16 @@ def test_to_torch_refuses_unsupported_modules(changes, message):
         weights.to_torch(ours(**changes))
 
 
+def test_appended_keys_are_refused_by_all_but_torch():
+    extra = {"bias_k": np.ones(6), "bias_v": np.ones(6)}
+    for changes, message in (
+        ({"add_zero_attn": True}, "add_zero_attn is T"),
+        (extra, "got bias_k"),
+    ):
+        with pytest.raises(OptionError, match=rf"{message}.*\[to_flax of MultiHeadAttention\("):
+            weights.to_flax(ours(**changes))
+
+
 # --- keras ----------------------------------------------------------------------------------------
 
 
