@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import npattn
@@ -179,3 +180,12 @@ def test_what_the_elements_say_is_no_condition(steps, name, where, amount):
     trial = trial_of(wrong.forward)
     cause = only_cause(trial, fail(trial, [name]))
     assert (cause.where, cause.amount) == (where, amount)
+
+
+@pytest.mark.parametrize(("lengths", "where"), [((17, 17), ""), ((17, 23), "s < 4")])
+def test_a_number_of_one_length_may_count_from_either_end(lengths, where):
+    wrong = attention_with(visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) >= 4))
+    trial = trial_of(wrong.forward)
+    recipes = [replace(LONG, S=n, seed=i) for i, n in enumerate(lengths)]
+    points = [try_recipe(trial, recipe) for recipe in recipes]
+    assert elements.say_where(points, points[0].fault, None, "visible keys have weight 0") == where
