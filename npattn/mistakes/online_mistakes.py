@@ -129,8 +129,8 @@ change("maximum-pinned-to-0", "online softmax",
        "Dao-AILab/flash-attention#2082", step="p", where="contents", of=Online,
        maximum=lambda up, m, s: finite_pivot(up(m, s)))  # fmt: skip
 change("row-sum-not-rescaled", "online softmax",
-       "The row sum is not rescaled when the running maximum rises.", step="p", where="S > 16",
-       of=Online,
+       "The row sum is not rescaled when the running maximum rises.", step="p",
+       where="S > 16 or sinks", of=Online,
        rescale=lambda up, state, shrink: state._replace(acc=state.acc * shrink))  # fmt: skip
 change("accumulator-not-rescaled", "online softmax",
        "The accumulator is not rescaled when the running maximum rises.", step="p", where="S > 16",

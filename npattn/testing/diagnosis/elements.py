@@ -7,6 +7,7 @@ nothing does, nothing is told.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -30,7 +31,14 @@ from npattn.testing.diagnosis.explore import (
     sample_of,
 )
 from npattn.testing.diagnosis.locate import Fault, visible_keys
-from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, Sample, Where, learn
+from npattn.testing.diagnosis.place import (
+    CONFIRMED,
+    EVERYWHERE,
+    LENGTH,
+    Sample,
+    Where,
+    learn,
+)
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own
 from npattn.testing.places import Atom, Place
@@ -140,17 +148,10 @@ def say_where(
     if asked is not None and asked.near.is_of_numbers:
         return "contents"
     if origin := differs_from_own(amount):
-        atom = PlaceAtom(origin[0], 1.0, origin[1])
-        best = Where(atom.text, 0.0, (atom,))
-        held = asked is not None and asked.held
-        conditions = _conditions(asked, best, fault) if asked and held else []
-        refuted = not held and any(best.errors_on([s]) > CONFIRMED for _, s in told)
-        if conditions is None or refuted:
-            return ""  # the source may be right, and yet be taken on some problems alone
-        return " and ".join([atom.text, *conditions, *_shared(amount, conditions, failing)])
+        return _say_origin(PlaceAtom(origin[0], 1.0, origin[1]), amount, fault, asked, told)
     of_failing, of_all = (_learn(tried, fault, bool(source)) for tried in (failing, told))
     best = _choose(of_failing, of_all, asked is not None and asked.held)
-    if best is None or len(best.atoms) > MOST_ATOMS:
+    if best is None or len(best.atoms) > MOST_ATOMS or _is_of_one_length(best, failing):
         return ""
     if asked is None or not asked.held:
         mistaken = (best.errors_on([s]) > CONFIRMED * bool(s.wrong.any()) for _, s in told)
@@ -163,6 +164,40 @@ def say_where(
         return ""
     conditions += _shared(source, conditions, failing)
     return " and ".join([*(atom.text for atom in best.atoms), *conditions]) or EVERYWHERE
+
+
+def _is_of_one_length(best: Where, failing: Sequence[tuple[Point, Sample]]) -> bool:
+    """Return True if all problems have one length along an index that a predicate speaks of.
+
+    Whether its numbers count from the first element or from the last is not known then, unless no
+    other length is taken.
+    """
+    for x in {*re.findall(r"\b[tsde]\b", best.text)}:
+        space = failing[0][0].evidence.trial.space
+        several = len(space.sizes.get(LENGTH[x], (1, 2))) > 1 and not space.few_shapes
+        if several and len({s.sizes[LENGTH[x]] for _, s in failing}) == 1:
+            return True
+    return False
+
+
+def _say_origin(
+    atom: PlaceAtom,
+    amount: str,
+    fault: Fault,
+    asked: Asked | None,
+    told: Sequence[tuple[Point, Sample]],
+) -> str:
+    """Return where a source is not the right one; "" if a problem that has the same passes."""
+    origin = Where(atom.text, 0.0, (atom,))
+    failing = [(p, s) for p, s in told if s.wrong.any()]
+    kinds = {(p.recipe.mask, p.recipe.bias) for p, _ in failing}  # all samples may share one
+    passing = [s for p, s in told if not s.wrong.any() and (p.recipe.mask, p.recipe.bias) in kinds]
+    known = asked is not None and asked.held
+    conditions = _conditions(asked, origin, fault) if asked is not None and known else None
+    if conditions is None and any(origin.errors_on([s]) > CONFIRMED for s in passing):
+        return ""
+    conditions = conditions or []
+    return " and ".join([atom.text, *conditions, *_shared(amount, conditions, failing)])
 
 
 def _shared(

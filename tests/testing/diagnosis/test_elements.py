@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import npattn
@@ -156,3 +157,35 @@ def test_a_fault_of_calls_that_return_the_weights_too_says_so():
     trial = trial_of(mistake.forward)
     cause = only_cause(trial, fail(trial, ["dropout"]))
     assert (cause.step, cause.where) == ("p", "dropout and weights")
+
+
+def first_sample(up, c):
+    return up(c._replace(bias=c.bias[:1] + 0 * c.bias))
+
+
+def first_head(up, c):
+    return up(c._replace(**{x: getattr(c, x)[..., :1, :, :] + 0 * getattr(c, x) for x in "qkv"}))
+
+
+@pytest.mark.parametrize(
+    ("steps", "name", "where", "amount"),
+    [
+        ({"bias": first_sample}, "bias", "b ≠ 0 and bias", "sample b has the bias of sample 0"),
+        ({"results": first_head}, "groups", "h ≥ 1", "values of head 0"),
+    ],
+    ids=["a bias of another sample", "all of another head"],
+)
+def test_what_the_elements_say_is_no_condition(steps, name, where, amount):
+    wrong = attention_with(**steps)
+    trial = trial_of(wrong.forward)
+    cause = only_cause(trial, fail(trial, [name]))
+    assert (cause.where, cause.amount) == (where, amount)
+
+
+@pytest.mark.parametrize(("lengths", "where"), [((17, 17), ""), ((17, 23), "s < 4")])
+def test_a_number_of_one_length_may_count_from_either_end(lengths, where):
+    wrong = attention_with(visible=lambda up, c: up(c) & (np.arange(c.k.shape[-2]) >= 4))
+    trial = trial_of(wrong.forward)
+    recipes = [replace(LONG, S=n, seed=i) for i, n in enumerate(lengths)]
+    points = [try_recipe(trial, recipe) for recipe in recipes]
+    assert elements.say_where(points, points[0].fault, None, "visible keys have weight 0") == where

@@ -18,8 +18,8 @@ def packed(beyond, delta_of):
         @staticmethod
         def forward(ctx, q, k, v, starts_q, starts_k):
             o = torch.zeros(*q.shape[:2], v.shape[-1])
-            ends = starts_q[1:].tolist(), starts_k[1:].tolist()
-            ctx.parts = [*zip(starts_q.tolist(), ends[0], starts_k.tolist(), ends[1], strict=True)]
+            edges = (x.tolist() for x in (starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:]))
+            ctx.parts = [*zip(*edges, strict=True)]
             for first, last, begin, end in ctx.parts:
                 o[first:last] = torch.einsum(
                     "hts,she->the", weights(q[first:last], k[begin:end]), v[begin:end]
