@@ -9,7 +9,8 @@ import pytest
 from npattn import Problem
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError
-from npattn.testing.worker.remote import Remote
+from npattn.testing.cases.options import SCORE_MODS
+from npattn.testing.worker.remote import Remote, array_of
 from npattn.testing.worker.values import Held, HeldItem
 
 LITTLE = {
@@ -69,3 +70,14 @@ def test_a_result_of_an_earlier_process_is_lost():
     f = remote()
     with pytest.raises(ImplementationError, match="the process that kept its result has ended"):
         f.read(HeldItem(Held("result 1", 0, 8), 0))
+
+
+def test_arguments_are_written_as_json():
+    request, x = remote().request(None), np.ones((2, 3))
+    names = [request.encode(array) for array in (x, x.T, x)]
+    assert names == [{"array": "argument 0"}, {"array": "argument 1"}, {"array": "argument 0"}]
+    assert np.array_equal(array_of(request.tensors["argument 1"]), x.T)
+    assert request.encode(SimpleNamespace(size=3)) == {"module": {"size": 3}}
+    name, mod = next(iter(SCORE_MODS.items()))
+    assert request.encode(mod) == {"score_mod": name}
+    assert request.encode((1, None)) == (1, None)
