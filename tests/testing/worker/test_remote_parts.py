@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from npattn import Problem
+from npattn.cli.worker import worker_command
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError
 from npattn.testing.cases.options import SCORE_MODS
@@ -26,6 +28,12 @@ def remote(**description):
         limits=SimpleNamespace(timeout=None), settings={}, environment={},
     )  # fmt: skip
     return Remote(worker)
+
+
+def test_a_command_needs_a_target():
+    result = CliRunner().invoke(worker_command, [])
+    assert result.exit_code == 2
+    assert "TARGET is missing" in result.output
 
 
 def test_settings_of_an_implementation_are_not_said_again():
