@@ -36,6 +36,8 @@ def test_results_cut_to_bfloat16_are_a_mistake():
 
 
 def test_errors_name_a_way_that_works():
+    with pytest.raises(OptionError, match="dtype is 'float64', must be"):
+        compare(OUT, WIDE, dtype="float64")
     with pytest.raises(DtypeError, match="pass dtype='bfloat16'"):
         compare(OUT.view(np.uint16), WIDE)
     with pytest.raises(DtypeError, match=r"pass q.view\('bfloat16'\)"):

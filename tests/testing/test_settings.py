@@ -52,6 +52,7 @@ def test_reports_and_journals_have_what_is_asked():
         ({"sweep": -1}, "sweep is -1, must be an integer ≥ 0"),
         ({"progress": 3}, "progress is 3, must be True, False or a function"),
         ({"dtypes": ["bf15"]}, "must be among float64"),
+        ({"accept": ["out"]}, "accept has 'out', must be among o, lse"),
     ],
 )
 def test_what_is_not_legal_is_an_error(given, message):

@@ -198,6 +198,8 @@ def test_unsupported_tensors_are_refused():
             nt.backward(fwd, dout)
     with pytest.raises(DtypeError, match=r"dq is .*complex128, must be real"):
         nt.jvp(fwd, dq=1j * q)
+    with pytest.raises(DtypeError, match="NumPy has no such dtype"):
+        nt.tensors.numpy_dtype("q", torch.quint8)
     with pytest.raises(OptionError, match="engine is 'fast', must be one of auto, dense, tiled"):
         nt.attention(q, k, v, engine="fast")
     with pytest.raises(OptionError, match="score_mod returned a ndarray, must return a torch"):

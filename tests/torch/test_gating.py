@@ -110,6 +110,8 @@ def test_gates_around_fused_kernels():
     assert one.shape == (T, E)
     with pytest.raises(OptionError, match="gate is float32, must be float64 as q"):
         nt.forward(q, k, k, gate=gate.float(), engine="fused")
+    with pytest.raises(OptionError, match="does not support gate on tensors"):
+        nt.hvp(exact, exact.out.detach(), dq=q.detach())
     with pytest.raises(OptionError, match="no max_score"):
         _ = fused.max_score
 

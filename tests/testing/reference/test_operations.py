@@ -62,7 +62,7 @@ TORCH = {  # name → (function, whether it rounds, dtypes that it casts to)
     "sum with narrow": (lambda x: x * torch.full((3,), 1.1), True, ""),
     "list of narrow": (lambda x: torch.cat([x * 1.5, torch.ones(1, 3)]), True, ""),
     "into narrow": (lambda x: torch.zeros(5, 3).add_(x) * 1.1, True, "float32"),
-    "floor_": (lambda x: (x * 1.0).floor_(), False, ""),
+    "floor_": (lambda x: ((x * 4).round() / 3 * 3).floor_(), False, ""),
     "round_ to decimals": (lambda x: (x * 1.0).round_(decimals=1), False, ""),
     "softshrink backward": (lambda x: torch.ops.aten.softshrink_backward(x, x, 0.5), True, ""),
     "item": (lambda x: torch.tensor(x[0, 0].item()), False, ""),

@@ -1,6 +1,7 @@
 """What a rule says where it is not asked, and problems of which an experiment says nothing."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from npattn import Problem
 from npattn.testing import Implementation
-from npattn.testing.rules import PROPERTIES
+from npattn.testing.rules import PROPERTIES, memory
 from npattn.testing.rules.calls import EXPERIMENTS
 from npattn.testing.targets.numpy import flash
 from tests.testing.rules.relations import trial_of
@@ -73,3 +74,28 @@ def test_a_compiler_is_asked_few_shapes(rule):
         for few in (False, True)
     ]
     assert len(shapes[1]) == 1 < len(shapes[0])
+
+
+@pytest.mark.parametrize("rule", ["same-bits-in-batch", "after-other-dtype"])
+def test_what_a_function_does_not_take_is_left_out(rule):
+    def narrow(q, k, v):
+        if q.dtype != np.float32 or len(q) < B:
+            raise NotImplementedError("float32 and batches alone")
+        return flash(q, k, v)
+
+    trial = trial_of(f=Implementation(narrow, framework="numpy"), sizes={"B": (B,)})
+    trial = replace(trial, gradients=frozenset())
+    sample = PROPERTIES[rule].recipes
+    recipe = sample(trial, 0, 10)[0] if sample else trial.space.base()
+    assert PROPERTIES[rule].check(trial, recipe) == (0.0 if sample else None)
+
+
+def test_a_compiler_is_asked_the_first_other_dtype():
+    assert memory._other_dtypes(trial_of(), 1) != memory._other_dtypes(trial_of(), 0)
+    compiled = trial_of(few_shapes=True)
+    assert memory._other_dtypes(compiled, 1) == memory._other_dtypes(compiled, 0)
+
+
+def test_results_that_are_not_kept_are_not_read_again():
+    problem = Problem(*np.ones((3, 1, 1, 2, 2)))
+    memory._check_kept_results(trial_with(keeps_arrays=False), problem, None, {}, None)

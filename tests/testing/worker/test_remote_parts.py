@@ -5,11 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from npattn import Problem
+from npattn.cli.worker import worker_command
 from npattn.errors import OptionError
 from npattn.testing.adapters.base import ImplementationError, ResultError
-from npattn.testing.worker.remote import Remote
+from npattn.testing.cases.options import SCORE_MODS
+from npattn.testing.worker.remote import Remote, array_of
 from npattn.testing.worker.values import Held, HeldItem
 
 LITTLE = {
@@ -25,6 +28,12 @@ def remote(**description):
         limits=SimpleNamespace(timeout=None), settings={}, environment={},
     )  # fmt: skip
     return Remote(worker)
+
+
+def test_a_command_needs_a_target():
+    result = CliRunner().invoke(worker_command, [])
+    assert result.exit_code == 2
+    assert "TARGET is missing" in result.output
 
 
 def test_settings_of_an_implementation_are_not_said_again():
@@ -69,3 +78,14 @@ def test_a_result_of_an_earlier_process_is_lost():
     f = remote()
     with pytest.raises(ImplementationError, match="the process that kept its result has ended"):
         f.read(HeldItem(Held("result 1", 0, 8), 0))
+
+
+def test_arguments_are_written_as_json():
+    request, x = remote().request(None), np.ones((2, 3))
+    names = [request.encode(array) for array in (x, x.T, x)]
+    assert names == [{"array": "argument 0"}, {"array": "argument 1"}, {"array": "argument 0"}]
+    assert np.array_equal(array_of(request.tensors["argument 1"]), x.T)
+    assert request.encode(SimpleNamespace(size=3)) == {"module": {"size": 3}}
+    name, mod = next(iter(SCORE_MODS.items()))
+    assert request.encode(mod) == {"score_mod": name}
+    assert request.encode((1, None)) == (1, None)
