@@ -286,6 +286,14 @@ def test_other_parameters_are_named_where_nothing_fits():
     assert report.causes[0].step == ""
 
 
+def test_a_mistake_is_not_laid_on_a_parameter_that_does_nothing():
+    m = lessons.Notebook(mistake="merge")
+    m.unused = nn.Parameter(torch.ones(15))
+    report = check_module(m, examples=3, only="agreement-output")
+    assert WORDS["merge"] in report.causes[0].text
+    assert report.few == ()
+
+
 def test_a_result_without_power_is_no_verdict_unless_it_is_accepted():
     m = nn.MultiheadAttention(15, 3, batch_first=True, dtype=torch.bfloat16)
     report = check_module(m, examples=11, only="agreement-inputs")
