@@ -240,6 +240,8 @@ def test_a_mask_that_no_cause_explains_is_red():
     report = check_module(Shifts(), examples=5, only=["mask", "agreement-output"])
     assert statuses(report) == {"mask": "failed", "agreement-output": "passed"}
     assert report.causes == ()
+    [mask] = [o for o in report.outcomes if o.failed]
+    assert [c.name for c in mask.comparisons[:2]] == ["weights", "out"]  # then the gradients
     assert "by no cause that is known" in str(report)
 
 

@@ -137,6 +137,8 @@ class Shared(nn.Module):
         (lambda: Attention(turns=100.0), "rotary, half, base 100 read, not checked"),
         (lambda: Attention(turns=100.0, rope_theta=100.0), "rotary, half, base 100;"),
         (lambda: Attention(reach=3, sliding_window=3), "window 3 (the query counted)"),
+        (lambda: Attention(reach=4, sliding_window=3), "window 3 (beside the query)"),
+        (lambda: Attention(factor=0.6, scale=0.6), "scale 0.6 by its attribute"),
         (lambda: Attention(scores=True), "returns scores in place of weights"),
         (lambda: Attention(tokens_first=True), "inputs are (T, B, C)"),
         (Shared, "6 heads of 6, 3 of keys"),
@@ -160,6 +162,7 @@ def test_forms_that_are_read_pass_and_are_said(make, words):
     [
         (Attention(reach=3), "passes with window=(2, 0)"),
         (Attention(factor=0.6), "passes with scale=0.6"),
+        (Attention(factor=1.0, scale=1.0), "scores are not divided by √D = √4"),
         (Attention(turns=100.0, rope_theta=10000.0), "passes with rotary=100"),
     ],
 )
