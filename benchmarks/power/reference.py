@@ -439,7 +439,7 @@ TABLE = {
 
 
 TABLE |= {
-    name: Row(
+    f"plain {name}": Row(
         g,
         inputs,
         {f"form {i}": f for i, f in enumerate(right)},

@@ -26,7 +26,6 @@ DROPOUT = (
     "dropout is active although .eval() was called (F.dropout without training=self.training, or "
     "a layer whose mode does not change)"
 )
-ROLE_STEPS = {"wq": "dq", "bq": "dq", "wk": "dk", "bk": "dk", "wv": "dv", "bv": "dv"}
 INPUT_STEPS = ("dq", "dk", "dv")
 
 
@@ -162,5 +161,5 @@ def _step_of(judge: Judge, name: str) -> str:
     """Return the step of a gradient, by the name of an input or a parameter."""
     if name[1:] in judge.call.inputs:
         return INPUT_STEPS[judge.call.inputs.index(name[1:])]
-    roles = [role for role in ROLE_STEPS if judge.reading.name(role) == name[1:]]
-    return ROLE_STEPS[roles[0]] if roles else "o"
+    letters = [n for n in "qkv" for x in "wb" if judge.reading.name(x + n) == name[1:]]
+    return f"d{letters[0]}" if letters else "o"

@@ -9,6 +9,7 @@ is judged with the module's own weights, by the other rules.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,13 +109,9 @@ class Inside:
             parts = {"q": groups * self.group * d, "k": groups * d, "v": 0}
             room = [out // (groups * self.group), E]
             for letters in self.inputs_by_letter:
-                room.append((width[letters[0]] - sum(parts[n] for n in letters)) // groups
-                            if "v" in letters else E)  # fmt: skip
-            fits = all(
-                sum(parts[n] for n in letters) <= width[letters[0]]
-                for letters in self.inputs_by_letter
-            )
-            if fits and min(room) >= least:
+                left = width[letters[0]] - sum(parts[n] for n in letters)
+                room.append(left // groups if "v" in letters or left < 0 else E)
+            if min(room) >= least:
                 return Selection(tuple(features), min(*room, max(values, FEATURES)), groups)
         return None
 
@@ -158,31 +155,19 @@ class Inside:
         values = self.values.copy()
         for index in self.reading.indices.values():
             values[index] = 0
-        starts = self._starts(chosen)
         D, E = self.head_sizes
         heads = {"q": chosen.groups * self.group, "k": chosen.groups, "v": chosen.groups}
-        for name, index in ((n, self.reading.indices["w" + n]) for n in "qkv"):
-            size = E if name == "v" else D
-            columns = range(chosen.values) if name == "v" else chosen.features
-            for h in range(heads[name]):
-                for i, feature in enumerate(columns):
-                    values[index[starts[name] + h * len(columns) + i, h * size + feature]] = 1
+        for letters in self.inputs_by_letter:
+            channel = itertools.count()  # of the input that the letters share
+            for name in letters:
+                size, columns = (E, range(chosen.values)) if name == "v" else (D, chosen.features)
+                for h, feature in itertools.product(range(heads[name]), columns):
+                    values[self.reading.indices["w" + name][next(channel), h * size + feature]] = 1
         wo = self.reading.indices.get("wo")
-        for h in range(heads["q"]):
-            for i in range(chosen.values if wo is not None else 0):
-                assert wo is not None
+        if wo is not None:
+            for h, i in itertools.product(range(heads["q"]), range(chosen.values)):
                 values[wo[h * E + i, h * chosen.values + i]] = 1
         self.module.write(self.flat.split(values))
-
-    def _starts(self, chosen: Selection) -> dict[str, int]:
-        """Return the first channel of each letter in its input."""
-        d, n = len(chosen.features), chosen.groups
-        length = {"q": n * self.group * d, "k": n * d, "v": n * chosen.values}
-        return {
-            x: sum(length[y] for y in letters[: letters.index(x)])
-            for letters in self.inputs_by_letter
-            for x in letters
-        }
 
     def attend(
         self, chosen: Selection, q: Any, k: Any, v: Any, visible: Array | None = None,
@@ -208,7 +193,7 @@ class Inside:
             if visible.shape[1] > 1:  # heads that are not used see everything
                 more = self.reading.num_heads - visible.shape[1]
                 visible = np.pad(visible, ((0, 0), (0, more), (0, 0), (0, 0)), constant_values=True)
-        inputs = self._inputs(chosen, {"q": q, "k": k, "v": v})
+        inputs = self._inputs({"q": q, "k": k, "v": v})
         out = self.call.invoke(inputs, visible, form) / self.factor
         if out.ndim != 3 or out.shape[:2] != (q.shape[0], q.shape[2]):
             raise ResultError(f"returned shape {tuple(out.shape)}, must be (B, T, C)")
@@ -220,22 +205,15 @@ class Inside:
             out = out[..., : n * e].unflatten(-1, (n, e))
         return out.movedim(-2, 1)
 
-    def _inputs(self, chosen: Selection, arrays: Mapping[str, Any]) -> list[Any]:
+    def _inputs(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Return the inputs (B, length, C) that carry q, k and v."""
-        inputs, starts = [], self._starts(chosen)
+        inputs = []
         for letters in self.inputs_by_letter:
             width = self.reading.indices["w" + letters[0]].shape[0]
-            first = arrays[letters[0]]
-            x = first.new_zeros(first.shape[0], first.shape[2], width)
-            for name in letters:
-                part = arrays[name].movedim(1, 2).flatten(2)  # (B, length, heads · features)
-                start = starts[name]
-                pads = (
-                    x.new_zeros(*x.shape[:2], start),
-                    x.new_zeros(*x.shape[:2], width - start - part.shape[-1]),
-                )
-                x = x + self.module.torch.cat((pads[0], part, pads[1]), -1)
-            inputs.append(x)
+            parts = [arrays[n].movedim(1, 2).flatten(2) for n in letters]  # (B, length, features)
+            rest = width - sum(x.shape[-1] for x in parts)
+            parts.append(parts[0].new_zeros(*parts[0].shape[:2], rest))
+            inputs.append(self.module.torch.cat(parts, -1))
         return inputs
 
     # --- as a function ----------------------------------------------------------------------------

@@ -199,7 +199,7 @@ class Judge:
             for causal in (traits.causal, not traits.causal):  # a probe of a mistake may mislead
                 plan = Plan(self._build(reading), causal=causal, scale=self.named.scale,
                             softcap=self.named.softcap, rope=rope, window=window)  # fmt: skip
-                shown = {"window": traits.window, "rope": traits.rotary}
+                shown: dict[str, Any] = {"window": traits.window, "rope": traits.rotary}
                 shown |= {"scale": traits.scale or None}
                 shown = {n: x for n, x in shown.items() if x != getattr(plan, n)}
                 meanings.append(Meaning(reading, plan, shown, [x for x in (note, words) if x]))
@@ -215,10 +215,9 @@ class Judge:
         for count, meaning in itertools.product(range(4), meanings):
             for names in itertools.combinations(meaning.shown, count):
                 read, plan = {n: meaning.shown[n] for n in names}, meaning.plan
-                changes = [describe_unnamed(read)] if read else []
-                if names == ("scale",):  # a mistake that has a name comes first
-                    changes = [*SCALES, *changes]
-                for change in changes or [None]:
+                # A mistake that has a name comes first.
+                changes: list[Change | None] = [*SCALES] if names == ("scale",) else []
+                for change in [*changes, describe_unnamed(read) if read else None]:
                     changed = plan if change is None else change.apply(plan)
                     if changed is not None and self._fits(changed, inputs, got):
                         self.notes += meaning.notes
@@ -290,10 +289,8 @@ class Judge:
         inputs, before = self.inputs(case), self.ask(case)
         reaches = []
         for axis in (0, 1):
-            moved = [None if x is None else x.copy() for x in inputs[:3]]
-            for x in moved:
-                if x is not None:
-                    x[(slice(None),) * axis + (0,)] += 1
+            moved = [None if x is None else x + (np.indices(x.shape)[axis] == 0).astype(x.dtype)
+                     for x in inputs[:3]]  # fmt: skip
             assert moved[0] is not None
             after = self.call(case, Inputs(moved[0], moved[1], moved[2], None))
             differs = (before.out != after.out) & ~np.isnan(after.out)
@@ -347,10 +344,11 @@ class Judge:
 
     def _fits_after(self, inputs: Inputs, got: Returned) -> bool:
         """Return True if the keys of a context stand behind those of the queries."""
-        pair = inputs.query, inputs.key
-        if not self.is_known or len({x.shape[-1] for x in pair}) > 1:
+        query, key = inputs.query, inputs.key
+        if not self.is_known or key is None or query.shape[-1] != key.shape[-1]:
             return False
-        return self._fits(self.own_plan, inputs._replace(key=np.concatenate(pair, -2)), got)
+        joined = inputs._replace(key=np.concatenate((query, key), -2))
+        return self._fits(self.own_plan, joined, got)
 
     def _learn_masks(self) -> None:
         """Find the forms in which it takes a mask, and what an empty row gives."""

@@ -116,6 +116,11 @@ def test_inputs_have_their_widths_and_lengths():
     assert ModuleCase(T=5, S="T").keys == 5
 
 
+def test_inputs_have_their_size():
+    one, three = (ModuleCase(size=x, T=5).inputs(WIDTHS, float, "T S").query for x in (1.0, 3.0))
+    assert np.array_equal(three, 3 * one)
+
+
 @pytest.mark.parametrize(
     ("mask", "shape", "expected"),
     [

@@ -240,6 +240,8 @@ def test_a_mask_that_no_cause_explains_is_red():
     report = check_module(Shifts(), examples=5, only=["mask", "agreement-output"])
     assert statuses(report) == {"mask": "failed", "agreement-output": "passed"}
     assert report.causes == ()
+    [mask] = [o for o in report.outcomes if o.failed]
+    assert [c.name for c in mask.comparisons[:2]] == ["weights", "out"]  # then the gradients
     assert "by no cause that is known" in str(report)
 
 
@@ -284,6 +286,14 @@ def test_other_parameters_are_named_where_nothing_fits():
     report = check_module(Weighted(), examples=3, only="agreement-output")
     assert "more, in no projection" in report.causes[0].text
     assert report.causes[0].step == ""
+
+
+def test_a_mistake_is_not_laid_on_a_parameter_that_does_nothing():
+    m = lessons.Notebook(mistake="merge")
+    m.unused = nn.Parameter(torch.ones(15))
+    report = check_module(m, examples=3, only="agreement-output")
+    assert WORDS["merge"] in report.causes[0].text
+    assert report.few == ()
 
 
 def test_a_result_without_power_is_no_verdict_unless_it_is_accepted():

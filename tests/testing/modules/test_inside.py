@@ -9,6 +9,7 @@ from torch import nn
 from npattn.errors import OptionError
 from npattn.positions import Frequencies, Rotary
 from npattn.testing import check_module, compare_module
+from npattn.testing.modules.pair import diff_modules
 from tests.testing.modules import broken
 
 
@@ -40,7 +41,7 @@ class Attention(nn.Module):
         if own.get("reach"):
             far = torch.arange(T)[:, None] - torch.arange(T)
             mask = (far >= 0) & (far < own["reach"])
-        s = s if mask is None else s.masked_fill(~mask, -torch.inf)
+        s = s if mask is None else s.masked_fill(~mask, own.get("fill", -torch.inf))
         o = self.o_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
         o = o.transpose(0, 1) if own.get("tokens_first") else o
         return (o, s.detach()) if own.get("scores") else o
@@ -136,6 +137,8 @@ class Shared(nn.Module):
         (lambda: Attention(turns=100.0), "rotary, half, base 100 read, not checked"),
         (lambda: Attention(turns=100.0, rope_theta=100.0), "rotary, half, base 100;"),
         (lambda: Attention(reach=3, sliding_window=3), "window 3 (the query counted)"),
+        (lambda: Attention(reach=4, sliding_window=3), "window 3 (beside the query)"),
+        (lambda: Attention(factor=0.6, scale=0.6), "scale 0.6 by its attribute"),
         (lambda: Attention(scores=True), "returns scores in place of weights"),
         (lambda: Attention(tokens_first=True), "inputs are (T, B, C)"),
         (Shared, "6 heads of 6, 3 of keys"),
@@ -159,6 +162,7 @@ def test_forms_that_are_read_pass_and_are_said(make, words):
     [
         (Attention(reach=3), "passes with window=(2, 0)"),
         (Attention(factor=0.6), "passes with scale=0.6"),
+        (Attention(factor=1.0, scale=1.0), "scores are not divided by √D = √4"),
         (Attention(turns=100.0, rope_theta=10000.0), "passes with rotary=100"),
     ],
 )
@@ -441,6 +445,12 @@ def test_a_mask_that_hides_queries_too_is_named():
     report = check_module(Padded(), examples=3, only=["agreement-output", "mask", "padding"])
     assert {o.rule for o in report.outcomes if o.failed} == {"mask", "padding"}
     assert report.causes[0].text == "the mask sets the output of hidden tokens to 0 too, as queries"
+
+
+def test_modules_are_compared_by_the_conventions_of_each():
+    modules = Masked(), Masked(fill=-1e9)
+    text = " ".join(str(diff_modules(("one", "other"), modules, examples=4)).split())
+    assert "They follow different conventions: " in text
 
 
 def test_latent_keys_are_a_sentence():

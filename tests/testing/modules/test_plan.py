@@ -1,5 +1,7 @@
 """The exact computation with a step replaced, against its own definition in NumPy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -120,6 +122,22 @@ def test_one_head_has_no_other_order(kind):
     changes = [c for c in CHANGES if c.kind == kind]
     assert changes
     assert [c.apply(plan) for c in changes] == [None] * len(changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mha"),
+    [
+        ("softmax", npattn.MultiHeadAttention.init(12, 6, num_kv_heads=2, seed=1)),
+        (
+            "residual",
+            replace(npattn.MultiHeadAttention.init(11, 3, head_size=2, seed=1), wo=None, bo=None),
+        ),
+    ],
+)
+def test_a_step_that_does_not_fit_is_not_replaced(kind, mha):
+    [change] = [c for c in CHANGES if c.kind == kind]
+    assert change.apply(Plan(mha)) is None
+    assert change.apply(Plan(npattn.MultiHeadAttention.init(12, 6, seed=1))) is not None
 
 
 def test_a_causal_plan_hides_later_keys(plan):

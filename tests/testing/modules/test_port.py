@@ -125,6 +125,8 @@ def test_what_is_not_given_may_differ_too(mha):
     )
     [out] = compare(mha, ["out"], wv=1.01 * mha.wv)
     assert out.hint == "any part may differ"
+    _, out = compare(mha, ["merged", "out"], wo=1.01 * mha.wo)
+    assert out.hint == "the projection of the output differs"
 
 
 def test_masks_and_samples_second_are_compared():

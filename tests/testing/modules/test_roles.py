@@ -106,6 +106,14 @@ def test_every_number_of_heads_is_tried_where_none_is_known():
     assert [mha.num_heads for mha in weights(m, roles=roles)[0]] == [1, 2, 3, 4, 6, 12]
 
 
+def test_norms_of_all_heads_together_are_those_of_projections():
+    m = lessons.Notebook()
+    m.q_norm, m.k_norm = nn.RMSNorm(15), nn.RMSNorm(15)
+    _, readings, unread = find_roles(TorchModule(m))
+    assert {reading.norm for reading in readings} == {"rms_projection", "layer_projection"}
+    assert unread == []
+
+
 def test_gradients_add_where_roles_share_a_parameter():
     m = lessons.OddNames(kv=6)
     judged = TorchModule(m)
