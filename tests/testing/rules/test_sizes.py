@@ -14,6 +14,7 @@ from npattn.testing.cases.model_sizes import (
     model_recipes,
 )
 from npattn.testing.cases.space import STRUCTURE, Space
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
 from npattn.testing.targets.numpy import flash, flash_backward
 from npattn.testing.trial import Violation
@@ -118,10 +119,19 @@ def test_sizes_share_problems_where_each_is_compiled(missing):
 
 
 def test_sizes_that_are_too_large_together_stay_apart():
-    space = Space(sizes={"H": (6,), "K": (6,), "B": (8,)}, features=NONE, few_shapes=True)
+    space = Space(sizes={"S": (600,)}, features=NONE, few_shapes=True)
     recipes = model_recipes(space, 3, ALL)
-    assert {24, 48, 96, 256, 576} <= {r.D for r in recipes}
-    assert all(8 * 6 * r.T * r.S <= 2**22 for r in recipes)
+    assert {24, 48, 96, 112, 256, 576} <= {r.D for r in recipes}
+    assert {40, 24, 12, 28} <= {r.H for r in recipes}
+    assert max(r.H * (r.T + r.S) * (r.D + r.E) for r in recipes if r.H > 4) <= 2**21
+
+
+def test_one_key_has_one_shape_where_each_is_compiled():
+    rule, trial = PROPERTIES["one-key"], trial_of(few_shapes=True, features=NONE)
+    pools = Pools(trial.space, **rule.draw(trial))
+    recipes = [r for r in map(pools.recipe, range(40)) if 0 not in r.whole]
+    assert {r.S for r in recipes} == {1}
+    assert len({(r.lead, r.H, r.K, r.T, r.D, r.E) for r in recipes}) == 1
 
 
 def test_number_of_shapes_follows_examples():
