@@ -122,3 +122,22 @@ def test_weights_rebuilt_from_a_rounded_lse_are_1_in_a_row_of_large_bias() -> No
         ds = np.where([[[0], [offset], [0]]], dp - delta, p * (dp - delta))
         np.testing.assert_allclose(grads["q"], ds @ k / 5**0.5, atol=1e-5)
     assert not vars(mutant.backward.__self__)  # another thread may call it meanwhile
+
+
+def test_mistakes_are_wrong_in_their_numbers_alone() -> None:
+    """All return what the base returns; one that raised would not show that a rule sees it."""
+    rng, heads = np.random.default_rng(17), ((4, 19), (2, 23), (2, 23), (4, 19))
+    q, k, v, do = (rng.standard_normal((2, h, n, 5), np.float32) for h, n in heads)
+    given = {"mask": rng.random((19, 23)) < 0.8, "causal": True, "window": (7, 0), "softcap": 3.0}
+    given |= {"bias": rng.standard_normal((4, 1, 23), np.float32)}
+    other = []
+    for name, mutant in MISTAKES.items():
+        with np.errstate(all="ignore"):
+            out, lse = mutant.forward(q, k, v, **given, return_lse=True)
+            backward = mutant.backward or base_backward
+            grads = backward(do, q, k, v, out=out, lse=lse, **given)
+        shapes = {n: np.shape(grads[n]) for n in ("q", "k", "v", "bias")}
+        wanted = {"q": q.shape, "k": k.shape, "v": v.shape, "bias": (4, 1, 23)}
+        if np.shape(out) != q.shape or shapes != wanted:
+            other.append(name)
+    assert other == ["dbias-not-summed"]  # which is not summed to the shape of bias

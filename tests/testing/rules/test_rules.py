@@ -173,7 +173,7 @@ def wrong_statuses(report, absent):
 
 
 @pytest.mark.every
-@pytest.mark.unmeasured
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_flash_passes_every_rule(dtype):
     report = check(flash, backward=flash_backward, examples=FEW, dtypes=dtype, accept="o")
