@@ -59,7 +59,7 @@ def open_inside(judge: Judge) -> Iterator[InsideFunction | str]:
     if not exact and judge.module.dtype not in ("float32", "float64"):
         yield "judged in float32 (dtypes=) where a turn or a scale is undone"
         return
-    form = max((f for f in judge.call.forms if f.has_queries), key=_freedom, default=None)
+    form = max((f for f in judge.call.forms if f.has_queries), key=rate_freedom, default=None)
     alone = plan.conventions.causal == "unless_masked"
     causal = ("unless_masked" if alone else "always") if plan.causal else "never"
     f, options = inside.function(chosen, form, causal)
@@ -119,6 +119,6 @@ def judge_inside(
     return outcomes, causes
 
 
-def _freedom(form: Form) -> int:
+def rate_freedom(form: Form) -> int:
     """Return how freely a form shows keys: by sample, by head, by query."""
     return ("B" in form.shape) + 2 * ("H" in form.shape)

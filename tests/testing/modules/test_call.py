@@ -9,6 +9,7 @@ from npattn.errors import OptionError
 from npattn.testing.adapters.modules import TorchModule
 from npattn.testing.modules.call import SHAPES, Call, Form
 from npattn.testing.modules.case import ModuleCase
+from npattn.testing.modules.function import rate_freedom
 from tests.testing.modules import lessons
 
 B, H, T, S = 2, 3, 5, 7
@@ -143,3 +144,8 @@ def test_an_empty_row_is_the_first():
     found = ModuleCase(T=5, mask="empty").inputs(WIDTHS, np.float32, "T S").visible
     assert not found[..., 0, :].any()
     assert found[..., 1:, 0].all()
+
+
+def test_the_form_that_shows_keys_most_freely_is_judged_inside():
+    forms = [Form("mask", "True hides", x) for x in ("T S", "B 1 T S", "B H T S", "BH T S")]
+    assert [rate_freedom(form) for form in forms] == [0, 1, 3, 3]
