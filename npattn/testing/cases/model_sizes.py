@@ -141,14 +141,14 @@ def model_recipes(
 
 
 def _join_pairs(space: Space) -> list[Mapping[str, int]]:
-    """Return the shapes that a space allows, each size of a head with lengths, heads or samples.
+    """Return the shapes that a space allows, some sizes of a head with many heads or samples.
 
-    Each shape is compiled: half as many tell as much, for a mistake in one size shows at any other.
+    Each shape is compiled: fewer tell as much, for a mistake in one size shows at any other.
     """
     shapes = [shape for shape in SHAPES if not find_obstacle(space, shape)]
     heads = [shape for shape in shapes if shape.keys() == {"D", "E"}]
-    others = [shape for shape in shapes if not shape.keys() & {"D", "left"}]
-    others.sort(key=lambda shape: -shape.get("T", 1) * shape.get("S", 1))  # long ones: small heads
+    # Not with lengths: a mistake in the size of a head is explained by many calls.
+    others = [shape for shape in shapes if not shape.keys() & {"D", "S"}]
     for head, other in zip(heads, others, strict=False):
         both = {**head, **other}
         if not find_obstacle(space, both):

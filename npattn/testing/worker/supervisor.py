@@ -220,14 +220,13 @@ class Spare:
         self._waiting: tuple[str, Connection] | None = None
 
     def start(self, target: str, worker: Worker) -> None:
-        """Start a process of a target; `worker` is one of the same target."""
+        """Start a process of a target in place of the one that waits; `worker` is one of it."""
         self.close()
         self._waiting = target, worker.connect_spare()
 
     def take(self, target: str) -> Connection | None:
-        """Return the process if it waits for this target; one of another target is ended."""
+        """Return the process if it waits for this target; it waits no more."""
         if self._waiting is None or self._waiting[0] != target:
-            self.close()
             return None
         (_, process), self._waiting = self._waiting, None
         return process
