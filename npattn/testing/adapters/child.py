@@ -589,7 +589,7 @@ class JAX(NumPy):
         cotangents: dict[Any, Any],
         second: dict[str, Any],
     ) -> dict[str, Any]:
-        """Return the gradients of Σ second · gradient by leaf and cotangent, from a vjp twice."""
+        """Return gradients of Σ second · gradient by leaf and cotangent, by a vjp of the vjp."""
 
         def first(own: Any, given: Any) -> Any:
             def run(own: Any) -> Any:
