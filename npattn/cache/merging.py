@@ -149,6 +149,7 @@ def _check_parts(parts: Sequence[Array], logs: Sequence[Array]) -> None:
 
 
 def _read_parts(xp: Any, outs: Any, lses: Any) -> tuple[list[Any], list[Any]]:
+    """Return the arrays of outs, (..., E), and of lses, (...), each list in its widest dtype."""
     arrays, facts = [], []
     for name, value in (("outs", outs), ("lses", lses)):
         if not isinstance(value, Iterable) or getattr(value, "ndim", 1) < 1:

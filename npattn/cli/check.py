@@ -233,6 +233,7 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
     spare = Spare()
 
     def check_once(watcher: Watcher) -> int:
+        """Return the exit code of one check; 1 at once if what failed last fails again."""
         implementation = open_target(target, given, spare.take(target))
         assert isinstance(implementation, Remote)
         worker = implementation.worker

@@ -115,6 +115,7 @@ def explain_command(rule: str) -> None:
 
 
 def _print(one: Explanation) -> None:
+    """Print what one demand or cause means, why it matters, and the real bugs known of it."""
     known = [f"{issue} on GitHub" for issue in one.issues]
     known += [_describe(finding) for finding in one.findings]
     rows = [

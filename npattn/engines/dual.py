@@ -92,6 +92,7 @@ class Dual(np.lib.mixins.NDArrayOperatorsMixin):
         return self.value.real
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Return the function's value with its derivative, but comparisons plain."""
         if method != "__call__" or kwargs:
             return NotImplemented
         values = [_value(x) for x in inputs]

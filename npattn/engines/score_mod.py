@@ -70,6 +70,7 @@ def _arguments(
 
 
 def _read_modified(modified: Array, x: Array, s: Array) -> Array:
+    """Return what score_mod returned, of any shape that broadcasts to x, in the shape of s."""
     if modified.dtype.kind not in "biufc":
         raise OptionError(
             f"score_mod returned an array of dtype {modified.dtype}, must return numbers; "

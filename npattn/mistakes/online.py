@@ -184,6 +184,7 @@ class Online(Attention):
     # --- backward
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
+        """Return dq, dk, dv, ds and dsinks, summed tile by tile, for do (..., H, T, E)."""
         T, S = c.q.shape[-2], c.k.shape[-2]
         lead, dtype = c.q.shape[:-2], c.q.dtype
         do, dlse, dw = (np.asarray(x, dtype) for x in (do, dlse, dw))

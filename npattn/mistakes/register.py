@@ -67,6 +67,7 @@ def mistake(
     """Register a class with ``forward`` and ``backward``; its docstring is the sentence."""
 
     def register(cls: Implementation) -> Implementation:
+        """Add an instance of the class to the register, and return the class as it is."""
         if name in REGISTER:
             raise KeyError(f"two mistakes are named {name}")
         instance, sentence = cls(), " ".join((cls.__doc__ or "").split())

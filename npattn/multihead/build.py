@@ -279,6 +279,7 @@ def _head_counts(num_heads: Any, num_kv_heads: Any) -> tuple[int, int]:
 
 
 def _check_options(arguments: Mapping[str, Any]) -> None:
+    """Raise OptionError if an argument is not legal, or lacks one that it needs."""
     present = [name for name in PARAMETERS if arguments[name] is not None]
     if ("bias_k" in present) != ("bias_v" in present):
         one, other = ("bias_k", "bias_v") if "bias_k" in present else ("bias_v", "bias_k")
@@ -303,6 +304,7 @@ def _check_options(arguments: Mapping[str, Any]) -> None:
 
 
 def _check_shapes(arrays: Mapping[str, Array], H: int, K: int) -> None:
+    """Raise ShapeError unless weights are (input, heads · size of a head) and biases fit them."""
     for name, heads in (("wq", H), ("wk", K), ("wv", K)):
         shape = arrays[name].shape
         if len(shape) != 2 or shape[1] % heads:

@@ -82,6 +82,7 @@ class Description:
     num_parameters: int
 
     def __str__(self) -> str:
+        """Return a table of the steps, and one of the heads if a forward was described."""
         rows = [("step", "shape", "parameters")]
         rows += [(s.name, s.shape, f"{s.parameters:,}") for s in self.steps]
         text = [*_table(rows), f"{self.num_parameters:,} parameters"]
@@ -117,6 +118,7 @@ def describe(module: Any, fwd: Any = None, dout: Array | None = None) -> Descrip
 
 
 def _steps(module: Any, fwd: Any) -> list[SummaryStep]:
+    """Return the steps in order; sizes that only a forward knows are letters without one."""
     H, K, D, E = module.num_heads, module.num_kv_heads, module.head_size, module.value_size
     p = {name: array.size for name, array in module.parameters.items()}
     lead, T, S = "...", "T", "S"
@@ -161,6 +163,7 @@ def _steps(module: Any, fwd: Any) -> list[SummaryStep]:
 
 
 def _heads(module: Any, fwd: Any, dout: Array | None) -> list[Head]:
+    """Return what is known of each head, its part of the gradient too with dout (..., T, out)."""
     H = module.num_heads
     *lead, _, T, S = fwd.weights.shape
     p = np.moveaxis(abs(fwd.weights), -3, 0).reshape(H, math.prod(lead), T, S)

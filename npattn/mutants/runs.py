@@ -193,6 +193,7 @@ def _start(
 def _run_here(
     patch: Patch, command: Sequence[str], runner: Callable[[], int] | None, stem: Path
 ) -> int:
+    """Return the exit code of the runner under the patch; a command replaces this process."""
     if runner is None:
         stem.with_suffix(".pickle").write_bytes(pickle.dumps(patch))
         os.environ[VARIABLE] = str(stem.with_suffix(".pickle"))

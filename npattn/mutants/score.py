@@ -119,6 +119,7 @@ class Score:
         }
 
     def __str__(self) -> str:
+        """Return the counts, by family too, and for the first survivors a test that fails."""
         found, applicable = self.count(self.runs)
         statuses = Counter(run.status for run in self.runs.values())
         how = ", ".join(f"{statuses[x]} {x}" for x in STATUSES[1:] if statuses[x])

@@ -45,6 +45,7 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
 
     @functools.wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
+        """Return what the mistake makes of a call of f, as arrays or as tensors, as they came."""
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
@@ -98,6 +99,7 @@ class Spy:
 
         @functools.wraps(f)
         def function(*args: Any, **kwargs: Any) -> Any:
+            """Call f, and note its dtypes, and the sizes of the first call that returns weights."""
             result = f(*args, **kwargs)
             if not self.calls and isinstance(result, (tuple, list)):
                 names = {0: "weights", -1: "lse"}

@@ -70,6 +70,7 @@ def read_reals(name: str, value: Any, ranks: tuple[int, ...], sizes: tuple[Any, 
 
 
 def read_panels(name: str, array: Array, ranks: tuple[int, ...]) -> Array:
+    """Return an array of one of these ranks, (T, S) or (H, T, S), as panels (H, T, S)."""
     shapes = " or ".join("(T, S)" if rank == 2 else "(H, T, S)" for rank in ranks)
     cure = ""
     if array.ndim > 3:

@@ -272,6 +272,7 @@ def _draw_weights(
     figsize: Any,
     ax: Any,
 ) -> Figure:
+    """Draw weights, (T, S) for rank 2 or (H, T, S) for rank 3, with crosses at NaN and inf."""
     values = read_reals("weights", weights, (rank,), (queries, keys))
     return _draw(
         "weights",

@@ -198,6 +198,7 @@ def turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
 
 
 def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequencies:
+    """Return the frequencies, by default those of base; raise if they turn more than D features."""
     if frequencies is None:
         R = D if size is None else check_integer("size", size, 0)
         if R > D or R % 2:

@@ -267,6 +267,7 @@ def check_causal(
 
 
 def check_window(window: Any) -> Window | None:
+    """Return the window as a pair of int or None; None if neither side is limited."""
     if window is None:
         return None
     must = "must be a pair (left, right) of integers ≥ 0 or None (unlimited), in keys"
@@ -356,6 +357,7 @@ def check_dtype(
 
 
 def _requested_dtype(value: Any, is_complex: bool) -> np.dtype[Any]:
+    """Return the dtype to compute in, by default float64, or complex128 for complex arrays."""
     if value is None:
         return np.dtype(np.complex128 if is_complex else np.float64)
     must = (

@@ -73,6 +73,7 @@ class Comparison:
         return self.ratio <= 1
 
     def __str__(self) -> str:
+        """Return the worst element, its exact value and tolerance; the note if there is one."""
         if self.note:
             return self.note
         if not self.index and self.size == 0:

@@ -388,6 +388,8 @@ def takes_settings(
     def decorate(
         judge: Callable[[Judged, Settings], Report],
     ) -> Callable[Concatenate[Judged, P], Report]:
+        """Return a function of f and one keyword for each setting, documented and signed so."""
+
         def check(*args: Any, **kwargs: Any) -> Report:
             try:
                 given = signature.bind(*args, **kwargs).arguments

@@ -213,6 +213,7 @@ class Judged:
         return {rule.id: Verdict("failed", text) for rule in self.rules}
 
     def _judge(self) -> dict[str, Verdict]:
+        """Return the verdict on each rule and on the whole; an exception fails all of them."""
         given = {name: getattr(self.settings, name) for name in options(Settings)}
         if given["progress"] is None:
             given["progress"] = False  # a bar would be in the output of a test

@@ -201,6 +201,7 @@ class _Weights(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dweights: Tensor) -> Any:
+        """Return the gradients of Σ dweights · weights by tensor, for dweights (..., H, T, S)."""
         refuse_batched(dweights)
         tensors, saved = ctx.saved_tensors, ctx.saved
         call = ctx.call.with_tensors(*tensors)

@@ -128,6 +128,7 @@ class _RelativeTerm(BiasTerm):
         return along.unfold(-1, strip.s1 - strip.s0, 1).flip(-2)
 
     def add(self, rows: QueryRows, strip: Strip, ds: Tensor) -> None:
+        """Add ds, (samples, H, m, n), to its buckets; one that gets NaN or inf becomes NaN."""
         ds = ds.sum(0)
         heads, m, n = ds.shape
         # Reading with rows one shorter than they are moves each row one further to the right.

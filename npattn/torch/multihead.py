@@ -215,6 +215,7 @@ device, dtype
         return (self.qk_norm or "").startswith("layer")
 
     def extra_repr(self) -> str:
+        """Return the sizes, and each option that differs from its default."""
         parts = [f"{self.embed_dim}, {self.num_heads}"]
         for name, default in (
             ("num_kv_heads", self.num_heads), ("kdim", self.embed_dim), ("vdim", self.embed_dim),

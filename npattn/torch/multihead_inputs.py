@@ -51,6 +51,7 @@ def read_inputs(module: Any, inputs: dict[str, Any], masks: dict[str, Any]) -> M
 
 
 def _check_kinds(inputs: dict[str, Any], masks: dict[str, Any]) -> None:
+    """Raise unless inputs are strided tensors, and masks tensors on the device of query."""
     for name, x in inputs.items():
         if not isinstance(x, Tensor) or x.is_nested:
             kind = "nested" if isinstance(x, Tensor) else f"a {type(x).__name__}"

@@ -108,6 +108,7 @@ def hvp(
 def _differentiate(
     function: str, fwd: Forward, cotangents: tuple[Any, ...], values: dict[str, Any], prefix: str
 ) -> SecondGradients:
+    """Return the gradients of Σ direction · gradient by input and cotangent, by autograd."""
     check_forward(function, fwd)
     problem: Any = fwd.problem
     call = fwd.residuals[0]

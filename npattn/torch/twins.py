@@ -58,6 +58,7 @@ class Tensors(twins.Arrays):
         self.module, self.home = module, module.replace(".torch", "")
 
     def read(self, beside: Any = None, **given: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return the tensors as they are, and arrays that stand for their shapes and dtypes."""
         facts = {}
         for name, x in given.items():
             if not isinstance(x, Tensor):

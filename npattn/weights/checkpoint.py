@@ -173,6 +173,7 @@ class _Reader:
         self._check(self.names.values())
 
     def attention(self, H: int) -> MultiHeadAttention:
+        """Return the module of H query heads with the arrays of the layer, in npattn's layout."""
         arrays = read_arrays(self.files, self.names.values())
         p: dict[str, Any] = {name: arrays[stored] for name, stored in self.names.items()}
         for name, x in p.items():

@@ -114,6 +114,7 @@ def _rotary(share: float | None = None, **plain: Any) -> Callable[[Setting], dic
     """Return the options of decoders with rotary positions; `plain` are defaults of config."""
 
     def options(s: Setting) -> dict[str, Any]:
+        """Return rope, window, scale and softcap of a layer, as its configuration has them."""
         config = {**plain, **s.config}
         if config.get("use_bidirectional_attention"):
             raise OptionError("use_bidirectional_attention is set, which is not known here")

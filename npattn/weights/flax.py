@@ -84,6 +84,7 @@ def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHead
 
 
 def _check_flax(module: Any, attention: Any) -> None:
+    """Raise OptionError if the module drops weights, or is not plain attention."""
     if module.dropout_rate and module.deterministic is False:
         raise dropout_error(
             "source", module.dropout_rate, "is not deterministic", "deterministic=True"
@@ -99,6 +100,7 @@ def _check_flax(module: Any, attention: Any) -> None:
 
 
 def _from_linen(linen: Any, module: Any, params: Mapping[str, Any] | None) -> MultiHeadAttention:
+    """Return the module of params, or of those bound; raise if its options contradict them."""
     _check_flax(module, linen.dot_product_attention)
     if params is None:
         if module.scope is None:
@@ -217,6 +219,7 @@ def to_flax(
 
 
 def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
+    """Return params for linen's module; raise OptionError if it has no place for a part."""
     norms = {name for name in mha.parameters if name.startswith("norm")}
     wrong = mha.qk_norm is not None and (
         mha.qk_norm != "layer" or norms != {"norm_q", "norm_k"} or mha.norm_eps != 1e-6
@@ -235,6 +238,7 @@ def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
 
 
 def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
+    """Return an nnx module of these weights; raise OptionError if it has no place for a part."""
     with needed_by("to_flax", "flax"):
         from flax import nnx
     biased = mha.norm_q_bias is not None or mha.norm_k_bias is not None
@@ -270,6 +274,7 @@ def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
 
 
 def _nnx_norm(nnx: Any, mha: MultiHeadAttention, p: Mapping[str, Array], letter: str) -> Any:
+    """Return the norm of one letter, q or k, with the factors and biases that there are."""
     scale, bias = p.get(f"norm_{letter}"), p.get(f"norm_{letter}_bias")
     options = {"epsilon": mha.norm_eps, "use_scale": scale is not None, "rngs": nnx.Rngs(0)}
     options["param_dtype"] = p["wq"].dtype

@@ -51,6 +51,8 @@ def read_rotary(
 def _stretch(
     kind: str, R: int, base: float, named: Config, config: Config, length: int | None
 ) -> Frequencies:
+    """Return the frequencies of a kind of rope; raise OptionError if a number is missing."""
+
     def need(name: str) -> Any:
         if named.get(name) is None:
             raise OptionError(f"rope_type is {kind!r}, which needs {name} beside it")

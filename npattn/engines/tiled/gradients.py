@@ -220,6 +220,7 @@ class Pull:
         return np.where(live, self.call.exp(s - self.shift[rows] - log), 0)
 
     def result(self) -> Gradients:
+        """Return the sums of all threads, each in the shape of its input, and add dsinks."""
         problem, bias = self.problem, self.call.bias
         for other in self.dqs[1:]:
             self.dq += other

@@ -99,6 +99,7 @@ class Arrangement:
         return values
 
     def _places(self) -> dict[str, Any]:
+        """Return lengths, offsets and page tables of all sequences, by their meaning."""
         queries, keys = ([getattr(x, n) for x in self.sequences] for n in "TS")
         before = [s - self.new + left for s, left in zip(keys, self._left, strict=True)]
         count, P = [len(x) for x in self.pages], self.storage.page_size
@@ -312,6 +313,7 @@ class Arrangement:
         return array
 
     def _restore_queries(self, name: str, array: Any, sizes: tuple[int, ...], T: int) -> Any:
+        """Return a result by query, stored packed or by sequence, as (B, H, T, ...)."""
         lengths = [x.T for x in self.sequences]
         packed = self.storage.queries == "packed"
         rows = T if self.storage.queries == "batch" else self._capacity("T")

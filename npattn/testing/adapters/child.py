@@ -273,6 +273,7 @@ class NumPy:
         return np.frombuffer(bytearray(tensor.data), self.dtype(tensor.dtype))
 
     def check(self, value: Any) -> np.ndarray[Any, Any]:
+        """Return a result in C order; raise NoResult if it is no plain array of numbers."""
         if not isinstance(value, (np.ndarray, np.generic)):
             raise NoResult(
                 f"returned {type(value).__module__}.{type(value).__qualname__}, "
@@ -361,6 +362,7 @@ class Torch(NumPy):
         return base.as_strided(layout["shape"], strides, layout["offset"] // size)
 
     def check(self, value: Any) -> Any:
+        """Return a result detached, on the CPU; raise NoResult if it is no plain, dense tensor."""
         if not isinstance(value, self.torch.Tensor):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise NoResult(f"returned {kind}, must be a torch tensor (or framework=)")
@@ -448,6 +450,7 @@ class Torch(NumPy):
         cotangents: dict[Any, Any],
         second: dict[str, Any],
     ) -> dict[str, Any]:
+        """Return the gradients of Σ second · gradient by leaf and cotangent; 0 where none comes."""
         leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
         given = {n: x.detach().requires_grad_() for n, x in cotangents.items()}
         results, grad = call(leaves), self.torch.autograd.grad
@@ -567,6 +570,7 @@ class JAX(NumPy):
     def gradients(
         self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any]
     ) -> tuple[Any, dict[str, Any]]:
+        """Return the results of a call of leaves, and their gradients, from one vjp."""
         names = list(leaves)
 
         def run(*values: Any) -> Any:
@@ -585,6 +589,8 @@ class JAX(NumPy):
         cotangents: dict[Any, Any],
         second: dict[str, Any],
     ) -> dict[str, Any]:
+        """Return gradients of Σ second · gradient by leaf and cotangent, by a vjp of the vjp."""
+
         def first(own: Any, given: Any) -> Any:
             def run(own: Any) -> Any:
                 results = call(own)

@@ -242,6 +242,7 @@ class QuantizedInputs(Form):
         return np.asarray(significands[odd % len(significands)] * 2.0**exponents)
 
     def _split(self, name: str, problem: Problem) -> tuple[Array, Array]:
+        """Return an input as exact numbers of 8 bits, in its own dtype, and its factors."""
         array = getattr(problem, name)
         size = self._sizes(name, problem)
         wide, rows, top = array.astype(np.float64), self._rows(name), largest(self.dtype)

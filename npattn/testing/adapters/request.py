@@ -175,6 +175,7 @@ class CallRequest:
     # --- messages ---
 
     def _autograd(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the message that asks the worker for gradients of these inputs by autograd."""
         returns = tuple(n for n in RESULTS if n.removeprefix("return_") in self.given)
         results = ["o", *(n.removeprefix("return_") for n in returns)]
         return {

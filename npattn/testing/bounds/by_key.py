@@ -205,6 +205,7 @@ class KeyGradients(WorstCase):
         ]
 
     def _variance_attributes(self, t: Array) -> RowVariances:
+        """Return variances of the rows of queries t, (n,), as `QueryBlockVariance` takes them."""
         results, most = self.results, self.slack.most
         do = np.asarray(results.do[t], float)[None]
         ulp_lse, ulp_out = self._ulps(t)
@@ -220,6 +221,7 @@ class KeyGradients(WorstCase):
         }
 
     def _finish(self) -> None:
+        """Set exact, worst, var and lost of dk, (keys, D), and dv, (keys, E), from the totals."""
         exact, (t_dk, mass_k, t_dv, mass_v), var = self.totals
         self.exact = {"dk": exact[0][0], "dv": exact[1][0]}
         worst = {

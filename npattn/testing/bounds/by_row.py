@@ -280,6 +280,7 @@ class Rows(WorstCase):
         self.variance = RowsVariance(self)
 
     def _sum_weights(self) -> None:
+        """Set the error of lse, from weights summed over blocks of keys, and share the sums."""
         total: WeightSums | None = None
         tiles = []
         for block in self.visible_blocks():

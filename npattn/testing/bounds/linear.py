@@ -106,6 +106,7 @@ class _LinearBounds:
     # --- results ----------------------------------------------------------------------------------
 
     def forward(self) -> dict[str, tuple[Array, Array]]:
+        """Return (exact, error) of out, state and normaliser, by name; set the error of y."""
         p, fwd = self.p, self.fwd
         if self.written is not None and self.x.beta is not None:
             u = abs(self.written.u)
@@ -143,6 +144,7 @@ class _LinearBounds:
     def backward(
         self, dout: Array | None, dstate: Array | None, dnormaliser: Array | None
     ) -> dict[str, tuple[Array, Array]]:
+        """Return (exact, error) of each gradient; cotangents have the shapes of their results."""
         p = self.p
         exact = backward(self.fwd, dout, dstate, dnormaliser)
         dy, e_dy = self._cotangent(dout)

@@ -74,6 +74,7 @@ def _own_terms(problem: Problem, bounds: dict[str, Array]) -> dict[str, Array]:
 def _translate_weights(
     problem: Problem, conventions: Conventions, form: WorstCase, bound: Array
 ) -> Array:
+    """Return the bound on the weights, (..., H, T, S), under these conventions."""
     unit, lse = form.unit, form.lse
     with_zero_rows = _without_empty_rows(conventions)
     with np.errstate(invalid="ignore"):  # a deviation of inf, dropped, is none

@@ -53,6 +53,7 @@ def probe_options(probing: Probing) -> None:
 
 
 def _probe_option(probing: Probing, field: str, base: Recipe) -> None:
+    """Refuse the kinds of an option that raise, and list or report them; drop it if all raise."""
     kinds = _kinds(probing.trial.space, field, base)
     raised = _try_kinds(probing, field, kinds, base)
     if raised and len(raised) == len(kinds) and _needs_causal(probing, field, raised, base):

@@ -125,6 +125,7 @@ class Plan:
         return next((lead for rank, lead in leads.items() if rank in self.space.structure), ())
 
     def _sizes(self, rng: np.random.Generator, number: int) -> dict[str, Any]:
+        """Return lead and sizes of a problem: lengths are log-uniform, often equal or round."""
         structure = self.space.structure
 
         def length(letter: str) -> int:

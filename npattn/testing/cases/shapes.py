@@ -79,6 +79,7 @@ def _values(
     fixed: frozenset[str],
     turn: int,
 ) -> dict[str, Any]:
+    """Return the fields of a shape, changed where the structure or the fixed values forbid them."""
     values = {**vars(shape), **PLAIN, **dict.fromkeys(UNCHANGED, False)}
     H, K = shape.heads
     values["heads"] = (H, K) if "K < H" in structure else (H, H)

@@ -224,6 +224,7 @@ class Pools:
         return chosen
 
     def _choose_freely(self, seeds: Sequence[int]) -> Rows:
+        """Return a value of each field for each seed; odd seeds have a few options on, at most."""
         n = len(self.lists)
         plain = {i: np.random.default_rng([x, 0]) for i, x in enumerate(seeds) if x % 2}
         where = np.array(

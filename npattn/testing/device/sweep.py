@@ -92,6 +92,7 @@ class Sweep:
     # --- judge ------------------------------------------------------------------------------------
 
     def _judge_all(self, rule: str, recipes: Iterator[Recipe], count: int) -> Outcome:
+        """Return the outcome of one rule, judged until a recipe fails or the time is up."""
         worst, tried, self.retries = 0.0, 0, 0
         self.judged, self.unseen = PlainPowers(), None
         accepted: list[Recipe] = []
@@ -193,6 +194,7 @@ class Sweep:
     def _failure_outcome(
         self, rule: str, recipe: Recipe, failure: SweepFailure, tried: int
     ) -> Outcome:
+        """Shrink a failure if the device still works, and return its outcome with a script."""
         if self.shrinks and self._device_works():
             recipe, failure = self._shrink(rule, recipe, failure)
         status: Status = "error" if isinstance(failure, ImplementationError) else "failed"

@@ -39,6 +39,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"an array on {self.tensor.device} is not copied to the host")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Return the result of torch's function for a ufunc; `out` takes its tensor instead."""
         (out,) = kwargs.pop("out", (None,))
         if method != "__call__":
             result = METHODS[ufunc, method](self, *inputs[1:], **kwargs)
@@ -147,6 +148,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     def max(
         self, axis: Any = None, keepdims: bool = False, initial: Any = None, where: Any = None
     ) -> DeviceArray:
+        """Return the maxima over axes, at least `initial`, of elements where `where` is True."""
         x = self.tensor
         if where is not None and where is not True:
             x = torch.where(self._operand(where), x, initial)

@@ -127,6 +127,7 @@ Moved = dict[tuple[int, ...], tuple[int, ...]]
 
 
 def _weights(faults: Faults, points: Sequence[Point]) -> str:
+    """Return a phrase on wrong weights, by the form of the first fault: rows, dropout, factors."""
     fault, _ = faults[0]
     if fault.form == "empty rows":
         return _fake_rows(faults)
@@ -192,6 +193,7 @@ def _fake_rows(faults: Faults) -> str:
 
 
 def _scores(faults: Faults, points: Sequence[Point]) -> str:
+    """Return a phrase on wrong scores, by the form of the first fault; "" for other forms."""
     fault, _ = faults[0]
     if fault.form in ("scale", "bias", "softcap"):
         shares = [(1 + f.facts[fault.form], p) for f, p in faults if f.form == fault.form]

@@ -139,6 +139,7 @@ class Neighbours:
         return self.is_chancy and True not in self._answers
 
     def _fails(self, recipe: Recipe) -> Answer:
+        """Return True if one of the named results is wrong; None if that cannot be known."""
         trial = self.trial
         if scores_of(recipe) > max(LARGE, 2 * scores_of(self.base)):
             return None

@@ -132,6 +132,7 @@ def probe_lse_base(f: Unknown) -> str | None:
 
 
 def probe_lse_empty(f: Unknown) -> str | None:
+    """Settle the lse of rows that see no key; return the reason if it cannot be known."""
     if not f.trial.implementation.returns_lse:
         return "returns no lse"
     options = [n for n in ("bias", *(() if f.fills else ("mask",))) if f.has(n)]

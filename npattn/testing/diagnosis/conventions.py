@@ -130,6 +130,7 @@ def _matters(field: str, problem: Problem) -> bool:
 
 
 def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
+    """Return a candidate that explains results by conventions with these fields changed."""
     for one, other in (sorted(FILLS), sorted(FILLS, reverse=True)):  # one of them at most
         if changes.get(one) is not None and getattr(declared, other) is not None:
             changes = {other: None} | changes

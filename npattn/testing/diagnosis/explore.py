@@ -137,6 +137,7 @@ def around(trial: Trial, base: Recipe) -> Iterator[Recipe]:
 
 
 def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
+    """Yield recipes near the base: other seeds, options, sizes and heads, then random sizes."""
     if trial.space.few_shapes:
         for n in range(1, 3):
             yield replace(base, seed=base.seed + 4 * n)

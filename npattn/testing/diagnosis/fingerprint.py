@@ -72,6 +72,7 @@ class Fingerprint:
         return agree == tried > 0 and not self.crashes
 
     def __str__(self) -> str:
+        """Return a table: layout, conventions, precision, and what is open, refused or crashed."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.undetermined.items():
             reasons.setdefault(reason, []).append(name)

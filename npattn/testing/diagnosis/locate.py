@@ -122,6 +122,7 @@ def _as_precision(fault: Fault) -> Fault:
 
 
 def _locate(evidence: Evidence) -> Fault | None:
+    """Return a fault of shape or NaN if there is one, else that of the forward or the backward."""
     wrong = evidence.wrong
     if not wrong:
         return None
@@ -212,6 +213,7 @@ def _nan(evidence: Evidence) -> Fault | None:
 
 
 def _forward(evidence: Evidence, reader: Reader) -> Fault:
+    """Return the fault of a wrong o or lse: in P, in the values that it meets, or after it."""
     lse = result(evidence, "lse") if "lse" in evidence.observed else None
     if "o" not in evidence.wrong:
         assert lse is not None
@@ -617,6 +619,7 @@ def _other_head(evidence: Evidence, reader: Reader, p: Quantity) -> dict[int, in
 
 
 def _backward(evidence: Evidence, reader: Reader) -> Fault:
+    """Return the fault of wrong gradients: dv first, then δ, then dS, then the products of dS."""
     wrong: list[str] = [name for name in GRADIENTS if name in evidence.wrong]
     core: list[str] = [n for n in ("dv", "dq", "dk") if n in wrong]
     if not core:

@@ -224,6 +224,7 @@ def _bounds(below: int, low: int) -> list[int]:
 
 
 def _along(table: Table, x: str) -> Iterator[Atom]:
+    """Yield atoms of one index: equal to a number, beyond a border, at an end, or by tiles."""
     y, column = table.y, table[x]
     bad, good = column[y], column[~y]
     low, high = int(bad.min()), int(bad.max())
@@ -294,6 +295,7 @@ def _heads(table: Table) -> Iterator[Atom]:
 
 
 def _diagonal(table: Table) -> Iterator[Atom]:
+    """Yield atoms that compare s with t, aligned at either end, and tiles on the diagonal."""
     for name, distance in (("t + S − T", _bottom_right), ("t", _top_left)):
         d = distance(table)
         bad, good = d[table.y], d[~table.y]

@@ -352,6 +352,7 @@ class Reader:
     def _read_by_dv(
         self, problem: Problem, sources: list[tuple[Array, Array]], calls: int
     ) -> Array:
+        """Return P, (B, H, T, S), from dv at unit columns of do, by groups (samples, heads)."""
         B, H, T, S, E = self.B, problem.H, problem.T, problem.S, problem.E
         place = np.argsort(self.rng.random((B, H, calls * E)), -1)[..., :T]
         call, column = place // E, place % E

@@ -45,6 +45,8 @@ def replay(
 def _evaluate(
     problem: Problem, cotangents: Cotangents, changes: Changes
 ) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return results and gradients in float64, with the named quantities changed on the way."""
+
     def change(name: str, x: Array) -> Array:
         return np.asarray(changes[name](x)) if name in changes else x
 

@@ -89,6 +89,7 @@ def _reads(what: str) -> Callable[[Evidence], bool]:
     """
 
     def explains(evidence: Evidence) -> bool:
+        """Return True if a wrong result differs when other numbers stand where nobody may read."""
         f, wrong = evidence.trial.implementation, {"o", "lse", "dv"} & {*evidence.wrong}
         if f.storage is None or not wrong:
             return False

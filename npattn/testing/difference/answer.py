@@ -59,6 +59,7 @@ def describe_distance(measured: Measurement) -> Iterator[str]:
 
 
 def _nearer(results: Sequence[ResultDifference]) -> Iterator[str]:
+    """Yield a sentence on the side with the smaller error over all results; none if both are 0."""
     squares = [
         sum(one.elements * rms**2 for one, rms in zip(results, column, strict=True))
         for column in ([x.a_rms for x in results], [x.b_rms for x in results])

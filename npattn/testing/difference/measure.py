@@ -51,6 +51,7 @@ class Tally:
     unseen: list[str] | None = None
 
     def summarise(self, name: str) -> ResultDifference:
+        """Return the totals of all problems as the difference of one result."""
         a_rms, b_rms = (float(np.sqrt(x / max(self.counted, 1))) for x in self.squares)
         return ResultDifference(
             name=name,

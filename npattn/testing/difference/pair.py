@@ -61,6 +61,7 @@ def compare_pair(
 
 
 def _describe(found: Found) -> Iterator[str]:
+    """Yield sentences: they agree, or differ on a case, which is shrunk, and where."""
     if not found.tried:
         yield "Nothing could be compared."
         return

@@ -120,6 +120,7 @@ class Difference:
         return EXIT_CODES["passed" if self.alike else "failed"]
 
     def __str__(self) -> str:
+        """Return the answer, the conventions that differ, and the tables of results and factors."""
         settings = "".join(f", {name} {value}" for name, value in self.settings.items())
         lines = [f"A is {self.a}, B is {self.b}: {self.kind}{settings}"]
         for line in self.answer:
@@ -142,6 +143,7 @@ class Difference:
         return fields
 
     def _table(self) -> Iterator[str]:
+        """Yield a line for each result, then the element that differs most and its recipe."""
         head = ("", "same bits", "difference", "ulps", "error of A", "error of B")
         rows: list[tuple[str, ...]] = [head]
         for one in self.results:

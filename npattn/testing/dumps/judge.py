@@ -99,6 +99,7 @@ class DumpReport(Concluded):
         return self.conclusion.reason
 
     def __str__(self) -> str:
+        """Return a line for each result, with the place of what is wrong, and the verdict."""
         lines = [_describe(self.problem)]
         for c in self.comparisons:
             if c.passed:
@@ -363,6 +364,7 @@ def _other_meanings(meaning: _Meaning) -> Iterator[tuple[str, _Meaning]]:
 
 
 def _option_changes(p: Problem) -> Iterator[tuple[str, Any]]:
+    """Yield other values of scale, causal, window and softcap that are easily taken for these."""
     scales = {1.0, default_scale(p.D)[0], 1 / max(p.D, 1), default_scale(p.H * p.D)[0]}
     yield from (("scale", x) for x in sorted(scales) if x != p.scale)
     alignments = ("bottom_right", "top_left") if p.T != p.S else (True,)
@@ -380,6 +382,7 @@ def _option_changes(p: Problem) -> Iterator[tuple[str, Any]]:
 
 
 def _convention_changes(p: Problem, c: Conventions) -> Iterator[tuple[str, Any]]:
+    """Yield other values of each convention that makes a difference on this problem."""
     choices: dict[str, tuple[bool, tuple[Any, ...]]] = {
         "causal": (
             p.T != p.S and not p.causal and p.window is not None,

@@ -43,11 +43,13 @@ def _find_changes_by_hand(function: Function, w: Array) -> str:
 
 
 def _find_changes_of_graph(function: Function, w: Array) -> str:
+    """Return a sentence if backward changes its inputs, w, (m,), or what it saved; else ""."""
     torch = sys.modules["torch"]
     inputs, douts = function.inputs, list(function.give(w, function.results))
     names, call = function.name_call()
 
     def record() -> tuple[list[Any], Callable[[], list[Any]]]:
+        """Return leaves, and a function that differentiates the graph of a new call by them."""
         with function.calling():
             leaves = [x.detach().requires_grad_() for x in function.give(function.x, inputs)]
             found = call(dict(zip(names, leaves, strict=True)))

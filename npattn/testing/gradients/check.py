@@ -121,6 +121,7 @@ def check_gradients(
 
 
 def _judge_function(function: Function, seed: int) -> tuple[list[Judgement], list[str]]:
+    """Return judgements of vjp, jvp and their agreement, and notes on what limits them."""
     case = Case(function, seed)
     judgements: list[Judgement] = []
     notes = list(_describe(case))
@@ -157,6 +158,7 @@ def _judge_second_order(function: Function, seed: int) -> tuple[list[Judgement],
 
 
 def _describe(case: Case) -> Iterator[str]:
+    """Yield notes on a case: noise, numbers that are not finite, arguments without a derivative."""
     function = case.function
     if case.noise:
         yield (
@@ -223,6 +225,7 @@ def _explain_form(case: Case, claims: VjpClaims, leaf: Leaf, excluded: Array) ->
 
 
 def _conclude(case: Case, claims: Claims, leaf: Leaf, findings: Findings, label: str) -> Judgement:
+    """Return the judgement on one argument: wrong, not judged, undecided or passed, and why."""
     name, f, power = f"d{leaf.name}", case.function.name, findings.power
     if findings.wrong:
         explanation = ""

@@ -38,6 +38,7 @@ class VjpClaims:
         missing: set[str] = set()
 
         def vector(gradient: Gradient) -> Array:
+            """Return a gradient as a vector, (n,), 0 where it is missing; note what is missing."""
             parts = []
             for leaf, g in zip(function.inputs, gradient, strict=True):
                 if g is None:
@@ -53,6 +54,7 @@ class VjpClaims:
             return flatten(parts)
 
         def ask(x: Array, wide: bool) -> Array:
+            """Return the gradients, (k, n), at x, (n,) or (k, n); not at case.x, w is rounded."""
             # Rounded cotangents show roundings that saturated arguments do not.
             here = x is case.x
             move, rough = 0 if here else case.own_eps, None

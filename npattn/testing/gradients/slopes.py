@@ -149,6 +149,7 @@ class Line:
 
     @np.errstate(all="ignore")
     def _measure(self, i: int) -> Slope:
+        """Return the slopes at step i, of k cotangents, with their errors; keep their noise."""
         h = float(STEPS[i])
         f = np.stack([self.at(j * h) for j in range(-4, 5)]) - self.value  # (9, m)
         finite = np.isfinite(f)

@@ -235,6 +235,7 @@ class Inside:
         factor = self._factor(self.count(chosen))
 
         def attend(q: Any, k: Any, v: Any, mask: Any, triangle: bool | None) -> Any:
+            """Return o, (B, H, T, e), of q (B, H, T, d), k (B, K, S, d) and v (B, K, S, e)."""
             if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or q.shape[0] != k.shape[0]:
                 raise NotImplementedError("a module takes (B, T, C)")
             T, S = q.shape[-2], k.shape[-2]

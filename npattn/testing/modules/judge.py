@@ -530,6 +530,7 @@ class Judge:
         return self.answers[case]
 
     def _compare(self, case: ModuleCase) -> tuple[Comparison, ...]:
+        """Return comparisons of the outputs, and of all gradients if the case is recorded."""
         inputs, form, dtype = self.inputs(case), self.form_of(case), self.module.array_dtype
         if not case.recorded:
             got, exact = self.call(case, inputs, None, form), self.plan.results(inputs, dtype)

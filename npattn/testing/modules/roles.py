@@ -94,6 +94,7 @@ class Reading:
         return role
 
     def __str__(self) -> str:
+        """Return one line: the parameter of each role, how they are packed, heads and norm."""
         D = self.indices["wq"].shape[1] // self.num_heads
         roles = ", ".join(f"w{role} = {name}" for role, name in self.names.items())
         kv = "" if self.num_kv_heads == self.num_heads else f", {self.num_kv_heads} of keys"

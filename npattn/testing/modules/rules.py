@@ -83,6 +83,7 @@ def _with_mask(kind: str, rows: bool) -> Callable[[Judge], Fields | str]:
     """Return the fields of cases with a mask; `rows` needs one that differs between queries."""
 
     def fields(judge: Judge) -> Fields | str:
+        """Return the fields of cases with such a mask, or the reason why there are none."""
         if judge.plan.causal and kind == "causal":
             return {"T": FIELDS["T"][2:]}  # without being told
         forms = [

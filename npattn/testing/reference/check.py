@@ -344,6 +344,7 @@ class Found:
             self._note(case, found)
 
     def _note(self, case: Any, found: Judgement) -> None:
+        """Count a judged case; keep the worst ratio, the powers and the first failure."""
         self.tried += 1
         self.wrong += not found.passed
         self.asked.append((case, not found.passed))
@@ -462,6 +463,7 @@ class Found:
         return [text for text in texts if text]
 
     def _outcome(self, name: str, reference: str) -> Outcome:
+        """Return the outcome of one result: its first failure, or its worst ratio and its power."""
         about = f"{name} agrees with that of {reference}, element by element."
         rule, tried = f"reference-{name}", self.tried
         if name not in self.failed:

@@ -87,6 +87,7 @@ class Decisions:
         evaluate: Callable[[Array | None], Any],
         sign: Callable[[Any], Array] | None,
     ) -> Any:
+        """Return the decision on `given`, of any shape, turned where it is within its error."""
         if given is None or site.given is None or kind == "fixed":
             return evaluate(given)
         assert self.width is not None

@@ -54,6 +54,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 self.reached[_memory(x)] = x
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the result of an operation, rounded and wide if its tensors are followed."""
         kwargs = kwargs or {}
         tensors = [*_tensors(args), *_tensors((*kwargs.values(),))]
         known = {_memory(x) for x in tensors}
@@ -81,6 +82,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     # --- what rounds ------------------------------------------------------------------------------
 
     def _compute(self, func: Any, name: str, args: Any, kwargs: Any, known: set[int]) -> Any:
+        """Return the result of an operation, rounded in place if its numbers are new."""
         terms = exact = None
         if name in SUMS and not _repeats_nothing(name, args, kwargs):
             self.lengths.add(_count_terms(name, func, args, kwargs))
@@ -259,6 +261,8 @@ def _along(mode: RoundingMode, x: Any, dim: int, keep: bool, least: bool) -> tup
 
 
 def _extremum(least: bool) -> Callable[..., Any]:
+    """Return what stands for torch's maxima, or minima if `least`: values by index of the run."""
+
     def extremum(mode: RoundingMode, func: Any, args: Any, kwargs: Any) -> Any:
         """max(x), max(x, dim), amax(x, dims): the last is of several axes, without indices."""
         x, *rest = args

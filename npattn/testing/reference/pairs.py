@@ -273,6 +273,8 @@ class FunctionPair:
         return (place.text if place.held else ""), place.questions
 
     def takes(self, refused: Case) -> str:
+        """Return the condition on sizes and options of refused cases, by calls; "" if none."""
+
         def refuses(problem: Mapping[str, Any]) -> bool | None:
             case = self._case(problem, refused.seed)
             if not self.space.fits(case):

@@ -148,6 +148,7 @@ class Search:
                 raise others.exceptions[0] from None
 
     def _try(self, case: Any) -> None:
+        """Judge a case once; raise _Failed if it is wrong or raises, else keep its ratios."""
         self.tried += self.failure is None
         if case not in self.answers:
             try:

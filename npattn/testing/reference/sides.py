@@ -67,6 +67,7 @@ def share_cotangents(sides: Sides, recipe: Recipe) -> Cotangents:
 
 
 def _probe(f: Implementation, dtype: str, sizes: Mapping[str, Sequence[int]]) -> Capabilities:
+    """Return the capabilities of an implementation in a dtype, from refusals and a few calls."""
     _, structure, together = read_refusals(f)
     alone = {name for names in together if len(names) == 1 for name in names}
     space = Space(

@@ -99,6 +99,7 @@ def _level(record: Record, outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def _outcome(record: Record, outcome: Outcome) -> dict[str, Any]:
+    """Return the fields of an outcome, its recipe, power and script, and whether it counts."""
     fields = outcome.sampled and vars(outcome.sampled)  # a rule may have changed the problem since
     recipe = {"line": outcome.recipe, "changed": "then changed" in outcome.recipe, "fields": fields}
     return _fields(

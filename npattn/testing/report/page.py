@@ -56,6 +56,7 @@ def _describe_run(record: Record) -> str:
 
 
 def _body(record: Record, **options: Any) -> str:
+    """Return the page of a record in HTML: failures, what is excused, and what was not tested."""
     excused = [o for o in record.outcomes if record.excuse(o)]
     suspects = [o for o in record.outcomes if o.status == "suspect" and not record.is_bad(o)]
     notes = [o for o in record.outcomes if o.status == "passed" and o.message]

@@ -71,6 +71,7 @@ def sampling_script(trial: Trial, rule: str, message: str, arguments: str) -> st
 
 
 def _write(trial: Trial, rule: str, message: str, **values: Any) -> str:
+    """Return a script that imports the implementation and shows that it breaks the rule."""
     f = trial.implementation
     imports = [LOAD, f"f, f_backward = load({f.spec!r})"]
     if f.spec not in TARGETS:

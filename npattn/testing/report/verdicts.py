@@ -62,6 +62,7 @@ def rest_verdict(record: Record) -> Verdict:
 
 
 def _outcome_verdict(record: Record, outcome: Outcome) -> Verdict:
+    """Return the verdict on one outcome: stale expectations fail, excused failures xfail."""
     stale = [_stale_line(record, n) for n in (outcome.id, outcome.rule) if n in record.stale]
     if stale:
         return Verdict("failed", "\n".join(stale))

@@ -64,6 +64,8 @@ def shape_and_dtype(trial: Trial, recipe: Recipe) -> float:
 
 
 def _agreement(name: str) -> Check:
+    """Return the check that one result, of all that a problem has, agrees with the oracle."""
+
     def check(trial: Trial, recipe: Recipe) -> float | None:
         comparison = trial.agreement(recipe).get(name)
         if comparison is None:

@@ -42,6 +42,7 @@ def _few(
     """Return a sampling of a few small recipes: plain ones with K = H, and mixed ones, in turn."""
 
     def recipes(trial: Trial, seed: int, examples: int) -> list[Recipe]:
+        """Return at most `count` recipes, with K = H and with any heads in turn; none of size 0."""
         space = trial.space
         sizes = lengths
         if space.few_shapes:  # those of one shape: that of other rules, if none are named
@@ -145,6 +146,7 @@ def _packed_inputs(f: Implementation, problem: Problem, by_head: bool) -> dict[s
 
 
 def _refuses_packed(trial: Trial) -> str | None:
+    """Return the reason why slices of one buffer cannot be passed; None if they can."""
     if reason := keeps_nothing(trial):
         return reason
     if trial.implementation.packing is not None:

@@ -152,6 +152,7 @@ def _check_hull(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
 def _compare_limits(
     result: Array, low: Array, high: Array, slack: Array, problem: Problem, cotangents: Cotangents
 ) -> float:
+    """Return the ratio of o to its limits, all (..., H, T, E); raise Violation if it is beyond."""
     if result.shape != slack.shape:
         text = f"o has shape {result.shape}, expected {slack.shape}"
         raise Violation(text, problem, cotangents)

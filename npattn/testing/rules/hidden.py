@@ -139,9 +139,11 @@ def _negligible(trial: Trial, problem: Problem, keys: Array) -> bool:
 
 
 def _hidden_nan(where: str) -> Check:
+    """Return the check that NaN at hidden keys, values or both changes no other result."""
     arrays = {"k": "keys", "v": "values", "kv": "keys and values"}[where]
 
     def check(trial: Trial, recipe: Recipe) -> float | None:
+        """Return the worst ratio with garbage at hidden keys; None if none can be put there."""
         problem = trial.problem(recipe)
         choice = _hidden_keys(trial, recipe, problem)
         if choice is None:

@@ -78,6 +78,7 @@ def bias_shift(trial: Trial, recipe: Recipe) -> float | None:
 
 
 def _sample_one_key(trial: Trial) -> dict[str, Any]:
+    """Return options of problems whose queries see one key each, by mask, window or S = 1."""
     features, force = trial.space.features, dict[str, Any]()
     forbid = ["sinks", "dropout_mask", "score_mod", "gate"]
     if "mask" in features:

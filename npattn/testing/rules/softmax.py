@@ -50,6 +50,7 @@ def rows_sum_to_one(trial: Trial, recipe: Recipe) -> float:
 
 
 def _sample_empty(trial: Trial) -> dict[str, Any]:
+    """Return options of problems with rows that see no key, by mask, causal or bias."""
     force: dict[str, Any] = {}
     if "mask" in trial.space.features:
         of_queries = not trial.space.refuses(classes_of_value("mask", "empty rows"))

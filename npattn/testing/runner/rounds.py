@@ -136,6 +136,7 @@ class Judge:
         self.refused.insert(0, refusal.line)  # first: it came as a surprise
 
     def _from_finding(self, finding: Finding) -> Outcome:
+        """Return the outcome of what probing found, with a script if there is a problem."""
         outcome = Outcome(
             finding.rule,
             "13" if finding.rule == "gradients" else "12, 14",
@@ -247,6 +248,7 @@ class Judge:
     def _search(
         self, rule: Property, trial: Trial, standing: Standing | None, *, leaves: bool = True
     ) -> RuleSearch:
+        """Return a search for failures of one rule, whose recipes go to the journal, if any."""
         tell: Callable[[Recipe], object] = lambda _: None  # noqa: E731
         if self.journal is not None:
             tell = partial(self.journal.note_recipe, trial.space.dtype, rule.rule)
@@ -282,6 +284,7 @@ def _outcome(rule: Property, dtype: str, status: Status, **details: Any) -> Outc
 
 
 def _failed_outcome(rule: Property, trial: Trial, search: RuleSearch) -> Outcome:
+    """Return the outcome of a failed search: failed, suspect, or the status of its exception."""
     assert search.failure is not None
     recipe, err = search.failure.recipe, search.failure.error
     status: Status = "failed"

@@ -58,6 +58,7 @@ class InProcess:
                 work.begin_without(err)
 
     def _ask(self, work: Round) -> None:
+        """Ask all rules, in rounds of more and more examples, until the work is stopped."""
         for count in round_sizes(work.judge.examples):
             for names, anew in () if work.stopped else plan_turns(work, count):
                 if anew:
@@ -146,6 +147,7 @@ class Processes:
             return tasks
 
     def finish(self) -> None:
+        """Wait for all answers; a round whose structure is refused begins anew without it."""
         with self._catch_crash():
             for work, probed, tasks in self.pending:
                 while True:
@@ -314,6 +316,7 @@ def _answer(
     standings: Mapping[str, Standing],
     anew: bool,
 ) -> _Answer:
+    """Return answers to some rules from this process, and what its implementation gave up."""
     implementation = _get_implementation()
     if anew:
         _renew(implementation)

@@ -119,6 +119,7 @@ class RuleSearch:
         return self.trial.cases(pools, seed, self.examples)
 
     def _try(self, recipes: Iterator[Recipe], count: int) -> None:
+        """Try recipes until `count` are judged; an exception may become a refusal of structure."""
         standing = self.standing
         for recipe in islice(recipes, standing.position):
             self._errors[recipe] = None  # tried in an earlier round

@@ -100,6 +100,7 @@ class SampledRows:
             )
 
     def _check_gradients(self) -> None:
+        """Raise if gradients come without dout or lse, or under conventions that forbid them."""
         gradients = [name for name in ("dq", "dk", "dv") if name in self.got]
         if gradients and self.dout is None:
             raise OptionError(f"got {gradients[0]} without dout: pass the cotangent of out too")
@@ -183,6 +184,7 @@ class SampledRows:
                 yield tuple(lead), h, t
 
     def _compare_rows(self, lead: tuple[int, ...], h: Array, t: Array) -> Iterator[Comparison]:
+        """Yield comparisons at queries t, (n,), of heads h, (n,), which share their keys."""
         do, dl = (None if x is None else x[lead][h, t] for x in (self.dout, self.dlse))
         binary = self.conventions.lse_base == "2"
         if dl is not None:
@@ -204,6 +206,7 @@ class SampledRows:
         yield from self._compare(exact, tolerances, lead, h, t)
 
     def _compare_keys(self, lead: tuple[int, ...], kv: Array, s: Array) -> Iterator[Comparison]:
+        """Yield comparisons of dk and dv at keys s, (n,), of one key head, n times in kv, (n,)."""
         base = math.log(2) if self.conventions.lse_base == "2" else 1.0
         assert self.dout is not None
         lse, out, do = self.got["lse"][lead], self.got["o"][lead], self.dout[lead]
@@ -230,6 +233,7 @@ class SampledRows:
         h: Array,
         t: Array,
     ) -> Iterator[Comparison]:
+        """Yield the worst element of each result at each pair of h, (n,), and t, (n,)."""
         for name in (name for name in self.got if name in exact):
             got = self.got[name][lead][h, t]
             found = _compare_each(name, got, exact[name], tolerances[name])

@@ -63,6 +63,7 @@ def list_packages(requirements: Sequence[str]) -> tuple[str, ...]:
 
 
 def _list_extras(extras: Sequence[str]) -> list[str]:
+    """Return the requirements of npattn's extras; raise OptionError if one is not known."""
     from importlib import metadata  # slow to load
 
     try:

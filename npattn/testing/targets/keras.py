@@ -107,6 +107,7 @@ def _attention_on(backend: str) -> Any:
         is_causal: bool = False,
         return_weights: bool = False,
     ) -> Any:
+        """Return out, (B, H, T, E), and weights if asked; heads are samples of the layer."""
         keras = _load(backend)
         if query.ndim != 4 or key.shape[:2] != query.shape[:2]:
             raise ValueError("query, key and value must be (B, H, T, D), of the same heads")
@@ -157,6 +158,7 @@ def _mha_on(backend: str) -> Any:
         use_causal_mask: bool = False,
         return_weights: bool = False,
     ) -> Any:
+        """Return out, (B, T, H, E), and scores if asked, from arrays of this layout."""
         keras = _load(backend)
         if query.ndim != 4 or key.shape[2] != query.shape[2] or value.shape[2] != query.shape[2]:
             raise ValueError("query, key and value must be (B, T, H, D), of the same heads")

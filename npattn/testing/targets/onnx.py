@@ -86,6 +86,7 @@ def operator(name: str, start: Callable[..., Run], check: Callable[..., Any] | N
         softcap: float | None = None,
         return_weights: bool = False,
     ) -> Any:
+        """Return out, and weights if asked, of q (B, H, T, D), k (B, K, S, D), v (B, K, S, E)."""
         if check is not None:
             mask, bias = check(q, k, mask, bias)
         return _call(start, (q, k, v), mask, bias, return_weights, causal, scale, softcap=softcap)

@@ -140,6 +140,7 @@ def do_unit(unit: Unit) -> Result:
 
 
 def _judge(unit: Unit, journal: Journal) -> dict[str, Any]:
+    """Return the report on one unit: its rules, dtype, seed and examples, in a dictionary."""
     report = check(
         _load_here(unit) if unit.judges.get("sweep") else _connect(unit),
         dtypes=(unit.dtype,),

@@ -80,6 +80,7 @@ class Walls:
         return [*self._bwrap(), *inside] if way == "bwrap" else inside
 
     def _plan(self, way: Way) -> dict[str, object]:
+        """Return what `confine.py` sets up: folders shown and hidden, devices and limits."""
         limits = {
             "NPROC": max(512, 8 * (os.cpu_count() or 1)),
             "NOFILE": 4096,
@@ -118,6 +119,7 @@ class Walls:
         return sorted(str(path.resolve()) for path in self.hidden)
 
     def _bwrap(self) -> list[str]:
+        """Return bwrap and its arguments: no network, files read-only, hidden folders empty."""
         words = ["bwrap", "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
         words += ["--unshare-uts", "--unshare-cgroup-try", "--disable-userns", "--as-pid-1"]
         words += ["--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]

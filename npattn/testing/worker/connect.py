@@ -194,6 +194,7 @@ def _import_path(f: Any) -> str | None:
 
 
 def _pickle(name: str, f: Any, backward: Any) -> bytes:
+    """Return the functions pickled; raise OptionError without cloudpickle, or if that fails."""
     try:
         import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:

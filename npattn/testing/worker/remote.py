@@ -190,6 +190,7 @@ class Remote(Implementation):
             self.storage = replace(self.storage, few_shapes=self.framework.compiles)
 
     def _forget(self) -> None:
+        """Set the state of a worker that was sent nothing yet, by its abilities and settings."""
         self._keys = itertools.count(1)
         self._counterparts: dict[int, Counterpart] = {}
         self._dropped: list[str] = []
@@ -205,6 +206,7 @@ class Remote(Implementation):
             protect_judge()
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without those that hold only in this process."""
         state = dict(vars(self))
         of_process = (
             "framework",

@@ -107,6 +107,7 @@ class LinearProblem:
         put("dtype", dtype)
 
     def _check_options(self) -> None:
+        """Raise OptionError if an option is not legal, or does not go with another."""
         for name in ("causal", "normalise"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise OptionError(f"{name} is {getattr(self, name)!r}, must be True or False")

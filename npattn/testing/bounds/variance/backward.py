@@ -139,6 +139,7 @@ class Variance(ForwardVariance):
         return var + self.u2 * np.square(worst.dl) + self.unit.ds.eta**2 / 3
 
     def _dq_sums(self) -> DqVarianceSums:
+        """Return the sums over the keys of each row from which dq's variance is known."""
         worst, k, k2 = self.worst, self.worst.numbers.k, self.squares.k
         ak, dx2, ops = abs(k), self.dx2, 2 * R2 * self.unit.operands.u**2
         turned = worst.ps is worst.steep
@@ -345,6 +346,7 @@ class Variance(ForwardVariance):
     def _dbias_limit(
         self, var_ds: Array, var_D: Array, shape: tuple[int, ...], every: Array
     ) -> Array:
+        """Return the limit of dbias in `shape`; var_ds is (..., H, T, S), var_D (..., H, T, 1)."""
         worst, p, S = self.worst, self.p, self.worst.problem.S
         ds2 = worst.ds**2
         row = self.p2 * var_D + ds2 * self.var_l
@@ -363,6 +365,7 @@ class Variance(ForwardVariance):
         return self.limit(var, every, lost)
 
     def _dsinks_limit(self, var_D: Array, every: Array) -> Array:
+        """Return the limit of dsinks, (H,), for var_D (..., H, T, 1); inf unless `every`."""
         worst, unit, p_sink = self.worst, self.unit, self.r.p_sink
         assert p_sink is not None
         assert worst.sink is not None

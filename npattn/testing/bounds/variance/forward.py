@@ -85,6 +85,7 @@ class ForwardVariance(GenericRows):
         return self.limit(np.where(self.live, var, 0), generic, self.unit.tiny)
 
     def _out_sums(self) -> OutVarianceSums:
+        """Return the sums over the keys of each row from which out's variance is known."""
         worst, unit, p, v, v2 = self.worst, self.unit, self.p, self.r.v, self.squares.v
         steep, px = worst.steep, worst.where_live(p * worst.x)
         pull = row_sum(px)

@@ -226,6 +226,7 @@ class WorstCase(ForwardErrors):
         return (unit.tiny + unit.operands.eta) * (1 + self.scale) + unit.ds.eta
 
     def _dq_sums(self) -> DqErrorSums:
+        """Return the sums over the keys of each row from which dq's bound is known."""
         live, k, dx, e_dx = self.r.live, self.r.k, self.dx, self.e_dx
         size, ak, mm = abs(dx), self.sizes.k, self.unit.operands.times(2)
         each = e_dx + (self.gamma(self.terms(self.S)) + mm) * (size + e_dx)
@@ -340,6 +341,7 @@ class WorstCase(ForwardErrors):
         )
 
     def _delta_bound(self, sums: DeltaErrorSums, extra: Array | None = None) -> Array:
+        """Return the error of D, (..., H, T, 1), from out, from the weights, or the larger."""
         unit, u, ado = self.unit, self.unit.u, abs(self.do)
         soft = sums.moved / self.down
         if self.p_sink is not None:

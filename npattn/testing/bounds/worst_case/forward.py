@@ -80,6 +80,7 @@ class ForwardErrors(ScoreErrors):
             self.pR = np.where(A < 1, self.pR, np.exp(np.minimum(self.grown, 100)))
 
     def _weight_sums(self, A: Array) -> WeightSums:
+        """Return sums over the keys of each row, for scores that err by A, (..., H, T, S)."""
         p, up = self.r.p, row_sum(self.pR)
         down = row_sum(p * np.exp(-A))
         most = A.max(-1, keepdims=True, initial=0)
@@ -180,6 +181,7 @@ class ForwardErrors(ScoreErrors):
     # --- o ----------------------------------------------------------------------------------------
 
     def _out_sums(self) -> OutErrorSums:
+        """Return the sums over the keys of each row from which out's bound is known."""
         unit, live, av = self.unit, self.r.live, self.sizes.v
         # Weights vanish in storage, or because subnormals are flushed.
         vanished = unit.p.eta + unit.operands.eta + unit.tiny
@@ -194,6 +196,7 @@ class ForwardErrors(ScoreErrors):
         )
 
     def _out_bound(self, sums: OutErrorSums) -> Array:
+        """Return the error of out, (..., H, T, E), and keep its parts for the backward."""
         u, unit, p_sink, mass = self.unit.u, self.unit, self.p_sink, sums.mass
         chain, n_p, ao = self.gamma(self.chain), self.n_p, abs(self.o)
         # At least Σ pR |z v − o|, by Cauchy and Schwarz.

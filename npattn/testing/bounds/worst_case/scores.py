@@ -243,6 +243,7 @@ class ScoreErrors:
         return Stage(c * t, c * moved + unit.s.eta * (2 * c + 1), 1 - t**2, slope_error)
 
     def _score_mod(self, stage: Stage) -> Stage:
+        """Return the stage after score_mod; set its values, and the error of a cap inside it."""
         unit, u, problem = self.unit, self.unit.u, self.problem
         s, error, slope, slope_error = stage
         self.modified = f = call_score_mod(problem, s)
@@ -266,6 +267,7 @@ class ScoreErrors:
         return Stage(f, error, slope, slope_error)
 
     def _add_bias(self, x: Array, error: Array, bias: Array) -> tuple[Array, Array]:
+        """Return x + bias and its error, (..., H, T, S), from the error of x; bias broadcasts."""
         unit, u = self.unit, self.unit.u
         s = x + bias
         # Where the bias itself is a number of the format, no rounding of the sum moves it
