@@ -184,7 +184,10 @@ class _LinearBounds:
     def _through_written(
         self, dy: Array, dS: Array, dstate: Array | None
     ) -> tuple[Array, Array, dict[str, Array]]:
-        """Return the cotangents of `add_cotangents`, their errors, and the errors of dv and dβ."""
+        """Return the cotangents of `add_cotangents`, their errors, and the errors of dv and dβ.
+
+        dy is (..., K, H / K, T, E); dS and dstate are (..., K, D, E).
+        """
         x, written = self.x, self.written
         assert written is not None
         assert x.beta is not None
