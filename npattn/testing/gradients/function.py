@@ -295,7 +295,7 @@ class Function:
         return names, call
 
     def _differentiate(self, w: Array, x: Array, wide: bool) -> Gradient:
-        """Return the gradients of the framework's autodiff."""
+        """Return the gradients of ⟨w, f⟩ by the framework's autodiff; w is (m,), x is (n,)."""
         names, call = self.name_call()
         inputs = dict(zip(names, self.give(x, self.inputs, wide), strict=True))
         outputs = [y.name for y in self.results]
@@ -311,7 +311,7 @@ class Function:
         return [g.conj() if conjugates and g.dtype.kind == "c" else g for g in arrays]
 
     def jvp(self, u: Array, x: Array, wide: bool = False) -> Array:
-        """Return the derivative of the results along u that is claimed, as a flat vector."""
+        """Return the derivative of the results along u that is claimed, (m,); u and x are (n,)."""
         assert self.hand_jvp is not None
         with self.calling(wide):
             given = self.give(u, self.inputs, wide)

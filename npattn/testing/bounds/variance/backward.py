@@ -102,7 +102,7 @@ class Variance(ForwardVariance):
     def _through_slope(self, var_ds: Array) -> None:
         """Set the variance of dx = ds · slope, the error of the slope, and the loss by flushing.
 
-        var_ds is (..., H, T, S).
+        var_ds is (..., H, T, S). var_ds is (..., H, T, S).
         """
         worst, unit = self.worst, self.unit
         self.var_dx, self.bent = var_ds, None
@@ -333,7 +333,8 @@ class Variance(ForwardVariance):
         """Variance of the roundings of a gradient before it is finished.
 
         total and squares are the sums of its terms and of their squares, of one shape; `of` is the
-        input, (..., heads, length, size).
+        input, (..., heads, length, size). total and squares are the sums of its terms and of their
+        squares, of one shape; `of` is the input, (..., heads, length, size).
         """
         worst, unit, rounding = self.worst, self.unit, self.worst.rounding
         square, low = total**2, storage_variance(total, unit.low)

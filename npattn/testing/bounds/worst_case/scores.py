@@ -316,8 +316,9 @@ class ScoreErrors:
     def _add_to_hidden(self, s: Array, x: Array, added: Array, error: Array) -> tuple[Array, Array]:
         """Return the roundings of the sums, and the error before them, where hidden keys have more.
 
-        The bias and the number are added in either order. A score below half a unit of the number
-        leaves it as it is, in any format: then nothing is left of the score, nor of its error.
+        All arrays are (..., H, T, S). The bias and the number are added in either order. A score
+        below half a unit of the number leaves it as it is, in any format: then nothing is left of
+        the score, nor of its error.
         """
         unit, original = self.unit, self.original
         number = self.hidden_number
@@ -471,7 +472,7 @@ class ScoreErrors:
     def _shift(self, s: Array) -> Array:
         """Error of s − m, with or without a factor log₂e, of exp, and of an online softmax.
 
-        Its rescaling hits all earlier keys alike.
+        Its rescaling hits all earlier keys alike. s is (..., H, T, S).
         """
         u, unit, m = self.unit.u, self.unit, self.m
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
