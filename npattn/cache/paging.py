@@ -188,8 +188,7 @@ def find_slots(
 ) -> tuple[tuple[Array, Array], ...]:
     """Return the page and the slot of each key of each sample.
 
-    `block_table` is (B, pages), `lengths` (B,); a sample has two arrays (length,). `block_table` is
-    (B, pages), `lengths` (B,); a sample has two arrays (length,).
+    `block_table` is (B, pages), `lengths` (B,); a sample has two arrays (length,).
     """
     count, P = sizes
     table = read_integers("block_table", block_table, (len(lengths), None))

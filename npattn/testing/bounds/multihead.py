@@ -167,7 +167,7 @@ class MultiHeadBound:
     # --- forward ----------------------------------------------------------------------------------
 
     def forward(self, dout: Array | None, dweights: Array | None) -> dict[str, Array]:
-        """Bounds of out and weights; keep those of the steps for `backward`."""
+        """Bounds of out, (..., T, out), and weights, (..., H, T, S); keep those of the steps."""
         steps, problem = self.steps, self.attention.problem
         self.head_errors = {name: self._project(name) for name in ("query", "key", "value")}
         eq, ek, ev = (self._share(self.head_errors[n], n) for n in self.head_errors)

@@ -160,7 +160,7 @@ def gate_bounds(
     bounds: dict[str, Array],
     dout: Array | None,
 ) -> dict[str, Array]:
-    """Return the bounds of a problem with a gate, from those without it.
+    """Return the bounds of a problem with a gate, from those without; dout is (..., H, T, E).
 
     `form` is the worst case of the canonical problem, after its forward and, with `dout`, its
     backward.

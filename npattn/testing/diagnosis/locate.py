@@ -572,7 +572,7 @@ def _is_by_key(log: Array, slack: Array, ok: Array) -> bool:
 def _regress(
     evidence: Evidence, reader: Reader, log: Array, slack: Array, ok: Array
 ) -> tuple[str, float] | None:
-    """Return the share of q·k, softcap or bias that is too much; arrays are (B, H, T, S)."""
+    """Return the share of q·k or bias that is too much; None if none fits. (B, H, T, S) arrays."""
     problem = evidence.problem
     scale = problem.scale if problem.scale is not None else 1 / max(problem.D, 1) ** 0.5
     raw = scale * reader.products

@@ -241,8 +241,8 @@ class Function:
     def vjp(self, w: Array, x: Array, wide: bool = False, rough: int | None = None) -> Gradient:
         """Return the gradients of ⟨w, f(x)⟩ that are claimed, one for each of `inputs`.
 
-        With a number as `rough`, everything that torch saves for backward is changed by a rounding,
-        at random with that seed.
+        w is (m,), x is (n,). With a number as `rough`, everything that torch saves for backward is
+        changed by a rounding, at random with that seed.
         """
         with self.calling(wide):
             if self.hand_vjp is None:

@@ -178,7 +178,7 @@ def gqa(
 def _behind_cache(
     q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, **options: Any
 ) -> Array:
-    """Call the operator with the last T keys as new ones, those before as the cache; as for gqa."""
+    """Call the operator with the last T keys as new ones, the others as cache; shapes as gqa."""
     B, H, T, _ = q.shape
     K, S = k.shape[1:3]
     arrays = {"query": merge_heads(q)}

@@ -48,7 +48,7 @@ def attention_backward(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> dict[str, Array]:
-    """Gradients by paddle.grad, in the shapes of the inputs; that of a float attn_mask is bias."""
+    """Gradients by paddle.grad, in the inputs' shapes; that of a float attn_mask is named bias."""
     leaves = {"q": query, "k": key, "v": value}
     if attn_mask is not None and attn_mask.dtype != bool:
         leaves["attn_mask"] = attn_mask

@@ -37,7 +37,7 @@ def attention_backward(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> dict[str, Array]:
-    """Gradients by Tensor.gradient, in the shapes of the inputs; a float attn_mask's is bias."""
+    """Gradients by Tensor.gradient, in the inputs' shapes; that of a float attn_mask is bias."""
     leaves = {n: Tensor(x) for n, x in zip("qkv", (query, key, value), strict=True)}
     mask = None if attn_mask is None else Tensor(attn_mask)
     if attn_mask is not None and attn_mask.dtype != bool:

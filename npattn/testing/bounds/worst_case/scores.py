@@ -421,7 +421,7 @@ class ScoreErrors:
         return self.original.softcap is not None and self.problem.softcap is None
 
     def _size_before_cap(self, x: Array) -> Array:
-        """|score_mod(x)| + |bias|, which meet before a late cap."""
+        """|score_mod(x)| + |bias|, (..., H, T, S), which meet before a late cap."""
         original, S = self.original, self.original.S
         x = x[..., :S]
         size = abs(x) if original.score_mod is None else abs(call_score_mod(original, x))
