@@ -257,7 +257,10 @@ def dequantize_backward(
 
 
 def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
-    """Return the largest absolute value of each part that has a descale."""
+    """Return the largest absolute value of each part of x that has a descale.
+
+    x is (..., S, D), by head (..., H, S, D), and by tensor of any shape.
+    """
     if not isinstance(per, str) or per not in get_args(Per):
         raise OptionError(f"per is {per!r}, must be tensor, head, block or token")
     if heads is not None and per != "head":

@@ -113,7 +113,7 @@ def merge_backward(
 def _merge(
     xp: Any, parts: Sequence[Array], logs: Sequence[Array], base: Any
 ) -> tuple[Array, Array, Array]:
-    """Return o, lse and the weight of each part."""
+    """Return o, (..., E), lse, (...), and the weights, (parts, ...), of parts (..., E)."""
     if not isinstance(base, str) or base not in ("e", "2"):
         raise OptionError(f"base is {base!r}, must be 'e' or '2'")
     exp, log = (xp.exp2, xp.log2) if base == "2" else (xp.exp, xp.log)

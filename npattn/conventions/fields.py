@@ -191,7 +191,7 @@ class Conventions:
     # --- results back -----------------------------------------------------------------------------
 
     def results(self, problem: Problem, out: Array, lse: Array) -> tuple[Array, Array]:
-        """Translate out and lse of the canonical problem back."""
+        """Translate out, (..., H, T, E), and lse, (..., H, T), of the canonical problem back."""
         xp, empty = problem.xp, _empty(lse)
         if self.lse_base == "2":
             lse = _times(lse, 1 / math.log(2))
@@ -206,7 +206,7 @@ class Conventions:
         return out, lse
 
     def empty_rows(self, problem: Problem, empty: Array) -> tuple[Array | None, Array | None]:
-        """Return which of the empty rows are NaN, and which are the mean; None where no row is."""
+        """Return which empty rows, (..., H, T), are NaN, and which the mean; None for no row."""
         masked, by_bias = self.empty_row, self.empty_row_bias or self.empty_row
         if problem.S == 0:
             return None, None
@@ -259,7 +259,8 @@ class Conventions:
     ) -> Gradients:
         """Translate gradients of the canonical problem back.
 
-        `bias_gradient` sums the gradient of the scores to that of the bias.
+        dout is (..., H, T, E), lse (..., H, T). `bias_gradient` sums the gradient of the scores to
+        that of the bias.
         """
         xp, S, q, k, v = problem.xp, problem.S, grads.q, grads.k, grads.v
         if self.fill(problem) is not None:

@@ -63,8 +63,8 @@ def translate_changes(
 ) -> tuple[Array, Array]:
     """Translate the changes of the canonical problem's out and lse back.
 
-    `lse` is the canonical one. An empty row keeps its `lse_empty`, moves with the mean of the
-    values, or is NaN as it is.
+    do is (..., H, T, E), dlse and lse are (..., H, T), dv is (..., K, S, E). `lse` is the canonical
+    one. An empty row keeps its `lse_empty`, moves with the mean of the values, or is NaN as it is.
     """
     xp = problem.xp
     if conventions.lse_base == "2":

@@ -56,6 +56,7 @@ def backward_twice(
 ) -> SecondGradients:
     """Gradients of Φ = Σ ddq·dq + Σ ddk·dk + …: forward and backward, read upwards.
 
+    do is (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S), ddq as q, ddk as k, and so on.
     All arrays have a head axis. A problem with score_mod or mixed precision is not for this page.
     """
     q, k, v, tanh, _, live, p, p_sink, keep, _ = residuals

@@ -76,7 +76,10 @@ def backward(
     dlse: Array | None = None,
     dweights: Array | None = None,
 ) -> Gradients:
-    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
+    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards.
+
+    do is (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S).
+    """
     q, k, v, tanh, capped, live, p, p_sink, keep, _ = residuals
     w = problem.round_to_storage(p if keep is None else p * keep)
     do = problem.round_to_storage(do)  # [15]
@@ -183,7 +186,10 @@ def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
 def _softmax(
     s: Array, top: Array, live: Array, sinks: Array | None
 ) -> tuple[Array, Array | None, Array]:
-    """Compute p, p_sink and lse from the scores, their maxima and one sink per head [8, 11]."""
+    """Compute p, p_sink and lse from the scores, their maxima and one sink per head [8, 11].
+
+    s and live are (..., H, T, S), top is (..., H, T, 1), sinks are (H, 1, 1).
+    """
     m = top if sinks is None else np.maximum(top, sinks.real)  # (..., H, T, 1)
     # A query that sees no key has maximum −inf, and −inf − −inf is NaN.
     m = np.where(m == -np.inf, 0, m)

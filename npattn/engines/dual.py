@@ -120,7 +120,7 @@ class Dual(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def differentiate(name: str, function: Callable[[Any], Any], x: Array) -> Array:
-    """Derivative of an elementwise function at x, exact to rounding.
+    """Derivative of an elementwise function at x, of any shape, exact to rounding.
 
     Raises OptionError if the function, called `name` there, uses what this module does not have.
     """

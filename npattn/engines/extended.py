@@ -104,7 +104,7 @@ def backward(
     dlse: Array | None = None,
     dweights: Array | None = None,
 ) -> Gradients:
-    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights."""
+    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights; shapes are as in dense.backward."""
     plain = dense.backward(problem, residuals.dense, do, dlse, dweights)
     q, k, v, slope, live, p, p_sink, keep, *_ = residuals
     cotangent, w = as_pair(_finite(do)), p if keep is None else p.times(keep)

@@ -89,7 +89,8 @@ def _read_modified(modified: Array, x: Array, s: Array) -> Array:
 def slope(problem: Problem, s: Array, tile: Tile | None = None) -> Array:
     """Derivative of score_mod at s, checked against a difference [3].
 
-    It is by complex step at real s, and by dual numbers at complex s, where no step is left.
+    It is by complex step at real s, and by dual numbers at complex s, where no step is left. s has
+    all scores, (..., H, T, S), or those of the tile, (t1 − t0, s1 − s0).
     """
     rate = (complex_step if s.dtype.kind == "f" else _dual_step)(problem, s, tile)
     u = np.finfo(s.dtype).eps

@@ -100,7 +100,10 @@ class Attention:
         dropout_mask: Array | None = None,
         dropout_rate: float = 0.0,
     ) -> Inputs:
-        """Return the inputs of the steps; its parameters are the options of the implementation."""
+        """Return the inputs of the steps; its parameters are the options of the implementation.
+
+        q is (..., H, T, D), k (..., K, S, D), v (..., K, S, E); or all have rank 2, one head.
+        """
         dtype = q.dtype
         q, k, v = (x if x.ndim > 2 else x[None] for x in map(self.read, (q, k, v)))
         lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -141,7 +144,10 @@ class Attention:
         return_weights: bool = False,
         **options: Any,
     ) -> Any:
-        """Return out, or the tuple of out and those of lse and weights that are requested."""
+        """Return out, or the tuple of out and those of lse and weights that are requested.
+
+        q is (..., H, T, D), k (..., K, S, D), v (..., K, S, E), out (..., H, T, E).
+        """
         c = self.inputs(q, k, v, mask, **options)
         o, lse, p = self.results(c._replace(returns_weights=return_weights))
         wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
@@ -167,7 +173,10 @@ class Attention:
         mask: Array | None = None,
         **options: Any,
     ) -> dict[str, Array]:
-        """Return the gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by input name."""
+        """Return the gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by input name.
+
+        dout and out are (..., H, T, E), q (..., H, T, D), k (..., K, S, D), v (..., K, S, E).
+        """
         bias, sinks = options.get("bias"), options.get("sinks")
         c = self.inputs(q, k, v, mask, **options)
         do = np.asarray(dout, np.float64).reshape(*c.q.shape[:-1], v.shape[-1])
@@ -287,7 +296,7 @@ class Attention:
         return c
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        """Return dq, dk, dv by query head, and the gradients of the scores and the sink."""
+        """Return dq, dk, dv by query head, and those of scores and sink, for do (..., H, T, E)."""
         H = c.q.shape[-3]
         k, v = self.share(c.k, H), self.share(c.v, H)
         s, live = self.scores(c)

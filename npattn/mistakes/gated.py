@@ -43,7 +43,7 @@ class Gated(Attention):
         return_max_score: bool = False,
         **options: Any,
     ) -> Any:
-        """Return out, or the tuple of out and what else is requested."""
+        """Return out, or out and what is requested; shapes are those of `Attention.forward`."""
         results = super().forward(q, k, v, mask, **options)
         if not return_max_score:
             return results
@@ -58,7 +58,7 @@ class Gated(Attention):
     def backward(
         self, dout: Array, q: Array, k: Array, v: Array, **options: Any
     ) -> dict[str, Array]:
-        """Return the gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, by input name."""
+        """Return gradients by input name, with dgate; shapes are those of `Attention.backward`."""
         grads = super().backward(dout, q, k, v, **options)
         gate = options.get("gate")
         if gate is not None:

@@ -213,7 +213,7 @@ class Online(Attention):
         at: tuple[slice, slice],
         sums: TileGradients,
     ) -> None:
-        """Add the gradients of one tile to the sums."""
+        """Add the gradients of a tile to the sums, for do (..., H, t, E), delta (..., H, t, 1)."""
         (do, delta, dw), (rows, keys) = cotangents, at
         k, v = (self.share(x, tile.q.shape[-3]) for x in (tile.k, tile.v))
         s, live = self.scores(tile)

@@ -420,7 +420,7 @@ class MultiHeadAttention(MultiHeadParameters):
     def _gradients(
         self, steps: MultiHeadSteps, inputs: MultiHeadInputs, dout: Array, dlse: Any, dweights: Any
     ) -> MultiHeadGradients:
-        """`_steps`, read upwards."""
+        """Return the gradients of `_steps`, read upwards, for dout (..., T, out)."""
         frame, p, S = steps.frame, steps.parameters, steps.frame.S
         d, do = self._backward_from_out(steps, dout)
         grads = api.backward(steps.attention, do, dlse, dweights)
@@ -460,7 +460,7 @@ class MultiHeadAttention(MultiHeadParameters):
     def _gate_gradients(
         self, steps: MultiHeadSteps, dgate: Array
     ) -> tuple[Array, Array, Array, Array | None]:
-        """Gradients of query, wg and bg through the gate, and that of the option gate."""
+        """Gradients of query, wg, bg and the option gate through dgate, (..., H, T, E)."""
         frame, gate, of_option = steps.frame, steps.gate, None
         assert gate is not None
         dsigmoid = dgate

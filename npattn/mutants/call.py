@@ -112,7 +112,7 @@ class Call:
     def _fill(
         self, results: dict[str, Array], v: Array, empty: Array, how: str
     ) -> dict[str, Array]:
-        """Give some rows NaN or the mean of the values; "zero" leaves them."""
+        """Give empty rows, (..., H, T), NaN or the mean of v, (..., K, S, E); none for "zero"."""
         if how == "zero" or not empty.any():
             return results
         o = results["o"]

@@ -45,7 +45,7 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
 
     @functools.wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
-        """Return what the mistake makes of a call of f, as arrays or as tensors, as they came."""
+        """Return the mistake's results for a call of f, as arrays, or as tensors if q is one."""
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)

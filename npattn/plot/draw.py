@@ -214,7 +214,7 @@ def _draw_cells(axes: Axes, heat: HeatMap, look: Look, h: int) -> AxesImage:
 
 
 def _finish_cells(axes: Axes, heat: HeatMap, flagged: Array) -> None:
-    """Draw what depends on the size of a cell: the lines between cells, and the crosses.
+    """Draw what depends on the size of a cell: the lines, and crosses where flagged, (T, S).
 
     Where cells are smaller than a cross, there is at most one cross a place.
     """

@@ -112,7 +112,7 @@ def _option(name: str, array: Array) -> Any:
 
 
 def _select(name: str, array: Array, head: int | None, sample: int | None) -> Array:
-    """Select one element of the batch and one head, unless None."""
+    """Select one element of the batch and one head, unless None, of an array (..., H, T, S)."""
     if sample is not None:
         if array.ndim < 4:
             raise ShapeError(f"{name} has shape {array.shape}, must have a batch for --sample")

@@ -90,7 +90,7 @@ class Look:
 
 
 def weight_look(weights: Array, cmap: Any, fmt: Any) -> Look:
-    """Colours from 0 to the largest weight; from the smallest if a wrong one is negative."""
+    """Colours of weights, of any shape, from 0 to the largest; from the smallest if negative."""
     finite = weights[np.isfinite(weights)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     return Look(

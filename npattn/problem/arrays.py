@@ -169,7 +169,8 @@ def diagonal(T: int, S: int, alignment: str | None) -> int:
 def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
     """Return True where key s lies at most `left` before and `right` after the aligned key.
 
-    `beside` holds the key aligned with each query; None is unlimited.  [6, 7]
+    The shapes of `beside` and s, as (T, 1) and (S,), broadcast to that of the result. `beside`
+    holds the key aligned with each query; None is unlimited.  [6, 7]
     """
     inside = None if right is None else s <= beside + min(right, FAR)
     if left is not None:

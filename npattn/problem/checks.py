@@ -67,7 +67,10 @@ def read_floating(name: str, value: Any) -> Array:
 
 
 def check_sizes(q: Array, k: Array, v: Array) -> tuple[Any, ...]:
-    """Check that q, k, v fit each other, and return lead, H, K, T, S, D, E [12, 14]."""
+    """Check that q, k, v fit each other, and return lead, H, K, T, S, D, E [12, 14].
+
+    q is (..., H, T, D), k (..., K, S, D), v (..., K, S, E); or all have rank 2, one head.
+    """
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim < 2 or (array.ndim == 2) != (q.ndim == 2):
             raise ShapeError(

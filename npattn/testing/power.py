@@ -308,9 +308,9 @@ def find_unseen(
 ) -> list[str]:
     """Return the changes of a passed result that its comparison does not find: [] unless broken.
 
-    The result is multiplied by 1 + 2ε, doubled, negated, set to 0, shifted by one element, and
-    moved where the exact result is 0. A change that leaves every element within its tolerance is
-    left out: nobody must find it.
+    All arrays have the shape of the result. The result is multiplied by 1 + 2ε, doubled, negated,
+    set to 0, shifted by one element, and moved where the exact result is 0. A change that leaves
+    every element within its tolerance is left out: nobody must find it.
 
     Parameters
     ----------

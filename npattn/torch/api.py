@@ -127,7 +127,7 @@ def _forward(
     precision: str | None = None,
     **options: Any,
 ) -> Forward:
-    """Return the forward on tensors, outside of any graph; raise OptionError for precision."""
+    """Return the forward on tensors, breaking a compiled graph; raise if one is exported."""
     if precision is not None:
         raise OptionError(
             f"precision is {precision!r}, must be None on tensors: pass NumPy arrays to "

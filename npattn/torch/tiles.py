@@ -151,7 +151,7 @@ class TilePlan:
     # --- visible strips ---------------------------------------------------------------------------
 
     def _strips(self, group: Group, t0: int, t1: int, cells: list[Any]) -> list[Strip]:
-        """Return the strips of keys that queries t0 ≤ t < t1 may see, as wide as a tile at most."""
+        """Return the strips of keys that queries t0 ≤ t < t1 may see; one if the group is mixed."""
         S = self.S
         if group.mixed:
             return [Strip(0, S, self.masked)]

@@ -117,7 +117,7 @@ def check_values(lists: Array, S: int) -> None:
 
 
 def check_lists(lists: Array, lead: tuple[int, ...], H: int, T: int, S: int) -> None:
-    """Check lists of keys against the sizes of the problem, and that no key stands in one twice."""
+    """Check lists of keys, (..., H, T, n), against the sizes, and that no key is twice in one."""
     rows = (*lead, H, T)
     axes = lists.shape[:-1]
     tail = rows[max(len(rows) - len(axes), 0) :]

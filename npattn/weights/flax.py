@@ -100,7 +100,7 @@ def _check_flax(module: Any, attention: Any) -> None:
 
 
 def _from_linen(linen: Any, module: Any, params: Mapping[str, Any] | None) -> MultiHeadAttention:
-    """Return the module of params, or of those bound; raise if its options contradict them."""
+    """Return the module of params, by default those bound; raise if its options contradict them."""
     _check_flax(module, linen.dot_product_attention)
     if params is None:
         if module.scope is None:

@@ -139,7 +139,7 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
 
 
 def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
-    """Raise OptionError unless E = D, H · D is the width of all weights, and their dtype one."""
+    """Raise OptionError unless wq and wo are (embed, embed), wv is (·, embed), of one dtype."""
     embed, first = mha.wq.shape[0], mha.wq.dtype.name
     wo = () if mha.wo is None else mha.wo.shape
     square = f"must be ({embed}, {embed}): torch has H·D = H·E = in_q = out"

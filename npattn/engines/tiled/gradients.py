@@ -27,7 +27,7 @@ def backward(
     dlse: Array | None = None,
     dweights: Array | None = None,
 ) -> Gradients:
-    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards."""
+    """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights; shapes are as in dense.backward."""
     call = Call(problem)
     pull = Pull(call, saved, do, dlse, dweights)
     if dweights is not None:
@@ -168,7 +168,11 @@ class Pull:
         self, part: Scores, q: Array, do: Array, k: Array, v: Array,
         dq: Array, dbias: Any, fresh: bool, space: WorkSpace,
     ) -> None:  # fmt: skip
-        """Add the gradients of a tile by products, exp, and little else element by element."""
+        """Add the gradients of a tile by products, exp, and little else element by element.
+
+        q is (n, D), do (n, E), k (m, D), v (m, E), dq (T, D); do and v have a column more if
+        self.column.
+        """
         call, (tile, _, partial, p, _), n, m = self.call, part, len(q), len(k)
         rows: Any = (*tile.plane, slice(tile.t0, tile.t1), None)
         if np.count_nonzero(self.late[rows]):  # a tenth of the time of any()
@@ -194,7 +198,7 @@ class Pull:
         self, part: Scores, q: Array, do: Array, k: Array, v: Array,
         dq: Array, dbias: Any, fresh: bool, space: WorkSpace,
     ) -> None:  # fmt: skip
-        """Add the gradients of a tile with every option, line by line as in dense.backward."""
+        """Add a tile's gradients line by line as dense.backward; shapes are those of _add_fast."""
         call, (tile, _, _, s, slope), n, m = self.call, part, len(q), len(k)
         live = s != -np.inf
         asked = live if self.careful else None

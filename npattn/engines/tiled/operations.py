@@ -64,7 +64,7 @@ class Call(Tiling):
         return scaled
 
     def hide(self, tile: Tile, s: Array, space: WorkSpace) -> None:
-        """Turn hidden scores into −inf, in place, and a visible NaN into inf.
+        """Turn hidden scores of a tile, (t, s), into −inf, in place, and a visible NaN into inf.
 
         An inf makes NaN of its row as a NaN does. The minimum of a score and ±inf takes a tenth of
         the time of a masked copy.
@@ -82,7 +82,7 @@ class Call(Tiling):
     def finish_scores(
         self, tile: Tile, s: Array, part: Part, space: WorkSpace, slope: bool = False
     ) -> Array | None:
-        """Turn scale · q kᵀ into the final scores, in place, and return the slope [2-7]."""
+        """Turn scale · q kᵀ, (t, s), into the final scores, in place; return the slope [2-7]."""
         problem, rate = self.problem, None
         if problem.softcap is not None:
             s /= problem.softcap

@@ -96,7 +96,10 @@ def _sums(
     out: Array,
     careful: bool,
 ) -> Array:
-    """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out."""
+    """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out.
+
+    q is (t1 − t0, D), shift (t1 − t0,), out (t1 − t0, E).
+    """
     v = call.v[call.kv_plane(plane)]
     total = np.zeros(t1 - t0, call.dtype)
     begun = False

@@ -55,7 +55,10 @@ def _add_jvp(
     dlse: Array,
     careful: bool,
 ) -> None:
-    """Add Σ p ds of each row to dlse, and Σ w (ds − dlse) v + Σ w dv to do."""
+    """Add Σ p ds of each row to dlse, and Σ w (ds − dlse) v + Σ w dv to do.
+
+    do is (..., H, T, E), dlse (..., H, T), dsinks (H,).
+    """
     plane, t0, t1 = block
     kv_plane, scale = call.kv_plane(plane), call.scale
     k, v = call.k[kv_plane], call.v[kv_plane]

@@ -326,7 +326,10 @@ class TorchModule:
         dout: Array,
         dweights: Array | None,
     ) -> tuple[dict[str, Array | None], dict[str, Array]]:
-        """Return the gradients of Σ dout·out + Σ dweights·weights, of inputs and parameters."""
+        """Return the gradients of Σ dout·out + Σ dweights·weights, of inputs and parameters.
+
+        dout and dweights have the shapes of out and weights.
+        """
         if not out.requires_grad:
             raise ResultError("returned an output that requires no grad: autograd cannot reach it")
         pairs = [(out, dout)]

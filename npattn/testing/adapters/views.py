@@ -11,7 +11,7 @@ from npattn.problem.arrays import Array
 
 
 def lay_out(array: Array, view: str, swap: bool) -> Array:
-    """Return a copy of `array` in the memory layout of a view.
+    """Return a copy of `array`, of any shape, in the memory layout of a view.
 
     Parameters
     ----------

@@ -88,7 +88,10 @@ class ProblemInBlocks:
     def block(
         self, lead: tuple[int, ...], h: Array, t: Array, s: slice | Array, *, always: bool = False
     ) -> Block | None:
-        """Return queries t of heads h, which share keys, with keys s; None if all are hidden."""
+        """Return queries t of heads h, which share keys, with keys s; None if all are hidden.
+
+        h and t are (n,), s is a slice or (m,).
+        """
         problem = self.problem
         keys = np.arange(s.start, s.stop) if isinstance(s, slice) else s
         visible = self._visible(lead, h, t, s, keys)
@@ -162,7 +165,7 @@ class ProblemInBlocks:
         return np.asarray(row if isinstance(s, slice) else row[s - s0])
 
     def _shift_score_mod(self, lead: tuple[int, ...], h: Array, t: Array, keys: Array) -> ScoreMod:
-        """Return score_mod with the indices of the whole problem."""
+        """Return score_mod with the indices of the whole problem: h and t are (n,), keys (m,)."""
         problem = self.problem
         b = int(np.ravel_multi_index(lead, problem.lead)) if lead else 0
 

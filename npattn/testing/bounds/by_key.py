@@ -147,7 +147,7 @@ class KeyGradients(WorstCase):
         return self.blocks_of.block(lead, np.full_like(t, h), t, s, always=always)
 
     def _add(self, block: Block, t: Array) -> None:
-        """Add a block of queries."""
+        """Add a block of queries t, (n,), to the totals."""
         worst = QueryBlock(block, self, self._row_attributes(t))
         worst._through_slope(worst._ds_error(worst._dp_error(worst.do, 0.0), worst.dl))
         variance = QueryBlockVariance(worst, self._variance_attributes(t))
@@ -173,7 +173,7 @@ class KeyGradients(WorstCase):
         return np.where(worst.slope > (least + most) / 2, least, most)
 
     def _row_attributes(self, t: Array) -> RowLevel:
-        """Return the row-level attributes of these queries, as `KeyBlock` takes them."""
+        """Return the row-level attributes of queries t, (n,), as `KeyBlock` takes them."""
         results, most = self.results, self.slack.most
         lse, out, do = (np.asarray(x[t], float)[None] for x in results[:3])
         lse = results.base * lse

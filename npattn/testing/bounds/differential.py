@@ -89,7 +89,7 @@ class _DifferentialBounds:
         self.e_out += (4 * self.u + 3 * self.low) * abs(fwd.out)
 
     def backward(self, dout: Array) -> dict[str, Array]:
-        """Errors of all gradients."""
+        """Errors of all gradients, by name, for dout (..., H, T, E)."""
         fwd = self.fwd
         dy, e_dy, e_weight = self._through_norm(dout)
         total = abs(dy) * self.e2 + e_dy * (abs(self.o2) + self.e2)
@@ -107,7 +107,7 @@ class _DifferentialBounds:
         return {n: np.where(np.isnan(x), np.inf, x) for n, x in errors.items()}
 
     def _through_norm(self, dout: Array) -> tuple[Array, Array, Array]:
-        """Gradient of y with its error, and the error of that of norm_weight."""
+        """Gradient of y with its error, and the error of norm_weight's, for dout (..., H, T, E)."""
         fwd, u, low = self.fwd, self.u, self.low
         du = fwd.out_scale * dout * (1.0 if fwd.norm_weight is None else fwd.norm_weight)
         if fwd.norm is None:
@@ -151,7 +151,7 @@ def _values(p: Problem) -> Array:
 
 
 def _propagate(p: Problem, e: Array) -> dict[str, Array]:
-    """Bound on the gradients for any cotangent of absolute value at most e: sums of its parts."""
+    """Bound on the gradients for any cotangent of absolute value at most e, (..., H, T, E)."""
     q, k, v, tanh, capped, live, w, w_sink, keep, _ = dense.forward(p)[2]
     used = w if keep is None else w * keep
     dp = e @ abs(v).swapaxes(-1, -2)

@@ -184,7 +184,10 @@ class _LinearBounds:
     def _through_written(
         self, dy: Array, dS: Array, dstate: Array | None
     ) -> tuple[Array, Array, dict[str, Array]]:
-        """Return the cotangents of `add_cotangents`, their errors, and the errors of dv and dβ."""
+        """Return the cotangents of `add_cotangents`, their errors, and the errors of dv and dβ.
+
+        dy is (..., K, H / K, T, E); dS and dstate are (..., K, D, E).
+        """
         x, written = self.x, self.written
         assert written is not None
         assert x.beta is not None
@@ -200,7 +203,7 @@ class _LinearBounds:
         return both, add_cotangents(0 * dy, e_dv), errors
 
     def _cotangent(self, dout: Array | None) -> tuple[Array, Array]:
-        """Cotangent of y, with its error."""
+        """Cotangent of y, (..., K, H / K, T, E), with its error, for dout (..., H, T, E)."""
         p = self.p
         do = np.zeros(self.fwd.out.shape) if dout is None else dout
         do = do.reshape(*p.lead, p.K, p.group, p.T, p.E)
@@ -220,7 +223,7 @@ class _LinearBounds:
         return dy, np.concatenate([e_dn, e_dd[..., None]], -1)
 
     def _last_cotangent(self, dstate: Array | None, dnormaliser: Array | None) -> Array:
-        """Absolute cotangent of the last state, with that of the normaliser as its last column."""
+        """Absolute cotangent of the last state, (..., K, D, E), dnormaliser as a column more."""
         p = self.p
         state_rows = (*p.lead, p.K, p.D)
         dS = (
@@ -266,7 +269,7 @@ class _LinearBounds:
         return np.asarray(self.inside * (abs(y) + abs(x * slope) + 1))
 
     def _pullback_error(self, x: Array, size: Array, e: Array) -> Array:
-        """Error of dx = φ'(x) dφ, where dφ has an absolute value of at most `size` and error e."""
+        """Error of dx = φ'(x) dφ, |dφ| at most `size` and with error e; all have the shape of x."""
         kind = self.p.map
         if kind is FEATURE_MAPS["softmax"]:
             p, rel = kind.value(x), 3 * self._softmax_error(x)

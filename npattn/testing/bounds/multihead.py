@@ -147,7 +147,7 @@ class MultiHeadBound:
         return np.asarray(np.where(distinct, np.minimum(worst, likely), worst))
 
     def sum_of_rows(self, x: Array, ex: Array | float, y: Array, ey: Array | float) -> Array:
-        """Error of xᵀ y summed over every axis but the last, where both err."""
+        """Error of xᵀ y, x (..., m) and y (..., n), summed over the other axes, where both err."""
         count = math.prod(x.shape[:-1])
         rows, others = _rows(x), _rows(y)
         total = abs(rows).T @ _rows(np.zeros(y.shape) + ey)
@@ -167,7 +167,7 @@ class MultiHeadBound:
     # --- forward ----------------------------------------------------------------------------------
 
     def forward(self, dout: Array | None, dweights: Array | None) -> dict[str, Array]:
-        """Bounds of out and weights; keep those of the steps for `backward`."""
+        """Bounds of out, (..., T, out), and weights, (..., H, T, S); keep those of the steps."""
         steps, problem = self.steps, self.attention.problem
         self.head_errors = {name: self._project(name) for name in ("query", "key", "value")}
         eq, ek, ev = (self._share(self.head_errors[n], n) for n in self.head_errors)
@@ -269,7 +269,10 @@ class MultiHeadBound:
     def _normalised_backward(
         self, name: str, dy: Array, e: Array, allowed: dict[str, Array]
     ) -> tuple[Array, Array]:
-        """Return the gradient before a norm and its error; note those of its parameters."""
+        """Return the gradient before a norm and its error; note those of its parameters.
+
+        dy, the gradient behind the norm, and e, its error, are (..., H, T, D).
+        """
         kind, norm, w = (
             str(self.mha.qk_norm),
             self.steps.norms[name],
@@ -322,7 +325,7 @@ class MultiHeadBound:
     # --- backward ---------------------------------------------------------------------------------
 
     def backward(self, dout: Array, dweights: Array | None) -> dict[str, Array]:
-        """`forward` read upwards: bounds of the gradients."""
+        """Return bounds of gradients by name; dout is (..., T, out), dweights (..., H, T, S)."""
         steps, allowed = self.steps, {}
         edmerged = np.zeros(steps.merged.shape)
         if self.mha.wo is not None:
@@ -357,7 +360,7 @@ class MultiHeadBound:
         return {n: e for n, e in allowed.items() if n in steps.inputs or n in steps.parameters}
 
     def _heads_backward(self, do: Array, edo: Array, dweights: Array | None) -> dict[str, Array]:
-        """Errors of dq, dk, dv: those that attention gets, and its own."""
+        """Errors of dq, dk, dv: their own, and those of do, (..., H, T, E), which errs by edo."""
         p, ep, v = self.p, self.ep, self._share(self.attention.problem.v, "value")
         dp = do @ _t(v) + (0 if dweights is None else dweights)  # (..., H, T, S)
         edp = edo @ _t(self.v) + (abs(do) + edo) @ _t(self.ev)

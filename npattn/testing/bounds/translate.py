@@ -92,7 +92,7 @@ def _translate_weights(
 def _translate_gradients(
     problem: Problem, conventions: Conventions, form: WorstCase, raw: Gradients, dout: Array
 ) -> Gradients:
-    """Translate bounds of gradients; `dout` is |dout|."""
+    """Translate bounds of gradients; `dout` is |dout|, (..., H, T, E)."""
     flat = form.lse[0] if problem.headless else form.lse
     with_zero_rows = _without_empty_rows(conventions)
     grads = with_zero_rows.gradients(problem, raw, dout, flat)
@@ -125,7 +125,10 @@ def _without_empty_rows(conventions: Conventions) -> Conventions:
 def _extra_dbias_error(
     problem: Problem, conventions: Conventions, form: WorstCase, raw: Array
 ) -> Array | float:
-    """Return the error of dbias by a late cap, or by the scale that it goes through."""
+    """Return the error of dbias by a late cap, or by the scale that it goes through.
+
+    `raw`, its bound in the canonical problem, broadcasts to the shape of the scores.
+    """
     before = conventions.bias == "before_scale"
     if problem.bias_array is None or not (form.caps_late or before):
         return 0.0
@@ -157,7 +160,7 @@ def gate_bounds(
     bounds: dict[str, Array],
     dout: Array | None,
 ) -> dict[str, Array]:
-    """Return the bounds of a problem with a gate, from those without it.
+    """Return the bounds of a problem with a gate, from those without; dout is (..., H, T, E).
 
     `form` is the worst case of the canonical problem, after its forward and, with `dout`, its
     backward.

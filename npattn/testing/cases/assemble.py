@@ -63,7 +63,7 @@ def assemble(space: Space, forced: frozenset[str], seeds: Sequence[int], fields:
 
 
 def _stretch(space: Space, free: set[str], turn: Array, rows: Rows) -> None:
-    """Make T, S, D, E round, wide, long or equal if that was sampled, or must be."""
+    """Make T, S, D, E round, wide, long or equal if sampled so, or needed; turn is (rows,)."""
     where, structure = np.where, space.structure
     rounds, single = rows.pop("round"), rows["T"] == 1
     for x in free & set("TSDE"):

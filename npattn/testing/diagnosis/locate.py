@@ -237,7 +237,7 @@ def _foreign_values(reader: Reader, p: Quantity, apart: Array, o: Quantity) -> F
     """Return the fault of an o that is no product of one P and its own values.
 
     If other values explain it, of another sample or head, they are the fault; or the keys are of
-    that head too.
+    that head too. apart, (B, H, T, S), is True where two readings of P differ.
     """
     found = reader.foreign_values
     bad = {(int(b), int(h)) for b, h, *_ in np.argwhere(apart)}
@@ -391,7 +391,8 @@ def _leaves_weight(p: Quantity, lost: Array) -> bool:
 def _moves_weight(p: Quantity, lost: Array) -> bool:
     """Return True if weight that keys lack is added to others: their values are read twice.
 
-    A key that is hidden leaves its weight to all others alike, or to none.
+    lost, (B, H, T, S), is True at the keys that lack theirs. A key that is hidden leaves its weight
+    to all others alike, or to none.
     """
     rows = lost.any(-1) & (p.want > 0).any(-1)
     total = abs(p.got.sum(-1) - p.want.sum(-1)) <= 2 * p.tolerance.sum(-1)
@@ -422,7 +423,10 @@ def evidence_shape(problem: Any) -> tuple[int, ...]:
 def _find_rows(
     got: Array, want: Array, tol: Array, rows: Array
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Return for wrong rows of P the place whose exact row they are; {} if most have none."""
+    """Return for wrong rows of P the place whose exact row they are; {} if most have none.
+
+    got, want and tol are (B, H, T, S), rows is (B, H, T).
+    """
     S = want.shape[-1]
     places = np.argwhere(rows)
     if S < 3 or not len(places):
@@ -450,7 +454,10 @@ def _by_ratio(
     clear: Array,
     backward: bool,
 ) -> Fault:
-    """Tell s from p by the log ratio of the weights, which a row knows up to a constant."""
+    """Tell s from p by the log ratio of the weights, which a row knows up to a constant.
+
+    clear, (B, H, T, S), is True where a weight is large enough to have a ratio.
+    """
     log, slack, ok = _log_ratios(p, clear)
     rows = ok.sum(-1) > 0
     spread = _nan_range(log)
@@ -508,7 +515,8 @@ def _nan_range(log: Array) -> Array:
 def _reference(log: Array, slack: Array, ok: Array) -> tuple[Array, Array, bool]:
     """Return the log ratio of each row's right keys, rows without any, and if others are few.
 
-    Right is the value that most keys of a row share; of values that as many share, the first.
+    log, slack and ok are (B, H, T, S). Right is the value that most keys of a row share; of values
+    that as many share, the first.
     """
     shape = log.shape[:-1]
     reference, whole = np.zeros(shape), np.zeros(shape, bool)
@@ -564,7 +572,7 @@ def _is_by_key(log: Array, slack: Array, ok: Array) -> bool:
 def _regress(
     evidence: Evidence, reader: Reader, log: Array, slack: Array, ok: Array
 ) -> tuple[str, float] | None:
-    """Return the share of the products or of the bias that is too much; None if neither fits."""
+    """Return the share of q·k or bias that is too much; None if none fits. (B, H, T, S) arrays."""
     problem = evidence.problem
     scale = problem.scale if problem.scale is not None else 1 / max(problem.D, 1) ** 0.5
     raw = scale * reader.products

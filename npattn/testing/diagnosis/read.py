@@ -260,7 +260,7 @@ class Reader:
         return weights, results.sum((0, -1))
 
     def _call(self, problem: Problem, v: Array) -> Array:
-        """Return o; raise if the values cannot be chosen."""
+        """Return o; raise Unreadable if its values v, (..., K, S, E), cannot be chosen."""
         f = self.trial.implementation
         fitted = f.fit(problem)
         if not np.array_equal(np.asarray(fitted.v, np.float64), np.asarray(v, np.float64)):

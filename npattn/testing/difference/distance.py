@@ -65,8 +65,9 @@ def ratios(a: Judged, b: Judged) -> Array:
 def ulps(name: str, a: Array, b: Array, exact: Array) -> Array:
     """Return the differences in ulps of the wider spaced dtype, element by element.
 
-    An ulp is the gap between numbers at the largest element of the row, since small elements of a
-    row are differences of large terms; at 1 or more for an lse, which is a logarithm.
+    a, b and exact have one shape. An ulp is the gap between numbers at the largest element of the
+    row, since small elements of a row are differences of large terms; at 1 or more for an lse,
+    which is a logarithm.
     """
     dtype = max(a.dtype, b.dtype, key=lambda x: float(finfo(x).eps))
     info: Any = finfo(dtype)

@@ -229,7 +229,7 @@ def _move_heads(name: str, array: Array) -> Array:
 
 
 def _read_option(name: str, array: Array) -> Any:
-    """Return the value of an option; NaN, or −1 in a window, is None."""
+    """Return the value of an option, an array of any shape; NaN, or −1 in a window, is None."""
     kind = OPTIONS[name].kind
     if kind == "array":
         return array

@@ -54,7 +54,7 @@ class VjpClaims:
             return flatten(parts)
 
         def ask(x: Array, wide: bool) -> Array:
-            """Return the gradients, (k, n), at x, (n,) or (k, n); not at case.x, w is rounded."""
+            """Return gradients, (k, n), at x, (n,) or (k, n); moved x has rounded cotangents."""
             # Rounded cotangents show roundings that saturated arguments do not.
             here = x is case.x
             move, rough = 0 if here else case.own_eps, None

@@ -45,7 +45,7 @@ def tied_direction(x: Array, rng: np.random.Generator) -> Array:
 def directions(
     x: Array, parts: list[slice], rng: np.random.Generator
 ) -> Iterator[tuple[str, Array]]:
-    """Yield directions that move the elements of `parts`, each with its kind.
+    """Yield directions, (n,), that move the elements of `parts` of x, (n,), each with its kind.
 
     Kinds: "tied", "random" (every element by about the root mean square of its array) and "element"
     (by its own size). Several parts are moved together, and not element by element.

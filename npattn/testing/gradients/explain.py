@@ -35,7 +35,7 @@ def explain_values(
     others: Mapping[str, Array],  # name → right gradients of other arguments of that shape
     rounding: Array | float = 0.0,  # of the claimed gradient
 ) -> str:
-    """Explain a gradient by the right one, or return ""."""
+    """Explain a gradient by the right one, of the same shape, or return ""."""
     error = error + 1e-9 * np.abs(want).max(initial=0)
     tolerance = error + rounding
 

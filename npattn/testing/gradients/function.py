@@ -241,8 +241,8 @@ class Function:
     def vjp(self, w: Array, x: Array, wide: bool = False, rough: int | None = None) -> Gradient:
         """Return the gradients of ⟨w, f(x)⟩ that are claimed, one for each of `inputs`.
 
-        With a number as `rough`, everything that torch saves for backward is changed by a rounding,
-        at random with that seed.
+        w is (m,), x is (n,). With a number as `rough`, everything that torch saves for backward is
+        changed by a rounding, at random with that seed.
         """
         with self.calling(wide):
             if self.hand_vjp is None:
@@ -295,7 +295,7 @@ class Function:
         return names, call
 
     def _differentiate(self, w: Array, x: Array, wide: bool) -> Gradient:
-        """Return the gradients of the framework's autodiff."""
+        """Return the gradients of ⟨w, f⟩ by the framework's autodiff; w is (m,), x is (n,)."""
         names, call = self.name_call()
         inputs = dict(zip(names, self.give(x, self.inputs, wide), strict=True))
         outputs = [y.name for y in self.results]
@@ -311,7 +311,7 @@ class Function:
         return [g.conj() if conjugates and g.dtype.kind == "c" else g for g in arrays]
 
     def jvp(self, u: Array, x: Array, wide: bool = False) -> Array:
-        """Return the derivative of the results along u that is claimed, as a flat vector."""
+        """Return the derivative of the results along u that is claimed, (m,); u and x are (n,)."""
         assert self.hand_jvp is not None
         with self.calling(wide):
             given = self.give(u, self.inputs, wide)

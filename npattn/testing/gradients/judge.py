@@ -138,7 +138,7 @@ def judge_line(line: Line, claim: Array, rounding: Array, size: Array) -> Verdic
 
 
 def _judge_steps(line: Line, claim: Array, rounding: Array, size: Array) -> Verdict:
-    """Judge the claimed slopes at every step: see `judge_line`."""
+    """Judge the claimed slopes at every step, all arrays (k,): see `judge_line`."""
     least = PRECISION * size + 1.25 * rounding
     with np.errstate(all="ignore"):
         slopes = [line.slope(i) for i in range(line.count)]
@@ -184,7 +184,7 @@ def _extrapolate(line: Line, i: int, claim: Array) -> Array:
 
 
 def judge_part(case: Case, claims: Claims, parts: list[slice], excluded: Array) -> Findings:
-    """Judge the slopes along directions that move the arrays of `parts`, without some elements."""
+    """Judge slopes along directions of the arrays of `parts`, 0 where excluded, (n,), is True."""
     findings = Findings()
     for kind, u in directions(case.x, parts, case.rng):
         u[excluded] = 0
@@ -216,7 +216,7 @@ def ask_line(case: Case, claims: Claims, u: Array) -> tuple[Line, Array, Array, 
 
 
 def _leave_out_kinks(case: Case, claims: Claims, u: Array) -> Array:
-    """Return a tied direction without the numbers at which f has a kink; 0 if there are many."""
+    """Return a tied direction, (n,), without the numbers at kinks of f; 0 if there are many."""
     u = u.copy()
     values = abs(case.x) * (u != 0)
     groups: list[Array] = [np.unique(values[values > 0])]
@@ -242,7 +242,7 @@ def _pass_over(case: Case) -> Verdict:
 def judge_kink(
     case: Case, line: Line, claim: Array, rounding: Array
 ) -> tuple[Verdict, tuple[int, float, float, float] | None]:
-    """Judge the claims for one element at which the results have a kink.
+    """Judge the claims, (k,), for one element at which the results have a kink.
 
     Of each result, any slope between those on both sides may be claimed. Where the slopes beside
     the arguments are still others, results are chosen among several arguments, as in the middle of

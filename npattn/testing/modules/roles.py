@@ -65,7 +65,7 @@ class Reading:
     norm_offset: float = 0.0
 
     def build(self, flat: Array) -> MultiHeadAttention:
-        """Return the reference with the weights of a flat vector."""
+        """Return the reference with the weights of a flat vector, (n,)."""
         parameters: dict[str, Any] = {name: flat[index] for name, index in self.indices.items()}
         for name in ("norm_q", "norm_k") if self.norm_offset else ():
             parameters[name] = parameters[name].astype(float) + self.norm_offset

@@ -48,7 +48,7 @@ def describe_amount(name: str, got: Array, exact: Array, allowed: Array) -> str:
 def _describe_factor(
     wide: Array, exact: Array, wrong: Array
 ) -> Iterator[tuple[str, tuple[Array, float]]]:
-    """Yield multiples of the right result, with a factor for its tolerance."""
+    """Yield multiples of the right result, with a factor for its tolerance; all of one shape."""
     ratio = wide[wrong] / exact[wrong]
     median = float(np.median(ratio[np.isfinite(ratio)])) if np.isfinite(ratio).any() else 0.0
     near = [x for x in FACTORS if abs(x - median) < 0.01 * abs(median)]
@@ -75,7 +75,10 @@ def _count(wrong: Array, judged: Array) -> str:
 
 
 def _where(wrong: Array, judged: Array) -> str:
-    """Return " where …" if the wrong elements are all those of some indices of one axis."""
+    """Return " where …" if the wrong elements are all those of some indices of one axis.
+
+    wrong and judged are of one shape, which is any.
+    """
     for axis in range(wrong.ndim - 1, -1, -1):
         others = tuple(n for n in range(wrong.ndim) if n != axis)
         bad, seen = np.asarray(wrong.any(others)), np.asarray(judged.any(others))

@@ -193,7 +193,7 @@ def _count_terms(ufunc: Any, method: str, inputs: Any, kwargs: Any) -> int:
 
 
 def _extremum(run: Run, ufunc: Any, x: Array, kwargs: Any) -> Any:
-    """Return the maximum or minimum over axes, by the index of the run."""
+    """Return the maxima or minima of x, of any shape, over axes, by the index of the run."""
     axis, keep = kwargs.get("axis", 0), kwargs.get("keepdims", False)
     axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     axes = sorted(n % max(x.ndim, 1) for n in axes)
@@ -212,7 +212,7 @@ def _extremum(run: Run, ufunc: Any, x: Array, kwargs: Any) -> Any:
 
 
 def _find_index(run: Run, x: Array, find: Callable[..., Any], axis: Any, **kwargs: Any) -> Any:
-    """Return indices along an axis by the decisions of the run."""
+    """Return indices along an axis of x, of any shape, by the decisions of the run."""
     order, least = find is np.argsort, find is np.argmin
 
     def sign(chosen: Any) -> Array:

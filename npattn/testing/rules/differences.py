@@ -80,7 +80,7 @@ class VariedInput:
 
     @np.errstate(all="ignore")  # without a remainder, the step is the longest
     def lengths(self, step: Array) -> Array:
-        """Best factor of a step for each unit: a power of two.
+        """Best factor of a step, of the shape of x, for each unit: a power of two.
 
         Errors count as A / h in the slope, the remainder as c h². Their sum is least at
         h³ = A / 2c; a quarter of that costs little, and is safe if c is larger than measured.

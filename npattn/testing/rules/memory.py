@@ -58,7 +58,7 @@ def inputs_unchanged(trial: Trial, recipe: Recipe) -> float:
 def _check_cache(
     name: str, want: Array, got: Array, problem: Problem, cotangents: Cotangents
 ) -> None:
-    """Raise Violation if a cache does not hold its keys and the new ones, and nothing else."""
+    """Raise Violation if a cache, of any shape, does not hold its keys and the new ones alone."""
     zero = want.dtype.type(0)  # turned by a quarter, 0 may have either sign
     wrong = (want + zero).view(np.uint8) != (got + zero).view(np.uint8)
     if wrong.any():

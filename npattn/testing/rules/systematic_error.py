@@ -230,8 +230,8 @@ def _fit(
 ) -> Fit | None:
     """Fit by weighted least squares; its error is robust to correlation in a row or a column.
 
-    The allowed size is that of a fit to a factor 1 + shared that all results, or all scores, have
-    in common.
+    effect and those in common have the shape of the result. The allowed size is that of a fit to a
+    factor 1 + shared that all results, or all scores, have in common.
     """
     error, effect = sample.scores(name), sample.standardize(name, effect)
     inside = ~np.isnan(error) & np.isfinite(effect)

@@ -206,7 +206,7 @@ class SampledRows:
         yield from self._compare(exact, tolerances, lead, h, t)
 
     def _compare_keys(self, lead: tuple[int, ...], kv: Array, s: Array) -> Iterator[Comparison]:
-        """Yield comparisons of dk and dv at keys s, (n,), of one key head, n times in kv, (n,)."""
+        """Yield comparisons of dk and dv at keys s, (n,), of one key head, repeated in kv, (n,)."""
         base = math.log(2) if self.conventions.lse_base == "2" else 1.0
         assert self.dout is not None
         lse, out, do = self.got["lse"][lead], self.got["o"][lead], self.dout[lead]

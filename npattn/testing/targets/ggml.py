@@ -54,7 +54,7 @@ _function("ggml_cpu_init", None)()
 
 
 def _check(q: Array, k: Array, v: Array, mask: Array | None) -> None:
-    """Raise where ggml would end the process by an assertion, or read what is not there."""
+    """Raise where ggml would end the process, or read what is not there: see `flash` for shapes."""
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError("q, k and v must have 4 axes: ggml's tensors have them")
     if not q.dtype == k.dtype == v.dtype or q.dtype.name not in _TYPES:
@@ -81,7 +81,8 @@ def flash(
 ) -> Array:
     """Call it with one thread; k and v keep their dtype, q is float32, and so is its result.
 
-    Raises ValueError if ggml would end the process.
+    q is (B, H, T, D), k (B, K, S, D), v (B, K, S, E), the result (B, H, T, E). Raises ValueError if
+    ggml would end the process.
     """
     _check(q, k, v, mask)
     inputs = [q.astype("f4"), k, v]

@@ -37,7 +37,7 @@ def tensorflow_backward(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> dict[str, Array]:
-    """Gradients by TensorFlow's GradientTape."""
+    """Gradients by TensorFlow's GradientTape, in the shapes of the inputs, (B, T, H, D)."""
     import tensorflow
 
     leaves = {"q": query, "k": key, "v": value, "bias": bias}

@@ -22,7 +22,7 @@ def attention(
     mask: Array | None = None,
     sinks: Array | None = None,
 ) -> Array:
-    """Call it, and return its result as a NumPy array."""
+    """Return MLX's result, (B, H, T, E), for q (B, H, T, D), k (B, K, S, D), v (B, K, S, E)."""
     if q.shape[-3] == 0:
         raise ValueError("no heads: MLX divides by their number and ends the process")
     arrays: list[Any] = [None if x is None else mx.array(x) for x in (q, k, v, mask, sinks)]

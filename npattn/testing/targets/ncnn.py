@@ -39,7 +39,10 @@ def _net(masked: bool, scale: float) -> Any:
 def attention(
     q: Array, k: Array, v: Array, attn_mask: Array | None = None, scale: float | None = None
 ) -> Array:
-    """Run the layer for every sample; a boolean mask becomes 0 and −inf, which is added."""
+    """Run the layer for every sample; a boolean mask becomes 0 and −inf, which is added.
+
+    q is (B, H, T, D), k (B, K, S, D), v (B, K, S, E).
+    """
     if not q.ndim == k.ndim == v.ndim == 4 or len({x.shape[0] for x in (q, k, v)}) > 1:
         raise ValueError("q, k and v must be (B, H, T, D), with one batch")
     if 0 in (*q.shape, *k.shape, *v.shape):

@@ -51,7 +51,8 @@ def flash(
 ) -> Array | tuple[Array, Array]:
     """Attention by online softmax, with out in the dtype of q and lse in float32 or float64.
 
-    `causal` and `window` are aligned bottom-right: query t stands at key t + S − T.
+    q is (..., H, T, D), k (..., K, S, D), v (..., K, S, E); or all have rank 2, one head. `causal`
+    and `window` are aligned bottom-right: query t stands at key t + S − T.
     """
     wide, rows, sink = _wide(q), _rows(q, k, v), _sink(q, sinks)
     m = np.empty((*rows.shape[:-1], 1), wide)
@@ -97,7 +98,10 @@ def flash_backward(
     dropout_mask: Array | None = None,
     dropout_rate: float = 0.0,
 ) -> dict[str, Array]:
-    """Gradients of Σ dout·out + Σ dlse·lse, for the out and lse that `flash` returned."""
+    """Gradients of Σ dout·out + Σ dlse·lse, for the out and lse that `flash` returned.
+
+    dout and out are (..., H, T, E), lse and dlse (..., H, T), q, k and v as for `flash`.
+    """
     wide, rows, sink = _wide(q), _rows(q, k, v), _sink(q, sinks)
     scale = _scale(q, scale)
     k_rows, v_rows = (_repeat(x.astype(wide), rows.shape[-3]) for x in (k, v))
@@ -171,7 +175,10 @@ def _tiles(
     scale: float | None,
     softcap: float | None,
 ) -> Iterator[KeyTile]:
-    """Yield the keys, `TILE` at a time, with the final scores of all queries for them."""
+    """Yield the keys, `TILE` at a time, with the final scores of all queries for them.
+
+    rows are (..., H, T, D), k is (..., H, S, D).
+    """
     T, S, wide = rows.shape[-2], k.shape[-2], rows.dtype.type
     left, right = window or (None, None)
     right = 0 if causal else right  # the window's right side is 0 or more  [6, 7]

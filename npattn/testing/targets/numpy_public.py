@@ -57,7 +57,10 @@ def numpy_ml_backward(dout: Array, q: Array, k: Array, v: Array) -> tuple[Array,
 
 
 def _multi_head_attention(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Any, Array]:
-    """Return neuralnetlib's MultiHeadAttention, its projections the identity, and its result."""
+    """Return neuralnetlib's MultiHeadAttention, its projections the identity, and its result.
+
+    q is (B, H, T, D), k (B, H, S, D), v (B, H, S, E), the result (B, T, H · E).
+    """
     from neuralnetlib.layers import MultiHeadAttention
 
     _check(q, k, v)
@@ -92,8 +95,8 @@ def neuralnetlib_backward(
 def _single_head_attention(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Any, Array]:
     """Return neuralnetworknumpy's SingleHeadAttention and its result.
 
-    q, k and v stand side by side in the features of its one input, and each projection takes one of
-    them out.
+    q and k are (..., T, D), v is (..., T, E). q, k and v stand side by side in the features of its
+    one input, and each projection takes one of them out.
     """
     from neuralnetworknumpy.layers.SingleHeadAttention import SingleHeadAttention
 

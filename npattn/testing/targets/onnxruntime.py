@@ -143,7 +143,8 @@ def gqa(
 ) -> Array:
     """Run GroupQueryAttention, which is causal: behind a cache of the keys before the queries.
 
-    Without causal each query is the only one of a call, and the last key is its own.
+    q is (B, H, T, D), k and v are (B, K, S, D). Without causal each query is the only one of a
+    call, and the last key is its own.
     """
     _check(q, k)
     B, H, T, D = q.shape
@@ -177,7 +178,7 @@ def gqa(
 def _behind_cache(
     q: Array, k: Array, v: Array, bias: Array | None, sinks: Array | None, **options: Any
 ) -> Array:
-    """Call the operator with the last keys as new ones, and those before them as the cache."""
+    """Call the operator with the last T keys as new ones, the others as cache; shapes as gqa."""
     B, H, T, _ = q.shape
     K, S = k.shape[1:3]
     arrays = {"query": merge_heads(q)}

@@ -43,7 +43,7 @@ def attention(
     scale: float | None = None,
     causal: bool = False,
 ) -> Array:
-    """Run the operation, with the parameters that its Python function names."""
+    """Return the operation's result, (B, H, T, E), for query (B, H, T, D), value (B, H, S, E)."""
     if query.ndim != 4:
         raise ValueError("query must have 4 axes here")
     if key.shape[-3] != query.shape[-3]:

@@ -32,7 +32,7 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Array:
-    """Call it."""
+    """Return paddle's result, (B, T, H, E), for query (B, T, H, D), value (B, S, K, E)."""
     leaves = {"q": query, "k": key, "v": value}
     options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
     _, out = _attend(leaves, True, **options)
@@ -48,7 +48,7 @@ def attention_backward(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> dict[str, Array]:
-    """Gradients by paddle.grad; that of a float attn_mask is named bias."""
+    """Gradients by paddle.grad, in the inputs' shapes; that of a float attn_mask is named bias."""
     leaves = {"q": query, "k": key, "v": value}
     if attn_mask is not None and attn_mask.dtype != bool:
         leaves["attn_mask"] = attn_mask

@@ -59,7 +59,7 @@ def gpu(
     causal: bool = False,
     scale: float | None = None,
 ) -> Any:
-    """Call ``mha`` of the Pallas kernels for GPUs."""
+    """Call ``mha`` of the Pallas kernels for GPUs, with q (B, H, T, D), k and v (B, H, S, D)."""
     _check_rank(q)
     if q.shape[:2] != k.shape[:2] or k.shape != v.shape:
         raise ValueError("q, k and v must have one B and one H, and k and v one shape")

@@ -19,7 +19,7 @@ def attention(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Array:
-    """Call it."""
+    """Return tinygrad's result, (B, H, T, E), for query (B, H, T, D), value (B, K, S, E)."""
     q, k, v = (Tensor(x) for x in (query, key, value))
     mask = None if attn_mask is None else Tensor(attn_mask)
     out = q.scaled_dot_product_attention(
@@ -37,7 +37,7 @@ def attention_backward(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> dict[str, Array]:
-    """Gradients by Tensor.gradient; that of a float attn_mask is named bias."""
+    """Gradients by Tensor.gradient, in the inputs' shapes; that of a float attn_mask is bias."""
     leaves = {n: Tensor(x) for n, x in zip("qkv", (query, key, value), strict=True)}
     mask = None if attn_mask is None else Tensor(attn_mask)
     if attn_mask is not None and attn_mask.dtype != bool:

@@ -392,7 +392,7 @@ class SentRequest(CallRequest):
             self.entries[name] = {"object": counterpart.key, **made}
 
     def _lay_out(self, name: str, array: Array) -> dict[str, Any]:
-        """Return where the worker finds an array: a tensor, or a view of a buffer."""
+        """Return where the worker finds an array, of any shape: a tensor, or a view of a buffer."""
         root: Any = array
         while isinstance(root.base, np.ndarray):
             root = root.base

@@ -100,7 +100,10 @@ class Variance(ForwardVariance):
         return limits
 
     def _through_slope(self, var_ds: Array) -> None:
-        """Set the variance of dx = ds · slope, the error of the slope, and the loss by flushing."""
+        """Set the variance of dx = ds · slope, the error of the slope, and the loss by flushing.
+
+        var_ds is (..., H, T, S).
+        """
         worst, unit = self.worst, self.unit
         self.var_dx, self.bent = var_ds, None
         if worst.bends:
@@ -290,7 +293,7 @@ class Variance(ForwardVariance):
         return var + self.var_l * delta2 + self.sum_variance(self.n, delta2, squares)
 
     def _delta_variance(self, sums: DeltaVarianceSums, more: Array | None = None) -> Array:
-        """Variance of D, from out or from the weights."""
+        """Variance of D, (..., H, T, 1), from out or from the weights."""
         worst, unit, do2 = self.worst, self.unit, self.do2
         do_o = row_sum(do2 * worst.o**2)
         out = sums.away + self.n_p * R2 * unit.p.u**2 * sums.squares
@@ -310,7 +313,7 @@ class Variance(ForwardVariance):
         return var + self.shift * (sums.leaned - self.tilt * worst.D) ** 2
 
     def _ds_variance(self, var_dp: Array) -> Array:
-        """Variance of dS, without the part that is common to a row."""
+        """Variance of dS, (..., H, T, S) as var_dp, without the part that is common to a row."""
         worst, unit, p2 = self.worst, self.unit, self.p2
         dp, D, dl, ds = worst.dp, worst.D, worst.dl, worst.ds
         away = dp - D
@@ -327,7 +330,11 @@ class Variance(ForwardVariance):
     def _gradient_storage(
         self, total: Array, squares: Array, length: int, of: Array, *, shared: bool = False
     ) -> Array:
-        """Variance of the roundings of a gradient before it is finished."""
+        """Variance of the roundings of a gradient before it is finished.
+
+        total and squares are the sums of its terms and of their squares, of one shape; `of` is the
+        input, (..., heads, length, size).
+        """
         worst, unit, rounding = self.worst, self.unit, self.worst.rounding
         square, low = total**2, storage_variance(total, unit.low)
         var = 4 * self.u2 * square + (rounding.gradient_roundings - 1) * low

@@ -74,7 +74,10 @@ class WorstCase(ForwardErrors):
     def backward(
         self, do: Array, dlse: Array | None, dweights: Array | None = None
     ) -> dict[str, Array]:
-        """Return bounds of the gradients, by name; after `forward`."""
+        """Return bounds of the gradients, by name; after `forward`.
+
+        do is (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S).
+        """
         problem, live = self.problem, self.r.live
         dl: Any = 0.0 if dlse is None else dlse[..., None]
         dw: Any = 0.0 if dweights is None else np.where(live, dweights, 0)
@@ -102,7 +105,7 @@ class WorstCase(ForwardErrors):
         return bounds
 
     def _dp_error(self, do: Array, dw: Any) -> Array:
-        """Set dp, and return its error."""
+        """Set dp, and return its error, (..., H, T, S), for do (..., H, T, E)."""
         u, live = self.unit.u, self.r.live
         dp, e_dp = self._dp_of(do, self.stored_do)
         self.dp_out = self.dp = dp
@@ -127,7 +130,7 @@ class WorstCase(ForwardErrors):
         return dense.sum_live(turned, x, self.r.live.swapaxes(-1, -2))
 
     def _dp_of(self, do: Array, stored: StorageCost) -> tuple[Array, Array]:
-        """Return dp of a cotangent that may be stored, and its error."""
+        """Return dp of a cotangent, (..., H, T, E), that may be stored, and its error."""
         unit, av, live = self.unit, self.sizes.v, self.r.live
         z, n_p, E = self.z, self.n_p, self.problem.E
         dp = self.where_live(self.drop(do @ self.r.v.swapaxes(-1, -2)))
@@ -151,7 +154,10 @@ class WorstCase(ForwardErrors):
         return self._delta_from_weights(self._product_error(dp, e_dp), delta)
 
     def _ds_error(self, e_dp: Array, dlse: Array) -> Array:
-        """Set ds, and return its error without the part that is common to a row."""
+        """Set ds, and return its error without the part that is common to a row.
+
+        e_dp is (..., H, T, S), dlse (..., H, T, 1).
+        """
         u, unit, p = self.unit.u, self.unit, self.r.p
         dp, D, e_D, more = self.dp, self.D, self.e_D, 1 + self.rebuild
         away = dp - D
@@ -172,7 +178,7 @@ class WorstCase(ForwardErrors):
         return self.where_live(e_ds)
 
     def _through_slope(self, e_ds: Array) -> None:
-        """Set dx = ds · slope, p · slope, and the errors of both."""
+        """Set dx = ds · slope, p · slope, and the errors of both; e_ds is (..., H, T, S)."""
         live, P, ds = self.r.live, self.p_up, self.ds
         self.dx, self.e_dx, self.ps, self.loose = ds, e_ds, self.r.p, self.pR
         if not self.bends:
@@ -377,7 +383,11 @@ class WorstCase(ForwardErrors):
         return error + self.rebuild * abs(delta)
 
     def _add_storage(self, t: Array, mass: Array, of: Array, *, shared: bool) -> Array:
-        """Add the roundings of a gradient before it is finished: in blocks, in parts."""
+        """Add the roundings of a gradient before it is finished: in blocks, in parts.
+
+        t, its bound, and mass, the sum of its terms' sizes, have one shape; `of` is the input,
+        (..., heads, length, size).
+        """
         unit, rounding, size = self.unit, self.rounding, mass + t
         length = self.T if shared else self.S
         more = unit.low.times(rounding.gradient_roundings - 1) * size + 4 * unit.u * size

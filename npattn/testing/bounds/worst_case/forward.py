@@ -163,7 +163,7 @@ class ForwardErrors(ScoreErrors):
         return self.r.p + self.pR
 
     def _lse_bound(self, soft: Array, lse: Array) -> Array:
-        """Bound of lse; and of weights that are rebuilt from it, or merged by it."""
+        """Bound of lse, (..., H, T, 1); set those of weights that are rebuilt or merged by it."""
         u, unit = self.unit.u, self.unit
         self.row_sum = unit.row_sum.times(self.chain)  # summed in that format
         fixed = self.gamma(self.chain) + self.row_sum + 4 * u

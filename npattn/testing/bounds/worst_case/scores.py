@@ -316,8 +316,9 @@ class ScoreErrors:
     def _add_to_hidden(self, s: Array, x: Array, added: Array, error: Array) -> tuple[Array, Array]:
         """Return the roundings of the sums, and the error before them, where hidden keys have more.
 
-        The bias and the number are added in either order. A score below half a unit of the number
-        leaves it as it is, in any format: then nothing is left of the score, nor of its error.
+        All arrays are (..., H, T, S). The bias and the number are added in either order. A score
+        below half a unit of the number leaves it as it is, in any format: then nothing is left of
+        the score, nor of its error.
         """
         unit, original = self.unit, self.original
         number = self.hidden_number
@@ -420,7 +421,7 @@ class ScoreErrors:
         return self.original.softcap is not None and self.problem.softcap is None
 
     def _size_before_cap(self, x: Array) -> Array:
-        """|score_mod(x)| + |bias|, which meet before a late cap."""
+        """|score_mod(x)| + |bias|, (..., H, T, S), which meet before a late cap."""
         original, S = self.original, self.original.S
         x = x[..., :S]
         size = abs(x) if original.score_mod is None else abs(call_score_mod(original, x))
@@ -471,7 +472,7 @@ class ScoreErrors:
     def _shift(self, s: Array) -> Array:
         """Error of s − m, with or without a factor log₂e, of exp, and of an online softmax.
 
-        Its rescaling hits all earlier keys alike.
+        Its rescaling hits all earlier keys alike. s is (..., H, T, S).
         """
         u, unit, m = self.unit.u, self.unit, self.m
         online = unit.exp * (1 + min(self.blocks, 16)) + u * self.blocks
