@@ -28,7 +28,7 @@ SIZE = r"(\d+|[bhtsdeBHKTSDEG])"
 SIDE = rf"{SIZE}( ([+−·%]|//) {SIZE})*"
 OPTION = "(mask|causal|window|bias|softcap|scale|sinks|dropout|gate|d?lse|d?weights)"
 SPECIAL = "rows that see no key|hidden keys|contents"
-ATOM = rf"({SIDE} [≥≤<>=≠] {SIDE}|{OPTION}( or {OPTION})*|{SPECIAL})"
+ATOM = rf"({SIDE} [≥≤<>=≠] {SIDE}( or {OPTION})*|{OPTION}( or {OPTION})*|{SPECIAL})"
 PLACE = re.compile(rf"(backward: )?(everywhere|{ATOM}( and {ATOM})*)")
 
 
@@ -40,7 +40,8 @@ PLACE = re.compile(rf"(backward: )?(everywhere|{ATOM}( and {ATOM})*)")
         ("h // K % K ≠ h // G and mask or bias", True),
         ("rows that see no key and sinks", True),
         ("", False),
-        ("s > 16 or mask", False),
+        ("s > 16 or mask", True),
+        ("mask or s > 16", False),
         ("s >= 16", False),
         ("everywhere and mask", False),
         ("backward:", False),

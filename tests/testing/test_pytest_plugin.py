@@ -34,7 +34,7 @@ def right(q, k, v, mask=None):
         print(os.getpid(), file=file)
     return npattn.attention(q, k, v, mask, dtype=q.dtype)
 
-def wrong(q, k, v, mask=None):  # a query that sees nothing gives NaN
+def wrong(q, k, v, mask=None):  # a query that sees no key gives NaN
     s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1], dtype=q.dtype)
     s = s if mask is None else np.where(mask, s, -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
@@ -97,7 +97,7 @@ def test_a_wrong_function_is_red_with_the_cause_first(run):
     assert result.ret == 1
     assert result.parseoutcomes() == {"failed": 1, "passed": 2, "skipped": 1, "xfailed": 1}
     lines = section(result, "test_rule[empty-row-float32]")
-    assert lines[0] == "a query that sees nothing gives NaN"
+    assert lines[0] == "a query that sees no key gives NaN"
     assert re.match(r"o\[0, .*\]: got nan, want 0, allowed", lines[1])
     assert lines[2].startswith("empty-row[float32] failed: A fully masked query")
     assert lines[5] == "  passes with conventions=npattn.Conventions(empty_row='nan')"
@@ -122,7 +122,7 @@ def test_no_line_shows_where_npattn_is(run):
     places = re.findall(r"SKIPPED \[\d\] (\S+): no backward", text)
     assert places == ["test_it.py:2", "test_it.py:5"]
     result = run(code, "--tb=line", "--xfail-tb", "--show-capture=no")
-    places = re.findall(r"(test_it.py:\d): Failed: a query that sees nothing", result.stdout.str())
+    places = re.findall(r"(test_it.py:\d): Failed: a query that sees no key", result.stdout.str())
     assert places == ["test_it.py:2", "test_it.py:5"]
     result.stdout.fnmatch_lines(["*XFAILURES*", "not required: *D = 0*", "D = 0: o*: got nan*"])
     assert "suite.py" not in result.stdout.str()
@@ -196,7 +196,7 @@ def test_what_is_xfailed_fails_with_runxfail(run):
     result = run(decorate("wrong, expect={'empty-row': 'why'}, **FEW"), "--runxfail")
     assert result.parseoutcomes() == {"failed": 2, "passed": 2, "skipped": 1}
     assert (
-        section(result, "test_rule[empty-row-float32]")[1] == "a query that sees nothing gives NaN"
+        section(result, "test_rule[empty-row-float32]")[1] == "a query that sees no key gives NaN"
     )
 
 

@@ -162,7 +162,7 @@ def say_where(
     conditions = _conditions(asked, best, fault)
     if conditions is None:
         return ""
-    conditions += _shared(source, conditions, failing)
+    conditions += _options_in_common(source, conditions, failing)
     return " and ".join([*(atom.text for atom in best.atoms), *conditions]) or EVERYWHERE
 
 
@@ -197,10 +197,10 @@ def _say_origin(
     if conditions is None and any(origin.errors_on([s]) > CONFIRMED for s in passing):
         return ""
     conditions = conditions or []
-    return " and ".join([atom.text, *conditions, *_shared(amount, conditions, failing)])
+    return " and ".join([atom.text, *conditions, *_options_in_common(amount, conditions, failing)])
 
 
-def _shared(
+def _options_in_common(
     amount: str, conditions: Sequence[str], failing: Sequence[tuple[Point, Sample]]
 ) -> list[str]:
     """Return the options that an amount names, and all failing problems have, if no condition does.

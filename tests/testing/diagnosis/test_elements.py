@@ -133,6 +133,7 @@ def test_what_two_causes_make_wrong_together_is_explained():
 @pytest.mark.parametrize(("count", "said"), [(2, "t ≥ 3"), (3, "")])
 def test_more_than_two_conditions_on_elements_are_no_place(count, said, monkeypatch):
     monkeypatch.setattr(elements, "_choose", lambda *_: Where("t ≥ 3", 0.0, (None,) * count))
+    monkeypatch.setattr(elements, "_is_of_one_length", lambda *_: False)
     fault = SimpleNamespace(axes="", step="s")
     assert elements.say_where([], fault, None, "") == said
 

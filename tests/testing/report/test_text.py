@@ -251,7 +251,7 @@ def test_green_report_is_in_order_within_twelve_lines_of_eighty():
     assert max(map(len, text)) <= 80
     assert text[0] == "passed; refused: a, b, c and 2 more"
     beginnings = ("passed;", "not tested", "kept: values 1", "reproducible:", "tested sizes: B")
-    beginnings += ("npattn check mine:f", "float32 behaves", LINK, "passed: 5 passed, 1 failed")
+    beginnings += ("npattn check mine:f", "precision: float32", LINK, "passed: 5 passed, 1 failed")
     found = [next(i for i, x in enumerate(text) if x.startswith(y)) for y in beginnings]
     assert found == sorted(found)
     assert found[-2:] == [len(text) - 2, len(text) - 1]

@@ -218,7 +218,7 @@ def test_parameters_of_a_built_in_are_in_its_docstring():
     described = describe_parameters(torch.nn.functional.scaled_dot_product_attention)
     names = [name for name, *_ in described]
     assert names[:4] == ["query", "key", "value", "attn_mask"]
-    assert ["enable_gqa", "POSITIONAL_OR_KEYWORD", ["False"], ""] in described
+    assert ["enable_gqa", "POSITIONAL_OR_KEYWORD", [False], ""] in described
     assert describe_parameters(int.from_bytes) != []
     assert describe_parameters(torch.nn.Linear(2, 3))[0][0] == "input"
     assert describe_parameters(vars) == []
