@@ -98,8 +98,7 @@ def _sums(
 ) -> Array:
     """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out.
 
-    The shape of q is (t1 − t0, D), of shift (t1 − t0,), of out (t1 − t0, E). q is (t1 − t0, D),
-    shift (t1 − t0,), out (t1 − t0, E).
+    q is (t1 − t0, D), shift (t1 − t0,), out (t1 − t0, E).
     """
     v = call.v[call.kv_plane(plane)]
     total = np.zeros(t1 - t0, call.dtype)

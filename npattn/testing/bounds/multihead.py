@@ -136,9 +136,8 @@ class MultiHeadBound:
     ) -> Array:
         """Error of sums of n products, of which |total|, Σ |x y| and Σ (x y)² are known.
 
-        All arrays have the shape of the sums. The worst case; less where the products are distinct,
-        whose roundings are as good as random (37): nothing is assumed of roundings of different
-        sums.
+        The worst case; less where the products are distinct, whose roundings are as good as random
+        (37): nothing is assumed of roundings of different sums. All arrays have the sums' shape.
         """
         worst = (self.gamma(n + 2) + operands) * size
         u2 = R2 * self.unit.u**2
