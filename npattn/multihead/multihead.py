@@ -388,7 +388,7 @@ class MultiHeadAttention(MultiHeadParameters):
         frame: Problem,
         gate: Array | None,
     ) -> Forward:
-        """Attention of the heads, with the appended keys and both gates."""
+        """Attention of the heads, with the appended keys and both gates; gate is (..., H, T, E)."""
         options: dict[str, Any] = {**inputs.options, "dtype": frame.storage or frame.dtype}
         if gate is not None:
             options["gate"] = gate if frame.gate is None else gate * _gate_option(frame)

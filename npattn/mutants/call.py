@@ -50,7 +50,7 @@ class Call:
     def backward(
         self, qkv: tuple[Array, ...], results: Mapping[str, Array], cotangents: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Return the gradients by the name of the input."""
+        """Return the gradients by the name of the input, in the shapes of q, k, v and options."""
         q, k, v = map(self._move_heads, qkv)
         dout = self._move_heads(cotangents["o"])
         dlse, dweights = cotangents.get("lse"), cotangents.get("weights")

@@ -401,7 +401,10 @@ def _exact(
     dlse: Array | None,
     dweights: Array | None,
 ) -> dict[str, Array]:
-    """Evaluate the oracle: the results that the problem has, by name."""
+    """Evaluate the oracle: the results that the problem has, by name.
+
+    dout is (..., H, T, E), dlse (..., H, T), dweights (..., H, T, S).
+    """
     fwd = evaluate(problem, conventions, engine="dense")
     exact = {"o": fwd.out, "lse": fwd.lse}
     exact |= {name: getattr(fwd, name) for name in more}

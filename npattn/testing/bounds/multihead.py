@@ -137,7 +137,7 @@ class MultiHeadBound:
         """Error of sums of n products, of which |total|, Σ |x y| and Σ (x y)² are known.
 
         The worst case; less where the products are distinct, whose roundings are as good as random
-        (37): nothing is assumed of roundings of different sums.
+        (37): nothing is assumed of roundings of different sums. All arrays have the sums' shape.
         """
         worst = (self.gamma(n + 2) + operands) * size
         u2 = R2 * self.unit.u**2

@@ -31,7 +31,8 @@ def translate_bounds(
 ) -> dict[str, Array]:
     """Return the bounds of a problem's results, from those of the canonical problem.
 
-    `form` is the worst case of the canonical problem; without `dout`, there are no gradients.
+    dout is (..., H, T, E). `form` is the worst case of the canonical problem; without `dout`, there
+    are no gradients.
     """
     if conventions == OWN:
         return _own_terms(problem, bounds)

@@ -24,7 +24,7 @@ def excess(got: Array, exact: Array) -> Array:
 
 
 def excess_of(got: Array, wide: Array, exact: Array, over: Array) -> Array:
-    """Return `excess`, from `wide` (got in float64) and `over` (exact − wide).
+    """Return `excess`, from `wide` (got in float64) and `over` (exact − wide), of one shape.
 
     `over` is exact where it is small, so no midpoint has to be a float64 number.
     """

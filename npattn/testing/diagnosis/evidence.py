@@ -176,7 +176,7 @@ class Evidence:
         return [whole]
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
-        """Return True if predicted arrays are those observed of one result.
+        """Return True if predicted arrays, of the result's shape, are those observed.
 
         Of several calls those may be right that take another path than the wrong ones, as where a
         kernel falls back to another to give the gradient of the bias too.

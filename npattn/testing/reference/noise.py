@@ -22,7 +22,7 @@ class Noise:
     largest: float = np.inf
 
     def round(self, x: Array, terms: Array | None = None, exact: Array | None = None) -> Array:
-        """Return float64 numbers, each rounded at random.
+        """Return float64 numbers, of any shape, each rounded at random.
 
         Parameters
         ----------

@@ -29,9 +29,9 @@ def nnx_weights(
 ) -> Any:
     """Call it as nnx.MultiHeadAttention with a dropout does when it is evaluated.
 
-    Any rate of dropout, though nothing is dropped, takes `dot_product_attention_weights` in place
-    of ``jax.nn.dot_product_attention``. With ``is_causal`` that raises on a mask of one row for all
-    queries: here it has them all.
+    query is (B, T, H, D), key (B, S, K, D), value (B, S, K, E). Any rate of dropout, though nothing
+    is dropped, takes `dot_product_attention_weights` in place of ``jax.nn.dot_product_attention``.
+    With ``is_causal`` that raises on a mask of one row for all queries: here it has them all.
     """
     if is_causal and mask is not None:
         scores_shape = (*mask.shape[:-2], query.shape[-3], key.shape[-3])

@@ -86,7 +86,7 @@ def tpu_flash(
     bias: jax.Array | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Call ``flash_attention`` of the Pallas kernels for TPUs."""
+    """Call ``flash_attention`` of Pallas for TPUs; q is (B, H, T, D), k and v are (B, H, S, D)."""
     _check_rank(q)
     shape = (*q.shape[:3], k.shape[2])
     ab = None if bias is None else jnp.broadcast_to(bias, shape)
@@ -201,7 +201,7 @@ def tpu_splash(
     """Call the kernel that ``make_splash_mha`` makes of the masks; the caller scales q.
 
     It has an "undefined softmax" where a query sees nothing: such a query is given all keys, and
-    its result is set to 0.
+    its result is set to 0. q is (B, H, T, D), k (B, K, S, D), v (B, K, S, E), sinks (H,).
     """
     _check_rank(q)
     H, T, S = q.shape[1], q.shape[2], k.shape[2]

@@ -246,7 +246,7 @@ def _through_features(p: LinearProblem, grads: LinearOperands) -> LinearGradient
 
 
 def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) -> Array:
-    """Return a cotangent with a head axis in the dtype of the computation; zeros for None."""
+    """Return a cotangent of the result's shape, with a head axis and computed dtype; None is 0."""
     if result is None:
         if value is not None:
             raise OptionError(f"got {name}, but normalise is False; leave it out")

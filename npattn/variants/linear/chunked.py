@@ -37,7 +37,7 @@ def forward(x: LinearOperands, size: int) -> tuple[Array, Array]:
 
 
 def backward(x: LinearOperands, dy: Array, dstate: Array, size: int) -> LinearOperands:
-    """Gradients of Σ dy·y + Σ dstate·(last state)."""
+    """Gradients of Σ dy·y + Σ dstate·(last state): (..., K, G, T, E) and (..., K, F, E)."""
     dS = dstate
     if not x.causal:
         dS = dS + (_t(x.q) @ dy).sum(-3)

@@ -54,7 +54,7 @@ def forward(x: LinearOperands, xp: Any = ARRAYS) -> tuple[Array, Array]:
 
 
 def backward(x: LinearOperands, dy: Array, dstate: Array) -> LinearOperands:
-    """Gradients of Σ dy·y + Σ dstate·(last state)."""
+    """Gradients of Σ dy·y + Σ dstate·(last state): (..., K, G, T, E) and (..., K, F, E)."""
     a, states = np.exp(x.g), [*_states(x)]
     dq, dk, dv = np.empty_like(x.q), np.empty_like(x.k), np.empty_like(x.v)
     dg, dbeta = np.empty_like(x.k), None if x.beta is None else np.empty_like(x.beta)
