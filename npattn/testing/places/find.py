@@ -65,27 +65,17 @@ class Place:
 
 
 def find_place(
-    # takes a problem as a dict; returns True (it fails), False (it passes) or None (refused, or not
-    # told)
     fails: Callable[[dict[str, Value]], Answer],
-    # a problem that fails: sizes as ints, options as bools or other values, under any names
     failing: Sample,
     *,
-    # numbers that a size may have; 1 to 136 and multiples of 8 up to 512 by default
     domains: Domains | None = None,
-    # values of an option; (False, True) by default where its value is a bool. Other options keep
-    # their value.
     choices: Mapping[str, Sequence[Value]] | None = None,
-    # (mapping, Answer): problems whose answer is known; the place must agree with them
     known: Iterable[tuple[Sample, Answer]] = (),
-    # as `fails`, with other numbers: asked where a problem passes against what was found, as a
-    # fault may not show with some numbers
     again: Callable[[dict[str, Value]], Answer] | None = None,
-    # the budget. Where each question is dear, fewer are asked on each border.
     questions: int = 300,
     seconds: float = 3.0,
-    seed: int = 0,  # of the random problems of the attack
-    most: int = 3,  # how many clauses
+    seed: int = 0,
+    most: int = 3,
 ) -> Place:
     """Find on which problems a function fails.
 
@@ -93,6 +83,34 @@ def find_place(
     fails and what passes is exact. The conjunction of the borders is then attacked: problems that
     it holds for must fail, others must pass, above all those that break one atom alone. A problem
     that does not agree starts another clause, or shows an atom that lacks.
+
+    Parameters
+    ----------
+    fails : callable
+        Takes a problem as a dict; returns True (it fails), False (it passes) or None (refused, or
+        not told).
+    failing : mapping
+        A problem that fails: sizes as ints, options as bools or other values, under any names.
+    domains : mapping of str to sequence of int, optional
+        Numbers that a size may have; 1 to 136 and multiples of 8 up to 512 by default.
+    choices : mapping of str to sequence, optional
+        Values of an option; (False, True) by default where its value is a bool. Other options
+        keep their value.
+    known : iterable of (mapping, Answer)
+        Problems whose answer is known; the place must agree with them.
+    again : callable, optional
+        As `fails`, with other numbers: asked where a problem passes against what was found, as a
+        fault may not show with some numbers.
+    questions, seconds
+        The budget. Where each question is dear, fewer are asked on each border.
+    seed : int
+        Of the random problems of the attack.
+    most : int
+        How many clauses.
+
+    Returns
+    -------
+    Place
     """
     ask = Asking(fails, questions, seconds, [*known, (failing, True)], again)
     search = _Search(ask, dict(failing), domains or {}, choices or {}, seed)
