@@ -395,9 +395,12 @@ def _nothing(faults: Faults, points: Sequence[Point]) -> str:
 
 
 def _nan(faults: Faults, points: Sequence[Point]) -> str:
+    """Describe NaN; which gradients have it depends on the problem."""
     fault, _ = faults[0]
     name = fault.quantity.name
-    return f"{name} is NaN or infinite" if fault.form else f"{name} is finite where it must be NaN"
+    if not fault.form:
+        return f"{name} is finite where it must be NaN"
+    return f"{'a gradient' if fault.backward else name} is NaN or infinite"
 
 
 def _result(faults: Faults, points: Sequence[Point]) -> str:
