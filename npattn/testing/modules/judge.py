@@ -62,23 +62,12 @@ heads."""
 
 
 class Meaning(NamedTuple):
-    """A module by one reading of its parameters.
-
-    Attributes
-    ----------
-    reading : Reading
-    plan : Plan
-        The reference with what arguments and attributes name.
-    shown : dict
-        Fields of the plan that probes show to be others.
-    notes : list of str
-        How a report says what is named.
-    """
+    """A module by one reading of its parameters."""
 
     reading: Reading
-    plan: Plan
-    shown: dict[str, Any]
-    notes: list[str]
+    plan: Plan  # the reference with what arguments and attributes name
+    shown: dict[str, Any]  # fields of the plan that probes show to be others
+    notes: list[str]  # how a report says what is named
 
 
 class Judge:

@@ -111,12 +111,7 @@ class Reading:
 
 
 class Flat:
-    """The parameters of a module as one vector.
-
-    Attributes
-    ----------
-    size : int
-    """
+    """The parameters of a module as one vector of `size` elements."""
 
     def __init__(self, parameters: Mapping[str, Array]) -> None:
         self.shapes = {name: x.shape for name, x in parameters.items()}

@@ -233,12 +233,7 @@ class Function:
 class FunctionPair:
     """A function and its reference, of arrays by letters.
 
-    Attributes
-    ----------
-    f, reference : Function
-        Of which modules have the dtype; those of the reference hold the same weights in float64.
-    space : LetterSpace
-    dtype : str
+    Modules of the function have the dtype; those of the reference hold the same weights in float64.
     """
 
     f: Function
