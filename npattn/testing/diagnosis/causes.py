@@ -77,21 +77,12 @@ FORWARD = ("nan", "s", "visible", "p", "o", "layout", "")
 def diagnose(
     judged: Sequence[tuple[Trial, Sequence[Outcome]]],
 ) -> tuple[list[Outcome], tuple[Cause, ...]]:
-    """Find the causes of what failed.
+    """Find the causes of what failed, from the trial and all outcomes of each dtype.
 
-    Parameters
-    ----------
-    judged : sequence of (Trial, sequence of Outcome)
-        For each dtype, the trial with its space narrowed to what is accepted, and all outcomes.
-
-    Returns
-    -------
-    outcomes : list of Outcome
-        All of them, those that failed with a diagnosis.
-    causes : tuple of Cause
-        Every outcome that failed, raised or is suspect belongs to exactly one; the cause of most
-        required rules comes first, what is not explained last. Bits that differ (level
-        reproducible) are measured, and have none.
+    The space of a trial is narrowed to what is accepted. Returned are all outcomes, those that
+    failed with a diagnosis, and the causes: every outcome that failed, raised or is suspect belongs
+    to exactly one; the cause of most required rules comes first, what is not explained last. Bits
+    that differ (level reproducible) are measured, and have none.
     """
     causes: dict[str, Cause] = {}
     named: dict[int, str] = {}

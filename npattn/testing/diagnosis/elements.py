@@ -78,19 +78,11 @@ def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neigh
 
 @dataclass(frozen=True)
 class Asked:
-    """On which problems a function fails, as it was asked.
-
-    Attributes
-    ----------
-    near : Neighbours
-    place : Place
-    held : bool
-        True if it was attacked, and no problem at hand refutes it.
-    """
+    """On which problems a function fails, as it was asked."""
 
     near: Neighbours
     place: Place
-    held: bool
+    held: bool  # it was attacked, and no problem at hand refutes it
 
     @classmethod
     def of(
@@ -129,18 +121,10 @@ def say_where(
     asked: Asked | None,
     amount: str,
 ) -> str:
-    """Return where it is wrong; "" if nothing holds.
+    """Return where it is wrong, of points that share a fault; "" if nothing holds.
 
-    Where the amount names a source, it is wrong where that is not the right one.
-
-    Parameters
-    ----------
-    points : sequence of Point
-    fault : Fault
-        What they share.
-    asked : Asked or None
-        On which problems it fails; None if that could not be asked.
-    amount : str
+    Where the amount names a source, it is wrong where that is not the right one. `asked` says on
+    which problems it fails, None if that could not be asked.
     """
     source = amount if fault.step == "visible" and amount not in SEEN else ""
     told = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]

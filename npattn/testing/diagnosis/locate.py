@@ -48,31 +48,15 @@ ALL = 0.97
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """The first wrong quantity on one problem, and where it is wrong.
+    """The first wrong quantity on one problem, and where it is wrong."""
 
-    Attributes
-    ----------
-    step : str
-        As `Cause.step`.
-    quantity : Quantity
-        What was read; `wrong` below is the part that the step is to blame for.
-    wrong, known : array of bool
-        Elements that are wrong, and elements of which it is known.
-    backward : bool
-        True if the forward is right and its quantity is computed again.
-    form : str
-        Form of what is wrong: "factor", "zeros", "extra", "content", "moved", "rows", ….
-    facts : dict
-        Numbers that describe it.
-    """
-
-    step: str
-    quantity: Quantity
-    wrong: Array
-    known: Array
-    backward: bool = False
-    form: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    step: str  # as `Cause.step`
+    quantity: Quantity  # what was read; `wrong` below is the part that the step is to blame for
+    wrong: Array  # elements that are wrong
+    known: Array  # elements of which it is known
+    backward: bool = False  # the forward is right and its quantity is computed again
+    form: str = ""  # of what is wrong: "factor", "zeros", "extra", "content", "moved", "rows", …
+    facts: dict[str, Any] = field(default_factory=dict)  # numbers that describe it
 
     @property
     def axes(self) -> str:

@@ -75,19 +75,10 @@ class Atom(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A learned predicate.
+    """A learned predicate."""
 
-    Attributes
-    ----------
-    text : str
-        "everywhere" if no condition is needed.
-    errors : float
-        Share of elements on which it is mistaken, wrong ones and others weighed alike.
-    atoms : tuple of Atom
-    """
-
-    text: str
-    errors: float
+    text: str  # "everywhere" if no condition is needed
+    errors: float  # share of elements on which it is mistaken, wrong ones and others weighed alike
     atoms: tuple[Atom, ...]
 
     def errors_on(self, samples: Sequence[Sample]) -> float:
