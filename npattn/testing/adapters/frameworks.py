@@ -274,14 +274,9 @@ def find_framework(
 def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F] | None) -> F:
     """Return the result of a call with the arrays of the first framework that it takes.
 
-    Parameters
-    ----------
-    name : str
-        Name of the implementation, for the error.
-    errors : mapping
-        The frameworks to try → what a call with q, k and v alone raised.
-    call : callable or None
-        Calls it with what it needs besides, by the name of a framework; None if that is nothing.
+    `errors` says what a call with q, k and v alone raised in each framework to try. `call` gives
+    what is needed besides, by the name of a framework; it is None if that is nothing. `name` is for
+    the error.
     """
     raised = dict(errors)
     for candidate in errors:

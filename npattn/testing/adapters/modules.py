@@ -221,10 +221,7 @@ class TorchModule:
     def watching_dropout(self, drops: bool = True) -> Iterator[list[tuple[Array, float]]]:
         """Note what torch.nn.functional.dropout keeps; or let it return its input.
 
-        Yields
-        ------
-        list of (bool array, float)
-            For each call that drops: True where it keeps an element, and its rate.
+        For each call that drops, the list gets True where it keeps an element, and its rate.
         """
         functional: Any = self.torch.nn.functional
         before, seen = functional.dropout, []
@@ -303,10 +300,7 @@ class TorchModule:
     def run(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return output and weights for tensors, samples first; arrays among `options` are given.
 
-        Raises
-        ------
-        ResultError
-            If it returns something else.
+        Raises ResultError if it returns something else.
         """
         given = {n: self.framework.give(x) if isinstance(x, np.ndarray) else x
                  for n, x in options.items()}  # fmt: skip

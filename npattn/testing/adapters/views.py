@@ -11,16 +11,11 @@ from npattn.problem.arrays import Array
 
 
 def lay_out(array: Array, view: str, swap: bool) -> Array:
-    """Return a copy of `array`, of any shape, in the memory layout of a view.
+    """Return a copy of `array`, of any shape, in the memory layout of one of `VIEWS` of a recipe.
 
-    Parameters
-    ----------
-    view : str
-        One of `npattn.testing.cases.recipe.VIEWS`; "expanded" needs a first axis that repeats one
-        value, and otherwise gives a plain copy. "shifted" is contiguous, one element behind the
-        start of its buffer.
-    swap : bool
-        Swap axes -2 and -3.
+    "expanded" needs a first axis that repeats one value, and otherwise gives a plain copy.
+    "shifted" is contiguous, one element behind the start of its buffer. `swap` exchanges axes -2
+    and -3.
     """
     if swap:
         array = np.ascontiguousarray(array.swapaxes(-2, -3))

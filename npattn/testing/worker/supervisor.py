@@ -98,11 +98,7 @@ class Worker:
         """Start a process and return its description of the target.
 
         With the setting `fresh` the first call of the process is never one that nobody judges.
-
-        Raises
-        ------
-        OptionError
-            If the command cannot be run, or the target cannot be used.
+        Raises OptionError if the command cannot be run, or the target cannot be used.
         """
         try:
             answer, tensors = self._describe(self.settings)
@@ -165,12 +161,8 @@ class Worker:
     def begin(self) -> int:
         """Start a process if none is running; return the number of the one that is.
 
-        What a request refers to by that number is then in the process which answers it.
-
-        Raises
-        ------
-        Crash, OptionError
-            As of `request`.
+        What a request refers to by that number is then in the process which answers it. Raises as
+        `request` does.
         """
         with self._starting:
             if self.connection is None or self.connection.ended:
@@ -198,12 +190,8 @@ class Worker:
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the answer to a request, of at most `most` bytes; do `work` meanwhile.
 
-        Raises
-        ------
-        Crash, TimedOut
-            As of `Connection.exchange`; or if its process cannot be started again.
-        OptionError
-            If no process was ever started, and none can be.
+        Raises Crash and TimedOut as `Connection.exchange` does, Crash too if its process cannot be
+        started again, and OptionError if none was ever started, and none can be.
         """
         with self._starting:
             if self.connection is None or self.connection.ended:
