@@ -17,7 +17,6 @@ from npattn.testing.rules.estimates import (
     exact,
     forward_only,
     round_to_grid,
-    settle,
 )
 from npattn.testing.rules.register import (
     first,
@@ -31,6 +30,7 @@ from npattn.testing.rules.register import (
     sampling,
     tied_values,
 )
+from npattn.testing.rules.relate import settle
 from npattn.testing.rules.terms import bias_slope, live, lse_per_nat, scale, sum_over_group
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial
 

@@ -207,7 +207,7 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     keys = np.concatenate([np.arange(problem.S), rng.integers(problem.S, size=n)])
     if not last:
         padding, keys = np.roll(padding, n), np.roll(keys, n)
-    padded = _pad(trial, problem, padding, keys)
+    padded = pad(trial, problem, padding, keys)
     if trial.space.refuses(classes_of_problem(padded)):
         return None
     plain = trial.evaluation(recipe)
@@ -216,7 +216,7 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     return relate_part(trial, in_padding, plain, picks, ("weights", *GRADIENTS), part_is_plain=True)
 
 
-def _pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:
+def pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:
     """Repeat these keys, and hide and negate the padding among them, (S,)."""
     padded = pick_problem(problem, [pick_keys(problem, keys)])
     sign = np.where(padding, -1, 1).astype(problem.k.dtype)[:, None]

@@ -9,7 +9,7 @@ or reorders entries along an axis, of every array that has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -59,20 +59,35 @@ def relate(
     """
     if _are_same(first, second, across):
         return 0.0
-    both = ("first", "second")
-    for sides in ((side,), both):
-        comparisons = list(_compare(first, second, across, sides))
-        if all(c.passed for c in comparisons):
-            return max((c.ratio for c in comparisons), default=0.0)
-    # One of the two is beyond its tolerance; that is the one to show.
+    comparisons = list(_compare(first, second, across, (side,)))
+    if not all(c.passed for c in comparisons):
+        comparisons = list(_compare(first, second, across, ("first", "second")))
+    return settle(comparisons, second, first, related=True) or 0.0
+
+
+def settle(
+    comparisons: Iterable[Comparison], *evaluations: Evaluation, related: bool = False
+) -> float | None:
+    """Return the worst ratio, None if nothing was compared; raise Violation if it is above 1.
+
+    The violation shows the first problem whose results are themselves out of tolerance: there must
+    be one, or the identity would hold. `related` says that results of two calls were compared, by
+    their names.
+    """
+    comparisons = [c for c in comparisons if c.size]
+    worst = max((c.ratio for c in comparisons), default=None)
+    if worst is None or worst <= 1:
+        return worst
     wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
-    culprit = second if is_wrong(second) else first
+    shown = next((x for x in evaluations if is_wrong(x)), evaluations[0])
+    text = "\n".join(map(str, wrong))
+    names = frozenset(c.name for c in wrong) if related else frozenset[str]()
     raise Violation(
-        "\n".join(map(str, wrong)),
-        culprit.problem,
-        culprit.cotangents,
-        ratio=wrong[0].ratio,
-        related=frozenset(c.name for c in wrong),
+        text,
+        shown.problem,
+        shown.cotangents,
+        ratio=worst,
+        related=names,
         comparisons=tuple(wrong),
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import Results
 from npattn.testing.rules.calls import experiment
+from npattn.testing.rules.order_and_parts import pad
 from npattn.testing.rules.register import (
     first,
     hidden_keys_matter,
@@ -31,7 +32,7 @@ from npattn.testing.rules.relate import (
     pick_samples,
     put_back_cotangents,
 )
-from npattn.testing.rules.terms import fits_sizes, hidden_keys_count, translate_mask
+from npattn.testing.rules.terms import fits_sizes, hidden_keys_count
 from npattn.testing.trial import Trial, Violation
 
 SIZES = {"B": (3,), "T": (16, 33, 24), "S": (64, 130, 96), "D": (64,)}
@@ -125,12 +126,10 @@ def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangen
     if not problem.lead or problem.lead[0] < 2:
         return None
     picks = [pick_samples(problem, np.array([0]))]
-    arrays = {}
-    for name in "qkv":
-        x = getattr(problem, name)
-        arrays[name] = np.concatenate([x[:1], np.roll(x[1:], 1)]) if len(x) > 1 else x
+    arrays = {name: getattr(problem, name) for name in "qkv"}
     if any(len(x) == 1 for x in arrays.values()):
         return None  # it broadcasts
+    arrays = {n: np.concatenate([x[:1], np.roll(x[1:], 1)]) for n, x in arrays.items()}
     results = trial.results(problem, cotangents)
     others = trial.results(problem.replace(**arrays), cotangents)
     part = Results(tuple((name, pick(name, x, picks)) for name, x in others.pairs))
@@ -162,11 +161,7 @@ def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> 
     aligned_last = trial.conventions.causal == "bottom_right"
     if aligned_last and (problem.causal or problem.window is not None):
         padding, keys = (np.roll(x, S - problem.S) for x in (padding, keys))
-    padded = pick_problem(problem, [pick_keys(problem, keys)])
-    visible = np.ones((problem.T, 1), bool)
-    if padded.mask_array is not None:
-        visible = translate_mask(trial, padded.mask_array)
-    padded = padded.replace(mask=translate_mask(trial, visible & ~padding))
+    padded = pad(trial, problem, padding, keys)
     picks = [pick_keys(padded, np.flatnonzero(~padding))]
     in_padding = trial.results(padded, put_back_cotangents(cotangents, picks, padded))
     plain, when = trial.results(problem, cotangents), "with padding"

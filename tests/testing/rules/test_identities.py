@@ -19,7 +19,8 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle
+from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid
+from npattn.testing.rules.relate import settle
 from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
 from tests.testing.rules.relations import script_output
