@@ -17,7 +17,7 @@ from npattn.testing.rules.register import (
     first,
     fixed_size,
     hidden_keys_matter,
-    lacks,
+    needs,
     nonempty,
     refuses,
     rule,
@@ -184,7 +184,7 @@ def shared_heads(trial: Trial, recipe: Recipe) -> float | None:
 @rule(
     "padded-keys",
     "5, 10, 13",
-    unless=first(lacks("mask"), hidden_keys_matter, refuses("T != S"), fixed_size("S")),
+    unless=first(needs("mask"), hidden_keys_matter, refuses("T != S"), fixed_size("S")),
     draw=partial(without_numbering, shapes=2),
 )
 def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
@@ -230,7 +230,7 @@ def pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:
 @rule(
     "causal-prefix",
     "6, 13",
-    unless=first(lacks("causal"), hidden_keys_matter, fixed_size("T")),
+    unless=first(needs("causal"), hidden_keys_matter, fixed_size("T")),
     draw=sampling(shapes=2, causal=True),
 )
 def causal_prefix(trial: Trial, recipe: Recipe) -> float | None:

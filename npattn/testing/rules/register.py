@@ -165,25 +165,14 @@ def hidden_keys_matter(trial: Trial) -> str | None:
 
 
 def needs(*names: str) -> Condition:
-    """Require options and gradients; the reason names the first that is missing."""
+    """Require options, all that are missing being named, or else gradients."""
 
     def condition(trial: Trial) -> str | None:
-        for name in names:
-            if name in GRADIENTS and name not in trial.gradients:
-                return f"gives no {name}"
-            if name not in GRADIENTS and name not in trial.space.features:
-                return f"has no {name}"
-        return None
-
-    return condition
-
-
-def lacks(*features: str) -> Condition:
-    """Require options; the reason names all that are missing."""
-
-    def condition(trial: Trial) -> str | None:
-        missing = [name for name in features if name not in trial.space.features]
-        return f"has no {' and no '.join(missing)}" if missing else None
+        has = trial.space.features.union(GRADIENTS)
+        if missing := [name for name in names if name not in has]:
+            return f"has no {' and no '.join(missing)}"
+        ungiven = (n for n in names if n in GRADIENTS and n not in trial.gradients)
+        return next((f"gives no {n}" for n in ungiven), None)
 
     return condition
 

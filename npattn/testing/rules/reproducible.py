@@ -7,6 +7,7 @@ and most kernels choose their order of summation by the sizes of the whole call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from npattn.testing.rules.register import (
     first,
     hidden_keys_matter,
     in_bytes,
-    lacks,
+    needs,
     refuses,
     single,
 )
@@ -41,6 +42,7 @@ ROWS = ("o", "lse", "weights", "max_score", "dq")
 SAMPLES = (*ROWS, "dk", "dv")
 PADDING = 31
 """Keys that are added and hidden."""
+_experiment = partial(experiment, count=3, level="reproducible", sizes=SIZES)
 
 
 def _compare_bits(
@@ -77,7 +79,7 @@ def _compare_bits(
         raise Violation(text, problem, cotangents, "calls", ratio=float("inf"))
 
 
-@experiment("same-bits-again", 3, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-again")
 def same_bits_again(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
     """The same call again, with arrays at another alignment, gives the same bits.
 
@@ -95,7 +97,7 @@ _queries = first(in_bytes, single("T"))
 _several = first(in_bytes, refuses("rank 4", "rank 5"), single("B"))
 
 
-@experiment("same-bits-in-batch", 3, _several, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-in-batch", unless=_several)
 def same_bits_in_batch(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A sample has the same bits alone, and at another place in the batch.
 
@@ -116,7 +118,7 @@ def same_bits_in_batch(trial: Trial, problem: Problem, cotangents: Cotangents) -
     return 0.0
 
 
-@experiment("same-bits-beside-others", 3, _several, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-beside-others", unless=_several)
 def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A sample has the same bits whatever the other samples of the batch hold.
 
@@ -138,12 +140,9 @@ def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangen
     return 0.0
 
 
-@experiment(
+@_experiment(
     "same-bits-padded",
-    3,
-    first(in_bytes, lacks("mask"), hidden_keys_matter, refuses("T != S")),
-    level="reproducible",
-    sizes=SIZES,
+    unless=first(in_bytes, needs("mask"), hidden_keys_matter, refuses("T != S")),
 )
 def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A row has the same bits with more keys that the mask hides.
@@ -169,7 +168,7 @@ def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> 
     return 0.0
 
 
-@experiment("same-bits-in-parts", 3, _queries, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-in-parts", unless=_queries)
 def same_bits_in_parts(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A row has the same bits if its queries come in several calls, down to one query each.
 
@@ -200,7 +199,7 @@ def _fixed_threads(trial: Trial) -> str | None:
     return fixed if framework.threads(1) is None else None
 
 
-@experiment("same-bits-threads", 3, _fixed_threads, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-threads", unless=_fixed_threads)
 def same_bits_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
     """Another number of threads gives the same bits.
 
