@@ -154,10 +154,7 @@ def write_frame(
 
 
 def read_frame(
-    receive: Callable[[int], bytes],
-    rest: bytearray,
-    shared: Any = None,
-    largest: int = LARGEST,
+    receive: Callable[[int], bytes], rest: bytearray, shared: Any = None, largest: int = LARGEST
 ) -> Any:
     """Read one frame without its length; ValueError says how it is none.
 
@@ -444,11 +441,7 @@ class Torch(NumPy):
         return results, {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
 
     def gradients_twice(
-        self,
-        call: Any,
-        leaves: dict[str, Any],
-        cotangents: dict[Any, Any],
-        second: dict[str, Any],
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any], second: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the gradients of Σ second · gradient by leaf and cotangent; 0 where none comes."""
         leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
@@ -583,11 +576,7 @@ class JAX(NumPy):
         return results, dict(zip(names, pull(given)))
 
     def gradients_twice(
-        self,
-        call: Any,
-        leaves: dict[str, Any],
-        cotangents: dict[Any, Any],
-        second: dict[str, Any],
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any], second: dict[str, Any]
     ) -> dict[str, Any]:
         """Return gradients of Σ second · gradient by leaf and cotangent, by a vjp of the vjp."""
 
@@ -1111,11 +1100,7 @@ class Session:
         return {key: Tensor(x.dtype, x.shape, bytes(x.data)) for key, x in read.items()}
 
     def reply(
-        self,
-        message: dict[str, Any],
-        arrays: dict[str, Any],
-        value: Any,
-        before: dict[str, Tensor],
+        self, message: dict[str, Any], arrays: dict[str, Any], value: Any, before: dict[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the results and what the call has changed, or keep the results."""
         out: dict[str, Tensor] = {}

@@ -19,12 +19,7 @@ from npattn.errors import NpattnError, OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.profiles import Profile, find_profile
-from npattn.testing.adapters.base import (
-    ImplementationError,
-    ResultError,
-    Results,
-    note_problem,
-)
+from npattn.testing.adapters.base import ImplementationError, ResultError, Results, note_problem
 from npattn.testing.adapters.child import parameters, qualified_name, refuse_class
 from npattn.testing.adapters.frameworks import (
     TINY,

@@ -318,9 +318,7 @@ def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> 
 
 
 def name_gradients(
-    signature: Signature,
-    grads: Mapping[str, Any],
-    inputs: Mapping[str, Any],
+    signature: Signature, grads: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return gradients by npattn's names; that of a parameter for mask and bias is dbias."""
     carries = signature.carries.items()

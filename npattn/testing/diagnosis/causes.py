@@ -24,26 +24,12 @@ from npattn.testing.diagnosis.conduct import (
     ids,
     state_cause,
 )
-from npattn.testing.diagnosis.elements import (
-    Asked,
-    neighbours_of_fault,
-    requested_with,
-    say_where,
-)
+from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
-from npattn.testing.diagnosis.explore import (
-    Point,
-    enlarge,
-    explore,
-    scores_of,
-    tame,
-    try_recipe,
-)
+from npattn.testing.diagnosis.explore import Point, enlarge, explore, scores_of, tame, try_recipe
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
-from npattn.testing.diagnosis.place import (
-    EVERYWHERE,
-)
+from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sentences import BACKWARD, say
@@ -146,9 +132,7 @@ def diagnose(
 
 
 def _with_pair(
-    cause: Cause,
-    judged: Sequence[tuple[Trial, Sequence[Outcome]]],
-    explained: Sequence[Outcome],
+    cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]], explained: Sequence[Outcome]
 ) -> Cause:
     """Return a cause with the nearest problem that passes, if one of its failures has any."""
     group = [o for o in explained if (o.failed or o.status == "suspect") and cause.explains(o)]

@@ -31,14 +31,7 @@ from npattn.testing.diagnosis.explore import (
     sample_of,
 )
 from npattn.testing.diagnosis.locate import Fault, visible_keys
-from npattn.testing.diagnosis.place import (
-    CONFIRMED,
-    EVERYWHERE,
-    LENGTH,
-    Sample,
-    Where,
-    learn,
-)
+from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, LENGTH, Sample, Where, learn
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own
 from npattn.testing.places import Atom, Place
@@ -115,12 +108,7 @@ class Asked:
         return f"fails only where {self.place.text}" if known else ""
 
 
-def say_where(
-    points: Sequence[Point],
-    fault: Fault,
-    asked: Asked | None,
-    amount: str,
-) -> str:
+def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount: str) -> str:
     """Return where it is wrong, of points that share a fault; "" if nothing holds.
 
     Where the amount names a source, it is wrong where that is not the right one. `asked` says on

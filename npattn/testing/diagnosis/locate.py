@@ -267,11 +267,7 @@ def _explains(evidence: Evidence, reader: Reader, p: Quantity, o: Quantity) -> b
 
 
 def weights_fault(
-    evidence: Evidence,
-    reader: Reader,
-    p: Quantity,
-    lse: Quantity | None,
-    backward: bool = False,
+    evidence: Evidence, reader: Reader, p: Quantity, lse: Quantity | None, backward: bool = False
 ) -> Fault:
     """Return what is wrong in weights that were read: visible, s or p."""
     got, want, tol = p.got, p.want, p.tolerance
@@ -432,11 +428,7 @@ def _find_rows(
 
 
 def _by_ratio(
-    evidence: Evidence,
-    reader: Reader,
-    p: Quantity,
-    clear: Array,
-    backward: bool,
+    evidence: Evidence, reader: Reader, p: Quantity, clear: Array, backward: bool
 ) -> Fault:
     """Tell s from p by the log ratio of the weights, which a row knows up to a constant.
 

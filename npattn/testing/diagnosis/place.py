@@ -154,7 +154,7 @@ def learn(samples: Sequence[Sample]) -> Where | None:
 
     best = (mistakes(np.ones(len(y), bool)), 0.0, ())
     scored = sorted(
-        ((mistakes(x), a.cost, i) for i, (a, x) in enumerate(zip(atoms, values, strict=True))),
+        ((mistakes(x), a.cost, i) for i, (a, x) in enumerate(zip(atoms, values, strict=True)))
     )
     pool: list[tuple[float, float, tuple[int, ...]]] = [best]
     singles = [(m, c, (i,)) for m, c, i in scored]

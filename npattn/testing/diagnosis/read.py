@@ -390,12 +390,7 @@ class Reader:
         exact = self.exact_steps
         want = exact["p"] * (exact["keep"] * exact["dp"] - exact["delta"][..., None])
         return Quantity(
-            "ds",
-            "bhts",
-            got,
-            want * exact["slope"],
-            np.where(known, tolerance, np.inf),
-            known,
+            "ds", "bhts", got, want * exact["slope"], np.where(known, tolerance, np.inf), known
         )
 
     def _tolerance_of_dk(self) -> Array:

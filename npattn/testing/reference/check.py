@@ -128,12 +128,7 @@ def check_reference(
         untested |= dict.fromkeys((*found.left_out, *plan.describe(dtype)))
     said = {"seed": seed, "examples": examples, "reference": reference_name}
     return Report(
-        name,
-        tuple(outcomes),
-        tuple(untested),
-        said,
-        causes=tuple(causes),
-        refused=tuple(refused),
+        name, tuple(outcomes), tuple(untested), said, causes=tuple(causes), refused=tuple(refused)
     )
 
 

@@ -20,11 +20,7 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError, catch_foreign
 from npattn.testing.adapters.child import FRAMEWORKS, parameters, qualified_name
-from npattn.testing.adapters.frameworks import (
-    Framework,
-    make_framework,
-    try_frameworks,
-)
+from npattn.testing.adapters.frameworks import Framework, make_framework, try_frameworks
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools

@@ -12,21 +12,9 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.register import (
-    first,
-    hidden_keys_matter,
-    needs,
-    no_inf,
-    rule,
-    sampling,
-)
+from npattn.testing.rules.register import first, hidden_keys_matter, needs, no_inf, rule, sampling
 from npattn.testing.rules.relate import SAME, generator, relate, relate_restated
-from npattn.testing.rules.terms import (
-    diagonal_shift,
-    hidden_keys_count,
-    scale,
-    translate_mask,
-)
+from npattn.testing.rules.terms import diagonal_shift, hidden_keys_count, scale, translate_mask
 from npattn.testing.trial import Evaluation, Trial
 
 

@@ -11,13 +11,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import Comparison, compare_arrays
-from npattn.testing.rules.estimates import (
-    Estimate,
-    agree,
-    exact,
-    forward_only,
-    round_to_grid,
-)
+from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only, round_to_grid
 from npattn.testing.rules.register import (
     first,
     force_hiding,

@@ -27,13 +27,7 @@ Across = Mapping[str, Callable[[Array], Array]]
 Side = Literal["first", "second"]
 
 
-def relate(
-    first: Evaluation,
-    second: Evaluation,
-    across: Across,
-    *,
-    side: Side = "first",
-) -> float:
+def relate(first: Evaluation, second: Evaluation, across: Across, *, side: Side = "first") -> float:
     """Return the largest ratio between results of `second` and those of `first`, carried across.
 
     Parameters
@@ -83,12 +77,7 @@ def settle(
     text = "\n".join(map(str, wrong))
     names = frozenset(c.name for c in wrong) if related else frozenset[str]()
     raise Violation(
-        text,
-        shown.problem,
-        shown.cotangents,
-        ratio=worst,
-        related=names,
-        comparisons=tuple(wrong),
+        text, shown.problem, shown.cotangents, ratio=worst, related=names, comparisons=tuple(wrong)
     )
 
 
@@ -118,10 +107,7 @@ def _are_same(first: Evaluation, second: Evaluation, across: Across) -> bool:
 
 
 def _compare(
-    first: Evaluation,
-    second: Evaluation,
-    across: Across,
-    sides: tuple[str, ...],
+    first: Evaluation, second: Evaluation, across: Across, sides: tuple[str, ...]
 ) -> Iterator[Comparison]:
     """Compare within the tolerance of these sides."""
     for name, here, there in _pairs(first, second, across):

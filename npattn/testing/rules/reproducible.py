@@ -141,8 +141,7 @@ def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangen
 
 
 @_experiment(
-    "same-bits-padded",
-    unless=first(in_bytes, needs("mask"), hidden_keys_matter, refuses("T != S")),
+    "same-bits-padded", unless=first(in_bytes, needs("mask"), hidden_keys_matter, refuses("T != S"))
 )
 def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A row has the same bits with more keys that the mask hides.

@@ -22,13 +22,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
-from npattn.testing.adapters.base import (
-    Crash,
-    ImplementationError,
-    ResultError,
-    TimedOut,
-    refuse,
-)
+from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, TimedOut, refuse
 from npattn.testing.adapters.child import NumPy, Tensor, contents
 from npattn.testing.adapters.frameworks import (
     Framework,
