@@ -30,29 +30,17 @@ Side = Literal["first", "second"]
 def relate(first: Evaluation, second: Evaluation, across: Across, *, side: Side = "first") -> float:
     """Return the largest ratio between results of `second` and those of `first`, carried across.
 
-    Parameters
-    ----------
-    first, second : Evaluation
-    across : mapping
-        Name of a result → how an array of `first` becomes that of `second`: linear, and with no
-        negative factor, for tolerances are carried likewise. Names that either does not have, or
-        not in its right shape, are left out.
-    side : {"first", "second"}
-        Side whose tolerance is tried before the sum of both: best one that other rules need too.
-
-    Raises
-    ------
-    Violation
-        If a result of `second` differs by more than both tolerances together.
-
-    Notes
-    -----
-    Both are within tolerance of exact results for which the relation holds, so they differ by no
-    more than both tolerances together, and the rounding of the first on delivery. Tolerances are
-    costly: none is computed if the results are the same, and one if they differ by less than it.
+    `across` says by the name of a result how an array of `first` becomes that of `second`:
+    linearly, and with no negative factor, for tolerances are carried likewise. Names that either
+    does not have, or not in its right shape, are left out. Both are within tolerance of exact
+    results for which the relation holds, so they differ by no more than both tolerances together,
+    and the rounding of the first on delivery. Tolerances are costly: none is computed if the
+    results are the same, and that of `side` alone if they differ by less than it, best one that
+    other rules need too.
     """
-    if _are_same(first, second, across):
-        return 0.0
+    pairs = _pairs(first, second, across)
+    if not any(excess(y, across[n](x.astype(np.float64))).any() for n, x, y in pairs):
+        return 0.0  # but for rounding on delivery
     comparisons = list(_compare(first, second, across, (side,)))
     if not all(c.passed for c in comparisons):
         comparisons = list(_compare(first, second, across, ("first", "second")))
@@ -96,14 +84,6 @@ def _pairs(
         if here.dtype.kind in "biuc" or there.dtype.kind in "biuc":
             continue  # the business of shape-dtype
         yield name, here, there
-
-
-def _are_same(first: Evaluation, second: Evaluation, across: Across) -> bool:
-    """Return True if nothing differs by more than rounding on delivery: then the ratio is 0."""
-    return not any(
-        excess(there, across[name](here.astype(np.float64))).any()
-        for name, here, there in _pairs(first, second, across)
-    )
 
 
 def _compare(
