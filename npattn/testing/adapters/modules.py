@@ -266,16 +266,16 @@ class TorchModule:
 
     def call(
         self,
-        # arrays by the names of its arguments; None stands for the array before
         inputs: Mapping[str, Array | None],
-        options: Mapping[str, Any],  # its other arguments, arrays among them
-        # returns those of out and weights, for their values; without it no gradients are taken, nor
-        # recorded
+        options: Mapping[str, Any],
         cotangents: Callable[[Array, Array | None], tuple[Array, Array | None]] | None = None,
     ) -> Returned:
         """Call it, and differentiate it.
 
-        Raises ImplementationError if it raises, or returns something else.
+        Inputs and options are its arguments by their names, arrays of any shape among them; an
+        input of None is the one before. `cotangents` returns those of output and weights, for their
+        values; without it no gradients are taken, nor recorded. Raises ImplementationError if it
+        raises, or returns something else.
         """
         tensors: dict[str, Any] = {}
         last = None

@@ -34,27 +34,15 @@ EVERYWHERE = "everywhere"
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Elements of one problem, some of them wrong.
+    """Elements of one problem, some of them wrong."""
 
-    Attributes
-    ----------
-    sizes : dict
-        By letter: those of `SIZES`, or others of a function that is not attention.
-    options : frozenset of str
-        Options that are on.
-    axes : str
-        Letters of the axes of `wrong`.
-    wrong, known : array of bool
-    empty : array of bool, (B, H, T)
-        Rows that see no key.
-    """
-
+    # by letter: those of `SIZES`, or others of a function that is not attention
     sizes: dict[str, int]
-    options: frozenset[str]
-    axes: str
+    options: frozenset[str]  # those that are on
+    axes: str  # letters of the axes of `wrong` and `known`
     wrong: Array
     known: Array
-    empty: Array
+    empty: Array  # (B, H, T): rows that see no key
 
     def reduce(self, axes: int) -> Sample:
         """Return the sample of the first axes alone: wrong where any element is."""

@@ -286,11 +286,6 @@ class Inside:
         """Return P (B, T, T) of the first head, times `size`.
 
         q is (B, d), the same for every token; k is too, or (B, T, d).
-
-        Raises
-        ------
-        ImplementationError
-            If the module raises.
         """
         chosen = self.fit(features, 1)
         assert chosen is not None  # the caller has asked

@@ -507,13 +507,7 @@ class Judge:
         return self.call(case, self.inputs(case, form), cotangents, form or self.form_of(case))
 
     def compare(self, case: ModuleCase) -> tuple[Comparison, ...]:
-        """Compare every result of a case with the reference.
-
-        Raises
-        ------
-        ImplementationError
-            If the module raises, or returns something else.
-        """
+        """Compare every result of a case with the reference."""
         if case not in self.answers:
             self.answers[case] = self._compare(case)
         return self.answers[case]

@@ -57,18 +57,9 @@ class Pair(Protocol):
     def place(self, case: Any, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
         """Return the condition of the cases that fail, and the number of cases that say so.
 
-        "" if none is found.
-
-        Parameters
-        ----------
-        case
-            One that fails.
-        fails : callable
-            Case → True, False, or None if one of them does not take it.
-        known : sequence of (case, bool)
-            Cases that were asked, with True for those that fail.
-        seconds : float
-            Time to look for it.
+        "" if none is found in so many seconds. `case` fails; `fails` says it of others, None if one
+        of the two does not take it; `known` are cases that were asked, with True for those that
+        fail.
         """
 
     def takes(self, refused: Any) -> str:

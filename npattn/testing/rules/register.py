@@ -204,15 +204,19 @@ def single(letter: str) -> Condition:
 
 def sampling(
     *forbid: str,
-    few: bool = False,  # few queries: an identity needs several results of a problem
-    # False: forbid a softcap of more than q·k too, which changes bias and mask
+    few: bool = False,
     late_softcap: bool = True,
-    nonempty: bool = True,  # exclude sizes of 0
-    # most shapes where a framework compiles for each: the rule makes others of them
+    nonempty: bool = True,
     shapes: int | None = None,
-    **force: Any,  # fields of `Recipe`, each with a value or a tuple of them
+    **force: Any,
 ) -> Sampling:
-    """Return a sampling that forbids some options, and forces others."""
+    """Return a sampling that forbids some options, and forces fields of `Recipe`.
+
+    A field has a value, or a tuple of them. `few` is for identities that need several results of a
+    problem: it has few queries. Without `late_softcap` a softcap of more than q·k is forbidden,
+    which changes bias and mask; `nonempty` excludes sizes of 0. Where a framework compiles for each
+    shape, there are at most `shapes`: the rule makes others of them.
+    """
 
     def sample(trial: Trial) -> dict[str, Any]:
         late = not late_softcap and trial.conventions.softcap != "before_bias"
