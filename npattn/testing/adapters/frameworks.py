@@ -117,20 +117,12 @@ class Framework:
     """Conversion of arrays to and from a framework, and its way to gradients.
 
     Arguments that are formed of several arrays are `Composed`, but for NumPy arrays.
-
-    Attributes
-    ----------
-    name : {"numpy", "torch", "jax"}
-    differentiates : bool
-    compiles : bool
-        For every shape, so that few shapes save time.
-    immutable : bool
-        Its arrays cannot be written to.
     """
 
     def __init__(self, own: child.NumPy) -> None:
         self.own, self.name = own, own.name
-        self.differentiates, self.compiles = own.differentiates, own.compiles
+        self.differentiates = own.differentiates
+        self.compiles = own.compiles  # for every shape, so that few shapes save time
         self.sets_threads, self.immutable = own.sets_threads, own.name == "jax"
         self.composes = own.name != "numpy"
         self.device: Any = getattr(own, "device", None)

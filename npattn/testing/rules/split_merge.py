@@ -67,7 +67,9 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
         for part, pick in zip(problems, picks, strict=True)
     ]
     for part in parts:
-        if any(np.shape(part.results.get(n)) != part.exact[n].shape for n in ("o", "lse")):
+        if any(
+            getattr(part.results.get(n), "shape", None) != part.exact[n].shape for n in ("o", "lse")
+        ):
             return None  # left to rule shape-dtype
     # If the whole is right, a part is wrong: the script must show that part.
     shown = next((part for part in parts if is_wrong(part)), parts[1])
