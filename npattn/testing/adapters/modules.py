@@ -56,25 +56,10 @@ class _State(NamedTuple):
 class TorchModule:
     """A copy of a torch module, in a dtype, so that the original keeps its mode and gradients.
 
-    Raises OptionError if it is something else, or has parameters of several dtypes, or none.
-
-    Parameters
-    ----------
-    module : torch.nn.Module, or a method of one
-        It is called instead of ``forward``.
-    dtype : str, optional
-        Name of the dtype to convert it to; default: its own.
-    call : callable, optional
-        ``call(m, x, ...)``, which is called instead of the module.
-
-    A module that cannot be copied is judged in place; `computing` restores it to the bit.
-
-    Attributes
-    ----------
-    batch_first : bool or None
-        False if its inputs are (T, B, C), as it says itself; None if it does not say.
-    returns_scores : bool
-        What it returns beside the output are scores: their softmax is taken.
+    What is called is the module, or the method of one that stands in its place, or ``call(m, x,
+    ...)``. Without a dtype it keeps its own. A module that cannot be copied is judged in place;
+    `computing` restores it to the bit. Raises OptionError if it is something else, or has
+    parameters of several dtypes, or none.
     """
 
     def __init__(
@@ -109,8 +94,9 @@ class TorchModule:
             raise OptionError(
                 f"m has parameters of {len(kinds)} dtypes, must have one: pass dtypes=('float32',)"
             )
+        # False if its inputs are (T, B, C), as it says itself; None if it does not say
         self.batch_first: bool | None = getattr(self.owner, "batch_first", None)
-        self.returns_scores = False
+        self.returns_scores = False  # of what it returns beside the output the softmax is taken
         self.stack = ExitStack()  # of what holds while it is judged
         self.dtype = str(kinds.pop()).removeprefix("torch.")
         self.device = next(self.owner.parameters()).device

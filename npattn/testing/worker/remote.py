@@ -120,25 +120,16 @@ class Frames(Framework):
 class Remote(Implementation):
     """A callable under test, in a worker.
 
-    Raises OptionError as `Implementation` does, and if the worker cannot be started, or its target
-    cannot be used.
-
-    Parameters
-    ----------
-    worker : Worker
-    rename, features, layout, like, name, spec, backward_spec
-        As of `Implementation`; what the worker's target says itself must not be said again.
-
-    Attributes
-    ----------
-    watch : callable or None
-        Called with each request and the shapes of its arrays, before it is sent.
+    Arguments are those of `Implementation`; what the worker's target says itself must not be said
+    again. Raises OptionError as `Implementation` does, and if the worker cannot be started, or its
+    target cannot be used.
     """
 
     is_isolated = True
 
     def __init__(self, worker: Worker, **arguments: Any) -> None:
         self.worker = worker
+        # called with each request and the shapes of its arrays, before it is sent
         self.watch: Callable[[Mapping[str, Any], Any], object] | None = None
         description = worker.description or worker.start()
         settings = dict(description.get("settings") or {})
