@@ -18,22 +18,12 @@ RESULTS = ("o", "lse", "weights")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a mistake: options, axes and the results that it returns.
-
-    Attributes
-    ----------
-    attention : Attention
-    options : mapping
-        By npattn's names.
-    terms : Terms
-    heads_last : bool
-        q, k, v and o are (B, T, H, D).
-    """
+    """One call of a mistake: options, axes and the results that it returns."""
 
     attention: Attention
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # by npattn's names
     terms: Terms
-    heads_last: bool
+    heads_last: bool  # q, k, v and o are (B, T, H, D)
 
     def forward(self, *qkv: Array) -> dict[str, Array]:
         """Return the results by name."""

@@ -41,22 +41,12 @@ NOT_COLLECTED = 64
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the tests.
+    """One run of the tests."""
 
-    Attributes
-    ----------
-    status : str
-        One of `STATUSES`.
-    seconds : float
-    output : str
-        Its last lines.
-    record : mapping
-        Fields of the `Spy`; empty if the run ended before they were written.
-    """
-
-    status: str
+    status: str  # one of `STATUSES`
     seconds: float
-    output: str = field(repr=False)
+    output: str = field(repr=False)  # its last lines
+    # fields of the `Spy`; empty if the run ended before they were written
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -120,11 +110,15 @@ def run_all(
     patches: Iterable[Patch],
     command: Sequence[str],
     *,
-    folder: Path,  # for the output of the runs
-    processes: int = 1,  # runs at a time
-    timeout: float | None = None,  # seconds until a run is ended; None is for ever
+    folder: Path,
+    processes: int = 1,
+    timeout: float | None = None,
 ) -> Iterator[tuple[Patch, Run]]:
-    """Run the command once for each patch, and yield the runs as they end."""
+    """Run the command once for each patch, and yield the runs as they end.
+
+    Their output goes to `folder`; `processes` run at a time. A run is ended after `timeout`
+    seconds, never for None.
+    """
     runner = choose_runner(command)
     waiting = iter(patches)
     running: dict[int, tuple[Patch, float]] = {}

@@ -282,11 +282,7 @@ def applies(mistake: Mistake, subject: Subject) -> bool:
 
 
 def _check_green(
-    run: Run,
-    what: str,
-    command: Sequence[str],
-    progress: Callable[[str], object],
-    cure: str = "",
+    run: Run, what: str, command: Sequence[str], progress: Callable[[str], object], cure: str = ""
 ) -> None:
     """Raise OptionError if a run was red, or never called the function."""
     if run.status != "survived":

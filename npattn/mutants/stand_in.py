@@ -20,19 +20,10 @@ from npattn.testing.adapters.child import parameters
 
 
 def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Callable[..., Any]:
-    """Return a function that is called as `f` is, and makes a mistake.
+    """Return a function that is called as `f` is, in `terms`, and makes a mistake.
 
-    Parameters
-    ----------
-    terms : Terms
-        Terms in which `f` is called.
-    mistake : Mistake or None
-        None for attention that is right.
-
-    Returns
-    -------
-    callable
-        On NumPy arrays, or on tensors of torch, which it differentiates. Its state begins anew.
+    None is no mistake. The function takes NumPy arrays, or tensors of torch, which it
+    differentiates. Its state begins anew.
     """
     instance: Any = Attention() if mistake is None else copy(_instance(mistake))
     if "gate" in terms.signature.features:

@@ -17,13 +17,8 @@ def call_on_tensors(
 ) -> dict[str, Any]:
     """Return the results of a call by name, as tensors on the device of q.
 
-    Parameters
-    ----------
-    call : Call
-        With options as arrays.
-    inputs : mapping
-        Tensors of bias, sinks and gate as the caller gave them, whose gradients autograd wants;
-        None where there is none.
+    The call has options as arrays; `inputs` are tensors of bias, sinks and gate as the caller gave
+    them, whose gradients autograd wants, None where there is none.
     """
     given = {n: x for n, x in inputs.items() if torch.is_tensor(x) and x.is_floating_point()}
     names = ("q", "k", "v", *given)

@@ -64,12 +64,7 @@ class Terms:
     def options(self, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call by npattn's names, in npattn's conventions.
 
-        Parameters
-        ----------
-        arguments : mapping
-            Parameter → value, beside q, k and v.
-        defaults : mapping
-            Parameter → default value.
+        Given are the values of its parameters beside q, k and v, and their defaults.
         """
         found: dict[str, Any] = {"causal": True} if self.signature.always_causal else {}
         for theirs, value in arguments.items():

@@ -217,18 +217,21 @@ def implement(
 
 def inspect_function(
     f: Callable[..., Any],
-    spec: str,  # ``module:function``
+    spec: str,
     *,
-    beside: tuple[str, ...] = (),  # results that it returns beside o without being asked
-    # changes the conventions that were found out
+    beside: tuple[str, ...] = (),
     change: Callable[[Conventions], Conventions] | None = None,
-    layout: str | None = None,  # "BHTD" or "BTHD": default: found out
-    rename: Mapping[str, str] | None = None,  # as of `Implementation`
+    layout: str | None = None,
+    rename: Mapping[str, str] | None = None,
     dtype: str = "float32",
-    # shapes of q, k and weights in a call: see `find_axes`
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> Subject:
-    """Find out the terms of a function, and what it accepts."""
+    """Find out the terms of a function, and what it accepts.
+
+    `beside` are results that it returns beside o without being asked, and `change` changes the
+    conventions that were found out. Without a layout that is found out. `sizes` are shapes of q, k
+    and weights in a call, as of `find_axes`.
+    """
     made = implement(f, beside, layout=layout, rename=rename)
     beside = tuple(n for n in beside if f"return_{n}" not in made.signature.returns)
     if made.framework.name not in ("numpy", "torch"):

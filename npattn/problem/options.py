@@ -40,15 +40,10 @@ class Option:
     kind: Literal["array", "flag", "pair", "number", "callable"]
     default: Any  # the value that leaves the result unchanged; for `scale`, None stands for 1/√D
     doc: str  # one line for the documentation and for help
-    # the fast paths that may refuse the option: "sdpa" (PyTorch's scaled_dot_product_attention),
-    # "flex" (its FlexAttention)
-    refusable: tuple[str, ...] = ()
     examples: tuple[Any, ...] = ()  # values of a pair or a number to judge with, the simplest first
     legal: str = "a finite number"  # legal values of a number in words, for errors
     accepts: Callable[[float], bool] = math.isfinite  # True for a legal number
 
-
-_ALL = ("sdpa", "flex")
 
 OPTIONS: dict[str, Option] = {
     option.name: option
@@ -79,26 +74,18 @@ OPTIONS: dict[str, Option] = {
             "number",
             None,
             "c > 0: scores become c·tanh(s/c)",
-            refusable=("sdpa",),
             examples=(2.0, 0.5, 1.0, 30.0),
             legal="a finite number > 0 or None (no cap)",
             accepts=lambda c: 0 < c < math.inf,
         ),
-        Option(
-            "score_mod",
-            "callable",
-            None,
-            "f(s, b, h, t, s_index) of the scores",
-            refusable=("sdpa",),
-        ),
-        Option("sinks", "array", None, "one more logit per head, without a value", refusable=_ALL),
-        Option("dropout_mask", "array", None, "boolean, True = keep the weight", refusable=_ALL),
+        Option("score_mod", "callable", None, "f(s, b, h, t, s_index) of the scores"),
+        Option("sinks", "array", None, "one more logit per head, without a value"),
+        Option("dropout_mask", "array", None, "boolean, True = keep the weight"),
         Option(
             "dropout_rate",
             "number",
             0.0,
             "kept weights are divided by 1 − rate",
-            refusable=_ALL,
             examples=(0.5, 0.0, 0.3),
             legal="a number in [0, 1)",
             accepts=lambda rate: 0 <= rate < 1,

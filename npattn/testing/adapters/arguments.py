@@ -55,16 +55,16 @@ class _Call(NamedTuple):
 
 def form_arguments(
     signature: Signature,
-    # arrays, options, results asked for and other keywords by npattn's names; options at their
-    # default are left out
     values: Mapping[str, Any],
     sizes: Sizes | Problem,
     framework: Framework,
-    mask_true: str = "attend",  # "attend" or "hide": meaning of True in the mask among the values
+    mask_true: str = "attend",
 ) -> dict[str, Any]:
     """Return the keywords of a call.
 
-    Raises ImplementationError if a parameter cannot hold the value: a mask per query as key
+    Values are arrays, options, results asked for and other keywords by npattn's names; options at
+    their default are left out. `mask_true` is the meaning of True in their mask: "attend" or
+    "hide". Raises ImplementationError if a parameter cannot hold a value: a mask per query as key
     padding, for instance.
     """
     call = _Call(values, sizes, framework, mask_true)

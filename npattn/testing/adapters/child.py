@@ -154,10 +154,7 @@ def write_frame(
 
 
 def read_frame(
-    receive: Callable[[int], bytes],
-    rest: bytearray,
-    shared: Any = None,
-    largest: int = LARGEST,
+    receive: Callable[[int], bytes], rest: bytearray, shared: Any = None, largest: int = LARGEST
 ) -> Any:
     """Read one frame without its length; ValueError says how it is none.
 
@@ -209,12 +206,10 @@ def parse_frame(body: Any, header: int = LARGEST) -> tuple[Any, dict[str, Tensor
     for name, entry in entries.items():
         dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
         begin, end = map(int, entry["data_offsets"])
-        count = 1
-        for n in shape:
-            if n < 0:
-                raise ValueError(f"a tensor of shape {shape}")
-            count *= n
-        if not 0 <= begin <= end <= len(data) or end - begin != count * SIZES[dtype]:
+        if min(shape, default=0) < 0:
+            raise ValueError(f"a tensor of shape {shape}")
+        needed = math.prod(shape) * SIZES[dtype]
+        if not 0 <= begin <= end <= len(data) or end - begin != needed:
             raise ValueError(f"a tensor of {end - begin} bytes, of shape {shape}")
         tensors[name] = Tensor(dtype, shape, data[begin:end])
     return message, tensors
@@ -444,11 +439,7 @@ class Torch(NumPy):
         return results, {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
 
     def gradients_twice(
-        self,
-        call: Any,
-        leaves: dict[str, Any],
-        cotangents: dict[Any, Any],
-        second: dict[str, Any],
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any], second: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the gradients of Σ second · gradient by leaf and cotangent; 0 where none comes."""
         leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
@@ -583,11 +574,7 @@ class JAX(NumPy):
         return results, dict(zip(names, pull(given)))
 
     def gradients_twice(
-        self,
-        call: Any,
-        leaves: dict[str, Any],
-        cotangents: dict[Any, Any],
-        second: dict[str, Any],
+        self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any], second: dict[str, Any]
     ) -> dict[str, Any]:
         """Return gradients of Σ second · gradient by leaf and cotangent, by a vjp of the vjp."""
 
@@ -752,9 +739,7 @@ def is_installed(name: str, folder: Path) -> bool:
     """Return True if a module of this name is found outside `folder`."""
     elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     found = importlib.machinery.PathFinder.find_spec(name, elsewhere)
-    standard = getattr(
-        sys, "stdlib_module_names", sys.builtin_module_names
-    )  # Python 3.9 has no list
+    standard = getattr(sys, "stdlib_module_names", sys.builtin_module_names)  # 3.9 has no list
     return name in standard or (found is not None and found.origin is not None)
 
 
@@ -1034,9 +1019,9 @@ class Session:
         arrays = {**kept, **self.arrays(message, tensors)}
         before = self.contents(message, arrays)
         value = self.compute(message, arrays, results)
-        return (
-            (value, {}) if message.get("overwrite") else self.reply(message, arrays, value, before)
-        )
+        if message.get("overwrite"):
+            return value, {}
+        return self.reply(message, arrays, value, before)
 
     def compute(self, message: dict[str, Any], arrays: dict[str, Any], results: Any = None) -> Any:
         """Return what the function returns, or its gradients; `results` are of a call before."""
@@ -1102,20 +1087,13 @@ class Session:
 
     def contents(self, message: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Tensor]:
         """Return the contents of the kept arrays of a call."""
-        kept = {
-            entry["object"]: n
-            for n, entry in message.get("arrays", {}).items()
-            if "object" in entry
-        }
-        read = {key: self.framework.read(arrays[name]) for key, name in kept.items()}
+        entries = message.get("arrays", {}).items()
+        kept = {entry["object"]: arrays[n] for n, entry in entries if "object" in entry}
+        read = {key: self.framework.read(x) for key, x in kept.items()}
         return {key: Tensor(x.dtype, x.shape, bytes(x.data)) for key, x in read.items()}
 
     def reply(
-        self,
-        message: dict[str, Any],
-        arrays: dict[str, Any],
-        value: Any,
-        before: dict[str, Tensor],
+        self, message: dict[str, Any], arrays: dict[str, Any], value: Any, before: dict[str, Tensor]
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return the results and what the call has changed, or keep the results."""
         out: dict[str, Tensor] = {}
@@ -1277,9 +1255,9 @@ def format_exception_line(err: BaseException) -> str:
 def place_of(err: BaseException) -> str:
     """Return file:line of the last call in code of the user's own; "" if there is none."""
     frame = _own_frame(err)
-    return (
-        "" if frame is None else f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}"
-    )
+    if frame is None:
+        return ""
+    return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}"
 
 
 def _own_frame(err: BaseException) -> TracebackType | None:

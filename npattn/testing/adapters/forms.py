@@ -40,12 +40,9 @@ class Form:
     def store(
         self, problem: Problem, arrays: Mapping[str, Array], mask_true: str
     ) -> tuple[Problem, Mapping[str, Array]]:
-        """Return the problem for later forms, and the arrays of a call in this form.
+        """Return the problem for later forms, and arrays of a call, of any shape, in this form.
 
-        Raises
-        ------
-        ImplementationError
-            A refusal, if the form cannot hold the problem.
+        Raises ImplementationError, a refusal, if the form cannot hold the problem.
         """
         return problem, arrays
 
@@ -60,10 +57,7 @@ class Form:
     def restore(self, name: str, array: Any, problem: Problem, mask_true: str) -> Mapping[str, Any]:
         """Return one result as npattn has it, or several that it holds, by name.
 
-        Raises
-        ------
-        ResultError
-            If it has not this form.
+        Raises ResultError if it has not this form.
         """
         return {name: array}
 

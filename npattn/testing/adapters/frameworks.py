@@ -117,20 +117,12 @@ class Framework:
     """Conversion of arrays to and from a framework, and its way to gradients.
 
     Arguments that are formed of several arrays are `Composed`, but for NumPy arrays.
-
-    Attributes
-    ----------
-    name : {"numpy", "torch", "jax"}
-    differentiates : bool
-    compiles : bool
-        For every shape, so that few shapes save time.
-    immutable : bool
-        Its arrays cannot be written to.
     """
 
     def __init__(self, own: child.NumPy) -> None:
         self.own, self.name = own, own.name
-        self.differentiates, self.compiles = own.differentiates, own.compiles
+        self.differentiates = own.differentiates
+        self.compiles = own.compiles  # for every shape, so that few shapes save time
         self.sets_threads, self.immutable = own.sets_threads, own.name == "jax"
         self.composes = own.name != "numpy"
         self.device: Any = getattr(own, "device", None)
@@ -274,14 +266,9 @@ def find_framework(
 def try_frameworks(name: str, errors: Mapping[str, str], call: Callable[[str], F] | None) -> F:
     """Return the result of a call with the arrays of the first framework that it takes.
 
-    Parameters
-    ----------
-    name : str
-        Name of the implementation, for the error.
-    errors : mapping
-        The frameworks to try → what a call with q, k and v alone raised.
-    call : callable or None
-        Calls it with what it needs besides, by the name of a framework; None if that is nothing.
+    `errors` says what a call with q, k and v alone raised in each framework to try. `call` gives
+    what is needed besides, by the name of a framework; it is None if that is nothing. `name` is for
+    the error.
     """
     raised = dict(errors)
     for candidate in errors:

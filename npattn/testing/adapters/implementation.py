@@ -19,12 +19,7 @@ from npattn.errors import NpattnError, OptionError
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.profiles import Profile, find_profile
-from npattn.testing.adapters.base import (
-    ImplementationError,
-    ResultError,
-    Results,
-    note_problem,
-)
+from npattn.testing.adapters.base import ImplementationError, ResultError, Results, note_problem
 from npattn.testing.adapters.child import parameters, qualified_name, refuse_class
 from npattn.testing.adapters.frameworks import (
     TINY,
@@ -376,7 +371,9 @@ class Implementation(Passing, HostProcess):
             request.add_cotangents(arrays)
             hold = before_reading is not None
             if self.backward is None:
-                value = request.autograd(self._leaves(request.inputs, bias_gradient), hold)
+                without = () if bias_gradient else ("bias",)
+                names = [n for n in LEAVES if n in request.inputs and n not in without]
+                value = request.autograd(names, hold)
             else:
                 value = request.backward(meanwhile, hold)
             if before_reading is not None:
@@ -446,7 +443,3 @@ class Implementation(Passing, HostProcess):
             if cotangents is not None and self.backward is not None:
                 request.add_cotangents(self.give_cotangents(problem, cotangents))
             return request.overwrite()
-
-    def _leaves(self, inputs: Mapping[str, Any], bias: bool = True) -> list[str]:
-        """Return the names of the inputs whose gradients autograd is asked for."""
-        return [n for n in LEAVES if n in inputs and (bias or n != "bias")]

@@ -70,16 +70,9 @@ class KeyLists(Form):
 
 
 def list_keys(listed: Array, rng: np.random.Generator) -> Array:
-    """List the keys of each query in a random order, with −1 in unused entries among them.
+    """List the keys (..., T, n) of each query of `listed` (..., T, S) in a random order.
 
-    Parameters
-    ----------
-    listed : bool array (..., T, S)
-
-    Returns
-    -------
-    int32 array (..., T, n)
-        The longest list has up to `SPARE` unused entries.
+    Unused entries among them are −1; the longest list has up to `SPARE` of them.
     """
     S, longest = listed.shape[-1], int(listed.sum(-1).max(initial=0))
     n = max(longest + int(rng.integers(SPARE + 1)), 1)

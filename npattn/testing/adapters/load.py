@@ -31,15 +31,10 @@ def _importing(spec: str) -> Iterator[None]:
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
-    """Import the callable that a spec names.
+    """Import the callable that ``module:function`` or ``path/file.py:function`` names.
 
-    Raises OptionError if `spec` has another form, there is no such module, file or callable, it is
-    a class or a method of one, or the module ends itself.
-
-    Parameters
-    ----------
-    spec : str
-        ``module:function`` or ``path/file.py:function``; the function may be a dotted attribute.
+    The function may be a dotted attribute. Raises OptionError if `spec` has another form, there is
+    no such module, file or callable, it is a class or a method of one, or the module ends itself.
     """
     with _importing(spec):
         function: Callable[..., Any] = child.load(spec)

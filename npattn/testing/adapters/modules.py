@@ -56,25 +56,10 @@ class _State(NamedTuple):
 class TorchModule:
     """A copy of a torch module, in a dtype, so that the original keeps its mode and gradients.
 
-    Raises OptionError if it is something else, or has parameters of several dtypes, or none.
-
-    Parameters
-    ----------
-    module : torch.nn.Module, or a method of one
-        It is called instead of ``forward``.
-    dtype : str, optional
-        Name of the dtype to convert it to; default: its own.
-    call : callable, optional
-        ``call(m, x, ...)``, which is called instead of the module.
-
-    A module that cannot be copied is judged in place; `computing` restores it to the bit.
-
-    Attributes
-    ----------
-    batch_first : bool or None
-        False if its inputs are (T, B, C), as it says itself; None if it does not say.
-    returns_scores : bool
-        What it returns beside the output are scores: their softmax is taken.
+    What is called is the module, or the method of one that stands in its place, or ``call(m, x,
+    ...)``. Without a dtype it keeps its own. A module that cannot be copied is judged in place;
+    `computing` restores it to the bit. Raises OptionError if it is something else, or has
+    parameters of several dtypes, or none.
     """
 
     def __init__(
@@ -109,8 +94,9 @@ class TorchModule:
             raise OptionError(
                 f"m has parameters of {len(kinds)} dtypes, must have one: pass dtypes=('float32',)"
             )
+        # False if its inputs are (T, B, C), as it says itself; None if it does not say
         self.batch_first: bool | None = getattr(self.owner, "batch_first", None)
-        self.returns_scores = False
+        self.returns_scores = False  # of what it returns beside the output the softmax is taken
         self.stack = ExitStack()  # of what holds while it is judged
         self.dtype = str(kinds.pop()).removeprefix("torch.")
         self.device = next(self.owner.parameters()).device
@@ -221,10 +207,7 @@ class TorchModule:
     def watching_dropout(self, drops: bool = True) -> Iterator[list[tuple[Array, float]]]:
         """Note what torch.nn.functional.dropout keeps; or let it return its input.
 
-        Yields
-        ------
-        list of (bool array, float)
-            For each call that drops: True where it keeps an element, and its rate.
+        For each call that drops, the list gets True where it keeps an element, and its rate.
         """
         functional: Any = self.torch.nn.functional
         before, seen = functional.dropout, []
@@ -269,16 +252,16 @@ class TorchModule:
 
     def call(
         self,
-        # arrays by the names of its arguments; None stands for the array before
         inputs: Mapping[str, Array | None],
-        options: Mapping[str, Any],  # its other arguments, arrays among them
-        # returns those of out and weights, for their values; without it no gradients are taken, nor
-        # recorded
+        options: Mapping[str, Any],
         cotangents: Callable[[Array, Array | None], tuple[Array, Array | None]] | None = None,
     ) -> Returned:
         """Call it, and differentiate it.
 
-        Raises ImplementationError if it raises, or returns something else.
+        Inputs and options are its arguments by their names, arrays of any shape among them; an
+        input of None is the one before. `cotangents` returns those of output and weights, for their
+        values; without it no gradients are taken, nor recorded. Raises ImplementationError if it
+        raises, or returns something else.
         """
         tensors: dict[str, Any] = {}
         last = None
@@ -303,10 +286,7 @@ class TorchModule:
     def run(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return output and weights for tensors, samples first; arrays among `options` are given.
 
-        Raises
-        ------
-        ResultError
-            If it returns something else.
+        Raises ResultError if it returns something else.
         """
         given = {n: self.framework.give(x) if isinstance(x, np.ndarray) else x
                  for n, x in options.items()}  # fmt: skip

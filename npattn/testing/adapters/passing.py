@@ -39,21 +39,7 @@ ARRAYS = ("q", "k", "v", *(o.name for o in OPTIONS.values() if o.kind == "array"
 
 
 class Passing:
-    """How an implementation takes its arrays and options.
-
-    Attributes
-    ----------
-    packing : Packing or None
-        Which of q, k and v it takes in one array.
-    storage : Storage or None
-        How it takes sequences of different lengths, if it has parameters for them.
-    quantized : QuantizedInputs or None
-        Which of q, k, v and o are of 8 bits, if one is.
-    latent : LatentInputs or None
-        How it takes parts of q and k, with values that are a part of the keys.
-    key_lists : KeyLists or None
-        How it takes masks as lists of keys.
-    """
+    """How an implementation takes its arrays and options."""
 
     f: Callable[..., Any]
     backward: Callable[..., Any] | None

@@ -59,31 +59,19 @@ class Callee(Protocol):
 class CallRequest:
     """One call, or several with the same arrays, in this process.
 
-    Parameters
-    ----------
-    problem : Problem or None
-        None for arrays and options that no problem has.
-    keeps : bool
-        The arrays are those of a rule, which looks at them afterwards.
-
-    Attributes
-    ----------
-    inputs, arrays : dict
-        Arrays of the framework by npattn's names: inputs, and all that the call needs.
-    given : dict
-        Cotangents, by result.
-    reading : callable
-        Returns a context in which what an answer has is looked at.
+    The problem is None for arrays and options that none has. With `keeps` the arrays are those of a
+    rule, which looks at them afterwards.
     """
 
+    # returns a context in which what an answer has is looked at
     reading: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(self, f: Callee, problem: Problem | None, keeps: bool = False) -> None:
         self.f, self.problem, self.keeps = f, problem, keeps
         self.options: dict[str, Any] = {}
-        self.inputs: dict[str, Any] = {}
-        self.arrays: dict[str, Any] = {}
-        self.given: dict[str, Any] = {}
+        self.inputs: dict[str, Any] = {}  # arrays of the framework by npattn's names
+        self.arrays: dict[str, Any] = {}  # these, and all others that the call needs
+        self.given: dict[str, Any] = {}  # cotangents, by result
         self.returns: tuple[str, ...] = ()
         self._results: Any = None  # of a forward whose backward is asked later
 
@@ -318,9 +306,7 @@ def name_results(signature: Signature, value: Any, returns: tuple[str, ...]) -> 
 
 
 def name_gradients(
-    signature: Signature,
-    grads: Mapping[str, Any],
-    inputs: Mapping[str, Any],
+    signature: Signature, grads: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return gradients by npattn's names; that of a parameter for mask and bias is dbias."""
     carries = signature.carries.items()

@@ -81,17 +81,19 @@ NOTES = {
 
 def read_signature(
     f: Callable[..., Any],
-    name: str,  # its name in error messages
-    rename: Mapping[str, str],  # its parameter names → npattn's, or one of `MEANINGS`
-    # its options, if the signature cannot be read or names too many; `causal` without a parameter
-    # is always on
+    name: str,
+    rename: Mapping[str, str],
     features: Iterable[str] | None,
-    # the same as `rename` of the system that it stands in for; names that it lacks do not count
     profile: Mapping[str, str] | None = None,
-    # its inputs are quantized, and parameters for their factors are passed
     quantized: bool = False,
 ) -> Signature:
-    """Read the options that a callable has."""
+    """Read the options that a callable has; errors call it `name`.
+
+    `rename` has its parameter names → npattn's, or one of `MEANINGS`, and `profile` the same of the
+    system that it stands in for, in which names that it lacks do not count. `features` are its
+    options, if the signature cannot be read or names too many; `causal` without a parameter is
+    always on. Where inputs are quantized, parameters for their factors are passed.
+    """
     named = parameters(f)
     features = None if features is None else tuple(features)
     _check_names(f, named, rename, features)
@@ -389,12 +391,11 @@ def read_beside_places(meanings: Mapping[str, str]) -> dict[str, str]:
     return {theirs: x for theirs, x in meanings.items() if x not in without}
 
 
-def read_leading(
-    meanings: Mapping[str, str],  # of the positional parameters, in order
-) -> tuple[str, tuple[str, ...], dict[str, str]]:
+def read_leading(meanings: Mapping[str, str]) -> tuple[str, tuple[str, ...], dict[str, str]]:
     """Return the meaning of a packed array, the arrays that come first, and the parts of latents.
 
-    The first is "" where no array is packed, and the parts are empty where there are none.
+    They follow from the meanings of the positional parameters, in order. The first is "" where no
+    array is packed, and the parts are empty where there are none.
     """
     first = dict(list(meanings.items())[: len(LATENT)])
     if {*first.values()} == {*LATENT}:

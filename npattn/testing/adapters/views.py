@@ -11,16 +11,11 @@ from npattn.problem.arrays import Array
 
 
 def lay_out(array: Array, view: str, swap: bool) -> Array:
-    """Return a copy of `array`, of any shape, in the memory layout of a view.
+    """Return a copy of `array`, of any shape, in the memory layout of one of `VIEWS` of a recipe.
 
-    Parameters
-    ----------
-    view : str
-        One of `npattn.testing.cases.recipe.VIEWS`; "expanded" needs a first axis that repeats one
-        value, and otherwise gives a plain copy. "shifted" is contiguous, one element behind the
-        start of its buffer.
-    swap : bool
-        Swap axes -2 and -3.
+    "expanded" needs a first axis that repeats one value, and otherwise gives a plain copy.
+    "shifted" is contiguous, one element behind the start of its buffer. `swap` exchanges axes -2
+    and -3.
     """
     if swap:
         array = np.ascontiguousarray(array.swapaxes(-2, -3))
@@ -40,28 +35,17 @@ def lay_out(array: Array, view: str, swap: bool) -> Array:
         return buffer
     if view == "reversed":
         return array[..., ::-1, :].copy()[..., ::-1, :]
-    if view == "expanded" and array.ndim > 2 and array.shape[0] > 1 and _is_constant(array):
+    repeats = array.ndim > 2 and len(array) > 1 and (array == array[:1]).all()
+    if view == "expanded" and repeats:  # a stride of 0 can hold it
         return np.broadcast_to(array[:1].copy(), array.shape)
     return array.copy()
-
-
-def _is_constant(array: Array) -> bool:
-    """Return True if the first axis repeats one value, so that a stride of 0 can hold it."""
-    return bool((array == array[:1]).all())
 
 
 def pack(q: Array, k: Array, v: Array, by_head: bool = False) -> Array:
     """Pack q, k, v of one length and size into one buffer, as a fused projection does.
 
-    Parameters
-    ----------
-    q, k, v : array (..., H, T, D) and (..., K, T, D), or all (T, D)
-    by_head : bool
-        [q|k|v] head by head instead of [Q | K | V]; needs K = H.
-
-    Returns
-    -------
-    array (..., T, H + 2K, D), by head (..., T, 3H, D), or (T, 3, D)
+    From q (..., H, T, D) and k, v (..., K, T, D) it is (..., T, H + 2K, D), [Q | K | V]; by head,
+    for K = H, (..., T, 3H, D), [q|k|v] head by head; from (T, D) each it is (T, 3, D).
     """
     if q.ndim == 2:
         return np.stack([q, k, v], axis=1)

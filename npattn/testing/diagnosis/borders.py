@@ -158,12 +158,14 @@ class Neighbours:
     def place(
         self,
         questions: int = QUESTIONS,
-        seconds: float = SECONDS,  # of processor time
-        # (Recipe, bool): problems that were tried, and whether each fails: what they tell costs no
-        # question
+        seconds: float = SECONDS,
         known: Iterable[tuple[Recipe, bool]] = (),
     ) -> Place | None:
-        """Return the place of the failures around the base; None if it does not fail."""
+        """Return the place of the failures around the base; None if it does not fail.
+
+        It takes at most so many seconds of processor time. `known` are problems that were tried,
+        with True for those that fail: what they tell costs no question.
+        """
         start = self.sample(self.base)
         if self.fails(start) is not True:
             return None

@@ -24,26 +24,12 @@ from npattn.testing.diagnosis.conduct import (
     ids,
     state_cause,
 )
-from npattn.testing.diagnosis.elements import (
-    Asked,
-    neighbours_of_fault,
-    requested_with,
-    say_where,
-)
+from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
-from npattn.testing.diagnosis.explore import (
-    Point,
-    enlarge,
-    explore,
-    scores_of,
-    tame,
-    try_recipe,
-)
+from npattn.testing.diagnosis.explore import Point, enlarge, explore, scores_of, tame, try_recipe
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
-from npattn.testing.diagnosis.place import (
-    EVERYWHERE,
-)
+from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sentences import BACKWARD, say
@@ -77,21 +63,12 @@ FORWARD = ("nan", "s", "visible", "p", "o", "layout", "")
 def diagnose(
     judged: Sequence[tuple[Trial, Sequence[Outcome]]],
 ) -> tuple[list[Outcome], tuple[Cause, ...]]:
-    """Find the causes of what failed.
+    """Find the causes of what failed, from the trial and all outcomes of each dtype.
 
-    Parameters
-    ----------
-    judged : sequence of (Trial, sequence of Outcome)
-        For each dtype, the trial with its space narrowed to what is accepted, and all outcomes.
-
-    Returns
-    -------
-    outcomes : list of Outcome
-        All of them, those that failed with a diagnosis.
-    causes : tuple of Cause
-        Every outcome that failed, raised or is suspect belongs to exactly one; the cause of most
-        required rules comes first, what is not explained last. Bits that differ (level
-        reproducible) are measured, and have none.
+    The space of a trial is narrowed to what is accepted. Returned are all outcomes, those that
+    failed with a diagnosis, and the causes: every outcome that failed, raised or is suspect belongs
+    to exactly one; the cause of most required rules comes first, what is not explained last. Bits
+    that differ (level reproducible) are measured, and have none.
     """
     causes: dict[str, Cause] = {}
     named: dict[int, str] = {}
@@ -155,9 +132,7 @@ def diagnose(
 
 
 def _with_pair(
-    cause: Cause,
-    judged: Sequence[tuple[Trial, Sequence[Outcome]]],
-    explained: Sequence[Outcome],
+    cause: Cause, judged: Sequence[tuple[Trial, Sequence[Outcome]]], explained: Sequence[Outcome]
 ) -> Cause:
     """Return a cause with the nearest problem that passes, if one of its failures has any."""
     group = [o for o in explained if (o.failed or o.status == "suspect") and cause.explains(o)]

@@ -174,13 +174,7 @@ def _explains(conventions: Conventions, evidence: Evidence) -> bool:
 
 
 def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
-    """Return the exact results under other conventions.
-
-    Raises
-    ------
-    OptionError
-        If the conventions do not allow the problem.
-    """
+    """Return exact results under other conventions; OptionError if these forbid the problem."""
     problem, order = _move_keys(realign(evidence.problem, conventions), evidence)
     trial = replace(evidence.trial, conventions=conventions, memo={})
     exact = trial.exact(problem, evidence.cotangents)

@@ -76,11 +76,7 @@ def translate_gradients(problem: Problem, found: Arrays, conventions: Convention
 def _plain(conventions: Conventions) -> Conventions:
     """Return the conventions without the fields that are not translated."""
     return replace(
-        conventions,
-        hidden_fill=None,
-        softcap="before_bias",
-        empty_row="zero",
-        empty_row_bias=None,
+        conventions, hidden_fill=None, softcap="before_bias", empty_row="zero", empty_row_bias=None
     )
 
 

@@ -31,14 +31,7 @@ from npattn.testing.diagnosis.explore import (
     sample_of,
 )
 from npattn.testing.diagnosis.locate import Fault, visible_keys
-from npattn.testing.diagnosis.place import (
-    CONFIRMED,
-    EVERYWHERE,
-    LENGTH,
-    Sample,
-    Where,
-    learn,
-)
+from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, LENGTH, Sample, Where, learn
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own
 from npattn.testing.places import Atom, Place
@@ -78,19 +71,11 @@ def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neigh
 
 @dataclass(frozen=True)
 class Asked:
-    """On which problems a function fails, as it was asked.
-
-    Attributes
-    ----------
-    near : Neighbours
-    place : Place
-    held : bool
-        True if it was attacked, and no problem at hand refutes it.
-    """
+    """On which problems a function fails, as it was asked."""
 
     near: Neighbours
     place: Place
-    held: bool
+    held: bool  # it was attacked, and no problem at hand refutes it
 
     @classmethod
     def of(
@@ -123,24 +108,11 @@ class Asked:
         return f"fails only where {self.place.text}" if known else ""
 
 
-def say_where(
-    points: Sequence[Point],
-    fault: Fault,
-    asked: Asked | None,
-    amount: str,
-) -> str:
-    """Return where it is wrong; "" if nothing holds.
+def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount: str) -> str:
+    """Return where it is wrong, of points that share a fault; "" if nothing holds.
 
-    Where the amount names a source, it is wrong where that is not the right one.
-
-    Parameters
-    ----------
-    points : sequence of Point
-    fault : Fault
-        What they share.
-    asked : Asked or None
-        On which problems it fails; None if that could not be asked.
-    amount : str
+    Where the amount names a source, it is wrong where that is not the right one. `asked` says on
+    which problems it fails, None if that could not be asked.
     """
     source = amount if fault.step == "visible" and amount not in SEEN else ""
     told = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]

@@ -37,36 +37,19 @@ def rounding_of(trial: Trial, problem: Problem) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One problem, the results of the implementation under test, and the exact ones.
-
-    Attributes
-    ----------
-    trial : Trial
-    problem : npattn.Problem
-    cotangents : Cotangents
-    view : str
-        Memory layout of the arrays.
-    observed : mapping of str to sequence of arrays
-        Results of the implementation under test.
-    exact : mapping of str to arrays
-        By the same names, float64.
-    outcome : Outcome or None
-        The failed one; None for a problem that is only asked for comparison.
-    asked : npattn.Problem or None
-        Problem of the call, if it is another: o of 8 bits has the factor of that.
-    closer : bool, default True
-        False if a cause need not come closer to the wrong results than the exact ones are.
-    """
+    """One problem, the results of the implementation under test, and the exact ones."""
 
     trial: Trial
     problem: Problem
     cotangents: Cotangents
-    view: str
-    observed: Arrays
-    exact: Mapping[str, Array]
+    view: str  # memory layout of the arrays
+    observed: Arrays  # results of the implementation under test
+    exact: Mapping[str, Array]  # by the same names, float64
+    # the failed one; None for a problem that is only asked for comparison
     outcome: Outcome | None = None
+    # problem of the call, if it is another: o of 8 bits has the factor of that
     asked: Problem | None = None
-    closer: bool = True
+    closer: bool = True  # a cause must come closer to the wrong results than the exact ones are
 
     @cached_property
     def wrong(self) -> dict[str, float]:
@@ -315,13 +298,7 @@ def observe(
     view: str = "contiguous",
     outcome: Outcome | None = None,
 ) -> Evidence:
-    """Run the implementation on a problem, and compute what is right.
-
-    Raises
-    ------
-    ImplementationError
-        If the implementation raises.
-    """
+    """Run the implementation on a problem, and compute what is right; what it raises is raised."""
     observed = group(trial.results(problem, cotangents, view))
     exact = trial.exact(problem, cotangents)
     known = {name: arrays for name, arrays in observed.items() if name in exact}

@@ -235,22 +235,19 @@ def _is_later(fault: Fault, like: Fault) -> bool:
     return order[0] < order[1]
 
 
-def sample_of(point: Point, like: Fault, alone: bool = False) -> Sample | None:
-    """Return the elements of a point for learning; None if it has another fault.
-
-    With `alone`, all elements are taken for wrong.
-    """
+def sample_of(point: Point, like: Fault) -> Sample | None:
+    """Return the elements of a point for learning; None if it has another fault."""
     fault, problem, axes = point.fault, point.evidence.problem, like.axes
     trial = point.evidence.trial
-    if fault is not None and not alone and _is_later(fault, like):
+    if fault is not None and _is_later(fault, like):
         fault = None  # all before it was right
-    if fault is None or alone:
+    if fault is None:
         letters = {x: problem_size(problem, x.upper()) for x in axes}
         if axes[0:2] == "bh" and like.quantity.name in ("dk", "dv"):
             letters["h"] = problem_size(problem, "K")
         shape = tuple(letters[x] for x in axes)
-        wrong, known = np.full(shape, alone), np.ones(shape, bool)
-        if not alone and like.step in OF_SEVERAL_KEYS and axes[:3] == "bht":
+        wrong, known = np.zeros(shape, bool), np.ones(shape, bool)
+        if like.step in OF_SEVERAL_KEYS and axes[:3] == "bht":
             several = trial.visible(problem).sum(-1) > 1
             several = several.reshape(shape[:3] + (1,) * len(axes[3:]))
             known &= several  # a row of one key has weight 1 and dS = 0, whatever its score is

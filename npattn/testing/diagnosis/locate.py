@@ -48,31 +48,15 @@ ALL = 0.97
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """The first wrong quantity on one problem, and where it is wrong.
+    """The first wrong quantity on one problem, and where it is wrong."""
 
-    Attributes
-    ----------
-    step : str
-        As `Cause.step`.
-    quantity : Quantity
-        What was read; `wrong` below is the part that the step is to blame for.
-    wrong, known : array of bool
-        Elements that are wrong, and elements of which it is known.
-    backward : bool
-        True if the forward is right and its quantity is computed again.
-    form : str
-        Form of what is wrong: "factor", "zeros", "extra", "content", "moved", "rows", ….
-    facts : dict
-        Numbers that describe it.
-    """
-
-    step: str
-    quantity: Quantity
-    wrong: Array
-    known: Array
-    backward: bool = False
-    form: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    step: str  # as `Cause.step`
+    quantity: Quantity  # what was read; `wrong` below is the part that the step is to blame for
+    wrong: Array  # elements that are wrong
+    known: Array  # elements of which it is known
+    backward: bool = False  # the forward is right and its quantity is computed again
+    form: str = ""  # of what is wrong: "factor", "zeros", "extra", "content", "moved", "rows", …
+    facts: dict[str, Any] = field(default_factory=dict)  # numbers that describe it
 
     @property
     def axes(self) -> str:
@@ -282,11 +266,7 @@ def _explains(evidence: Evidence, reader: Reader, p: Quantity, o: Quantity) -> b
 
 
 def weights_fault(
-    evidence: Evidence,
-    reader: Reader,
-    p: Quantity,
-    lse: Quantity | None,
-    backward: bool = False,
+    evidence: Evidence, reader: Reader, p: Quantity, lse: Quantity | None, backward: bool = False
 ) -> Fault:
     """Return what is wrong in weights that were read: visible, s or p."""
     got, want, tol = p.got, p.want, p.tolerance
@@ -447,11 +427,7 @@ def _find_rows(
 
 
 def _by_ratio(
-    evidence: Evidence,
-    reader: Reader,
-    p: Quantity,
-    clear: Array,
-    backward: bool,
+    evidence: Evidence, reader: Reader, p: Quantity, clear: Array, backward: bool
 ) -> Fault:
     """Tell s from p by the log ratio of the weights, which a row knows up to a constant.
 

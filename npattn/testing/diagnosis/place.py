@@ -34,27 +34,15 @@ EVERYWHERE = "everywhere"
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Elements of one problem, some of them wrong.
+    """Elements of one problem, some of them wrong."""
 
-    Attributes
-    ----------
-    sizes : dict
-        By letter: those of `SIZES`, or others of a function that is not attention.
-    options : frozenset of str
-        Options that are on.
-    axes : str
-        Letters of the axes of `wrong`.
-    wrong, known : array of bool
-    empty : array of bool, (B, H, T)
-        Rows that see no key.
-    """
-
+    # by letter: those of `SIZES`, or others of a function that is not attention
     sizes: dict[str, int]
-    options: frozenset[str]
-    axes: str
+    options: frozenset[str]  # those that are on
+    axes: str  # letters of the axes of `wrong` and `known`
     wrong: Array
     known: Array
-    empty: Array
+    empty: Array  # (B, H, T): rows that see no key
 
     def reduce(self, axes: int) -> Sample:
         """Return the sample of the first axes alone: wrong where any element is."""
@@ -75,19 +63,10 @@ class Atom(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A learned predicate.
+    """A learned predicate."""
 
-    Attributes
-    ----------
-    text : str
-        "everywhere" if no condition is needed.
-    errors : float
-        Share of elements on which it is mistaken, wrong ones and others weighed alike.
-    atoms : tuple of Atom
-    """
-
-    text: str
-    errors: float
+    text: str  # "everywhere" if no condition is needed
+    errors: float  # share of elements on which it is mistaken, wrong ones and others weighed alike
     atoms: tuple[Atom, ...]
 
     def errors_on(self, samples: Sequence[Sample]) -> float:
@@ -163,7 +142,7 @@ def learn(samples: Sequence[Sample]) -> Where | None:
 
     best = (mistakes(np.ones(len(y), bool)), 0.0, ())
     scored = sorted(
-        ((mistakes(x), a.cost, i) for i, (a, x) in enumerate(zip(atoms, values, strict=True))),
+        ((mistakes(x), a.cost, i) for i, (a, x) in enumerate(zip(atoms, values, strict=True)))
     )
     pool: list[tuple[float, float, tuple[int, ...]]] = [best]
     singles = [(m, c, (i,)) for m, c, i in scored]

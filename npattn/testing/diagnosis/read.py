@@ -43,26 +43,14 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """A quantity as it was read, beside the exact one.
+    """A quantity as it was read, beside the exact one."""
 
-    Attributes
-    ----------
-    name : str
-        As in dense.py: "p", "o", "lse", "dv", "ds", …
-    axes : str
-        Letters of its axes: "bhts".
-    got, want, tolerance : array
-        float64; `got` may be NaN.
-    known : array of bool
-        Elements that were read.
-    """
-
-    name: str
-    axes: str
-    got: Array
+    name: str  # as in dense.py: "p", "o", "lse", "dv", "ds", …
+    axes: str  # letters of its axes: "bhts"
+    got: Array  # float64, as `want` and `tolerance`; it may be NaN
     want: Array
     tolerance: Array
-    known: Array
+    known: Array  # elements that were read
 
     @cached_property
     def wrong(self) -> Array:
@@ -93,17 +81,10 @@ def _disagree(first: Array, second: Array, tolerance: Array, rounding: float) ->
 
 
 class Reader:
-    """Reader of the quantities of one implementation on one problem.
+    """Reader of the quantities of one implementation on one problem, in a memory layout `view`.
 
-    Parameters
-    ----------
-    trial : Trial
-    problem : npattn.Problem
-    cotangents : Cotangents
-    view : str
-        Memory layout of the arrays.
-    way : int
-        Which of the results with one name is read, if the implementation is called in several ways.
+    If the implementation is called in several ways, `way` says which of the results with one name
+    is read.
     """
 
     def __init__(
@@ -409,12 +390,7 @@ class Reader:
         exact = self.exact_steps
         want = exact["p"] * (exact["keep"] * exact["dp"] - exact["delta"][..., None])
         return Quantity(
-            "ds",
-            "bhts",
-            got,
-            want * exact["slope"],
-            np.where(known, tolerance, np.inf),
-            known,
+            "ds", "bhts", got, want * exact["slope"], np.where(known, tolerance, np.inf), known
         )
 
     def _tolerance_of_dk(self) -> Array:

@@ -35,12 +35,7 @@ AGREEMENT = ("agreement-o", "agreement-dv", "agreement-dq", "agreement-dk")
 def find_looser_model(trial: Trial, outcomes: Sequence[Outcome]) -> Cause | None:
     """Return the preset under which all that failed passes; None if the errors are no roundings.
 
-    Parameters
-    ----------
-    trial : Trial
-        With the declared model.
-    outcomes : sequence of Outcome
-        All that failed, or are suspect, in its dtype.
+    The trial has the declared model; `outcomes` are all that failed, or are suspect, in its dtype.
     """
     if not outcomes or trial.rounding == Rounding.undeclared(trial.space.dtype):
         return None
@@ -92,12 +87,7 @@ def find_sharper_failures(
 ) -> tuple[str, Trial, list[Outcome]] | None:
     """Return a sharper preset, the trial with it, and failures under it; None if there are none.
 
-    Parameters
-    ----------
-    trial : Trial
-        Without a declared model.
-    outcome : Outcome
-        Of rule aggregate, and suspect.
+    The trial has no declared model; the outcome is one of rule aggregate, and suspect.
     """
     if outcome.rule != "aggregate" or trial.rounding != Rounding.undeclared(trial.space.dtype):
         return None

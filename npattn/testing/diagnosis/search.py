@@ -55,12 +55,7 @@ def search(
 ) -> tuple[Found, list[Evidence]]:
     """Find the candidates that explain what is wrong, but for results that are left out.
 
-    Returns
-    -------
-    found : list of (Candidate, list of Evidence)
-        Candidates, and what each explains.
-    rest : list of Evidence
-        What none does.
+    Returned are the candidates, with what each explains, and what none does.
     """
     left = sorted(evidence, key=attrgetter("rank"))
     whole = {e.without(without): e for e in left} if without else {e: e for e in left}

@@ -31,17 +31,7 @@ ALONE = (
 def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evidence]]:
     """Find what is wrong by the places of sequences, or by the order of a packed array.
 
-    Parameters
-    ----------
-    evidence : sequence of Evidence
-        Failing problems.
-
-    Returns
-    -------
-    found : list of (Candidate, list of Evidence)
-        Causes, and what each explains.
-    rest : list of Evidence
-        What none does.
+    Returned are the causes, with what each explains of the failing problems, and what none does.
     """
     left, found = list(evidence), []
     for text, explains in CAUSES:

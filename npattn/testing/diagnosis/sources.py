@@ -69,14 +69,9 @@ def expressions(x: str) -> Iterator[Expression]:
 def source_of(x: str, here: Array, there: Array, sizes: Array) -> str:
     """Return the source of an index in words; "another …" if no expression gives every pair.
 
-    Parameters
-    ----------
-    x : str
-        Letter of the index.
-    here, there : (n,) arrays of int
-        The index of each wrong element, and of the element whose value it has.
-    sizes : (n,) array of int
-        Size of the axis in the problem of each pair.
+    `x` is the letter of the index, `here` and `there` (n,) are the index of each wrong element and
+    of the element whose value it has, `sizes` (n,) is the size of the axis in the problem of each
+    pair.
     """
     name = NAMES[x]
     same = here == there
@@ -120,12 +115,8 @@ def _key_heads(heads: Array, K: Array, G: Array) -> Iterator[tuple[str, Array]]:
 def differs_from_own(amount: str) -> tuple[str, Callable[..., Any]] | None:
     """Return where the source that an amount names is not the right one; None if it names none.
 
-    Returns
-    -------
-    text : str
-        "b ≠ 2 · b % B", "h // G ≠ h % K".
-    holds : callable
-        Takes a mapping of letters to indices and sizes; returns where that is so.
+    It is a text, "b ≠ 2 · b % B" or "h // G ≠ h % K", and a function that takes a mapping of
+    letters to indices and sizes, and returns where that is so.
     """
     if found := OF_INDEX.fullmatch(amount):
         x, text = found[1], found[2]
@@ -245,10 +236,8 @@ def _options(problem: Problem) -> Iterator[tuple[str, dict[str, Any]]]:
 def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
     """Return which other mask the weights follow, on all problems; "" if none, or it is the own.
 
-    Parameters
-    ----------
-    cases : sequence of (Trial, Problem, array of bool, array of bool)
-        For each problem the keys with weight, (B, H, T, S), and the elements of which it is known.
+    Each problem comes with the keys with weight, (B, H, T, S), and the elements of which it is
+    known.
     """
     left: dict[str, int] | None = None  # source → weights that it misses
     for trial, problem, seen, known in cases:

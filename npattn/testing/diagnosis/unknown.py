@@ -150,11 +150,8 @@ class Unknown:
     ) -> str | None:
         """Determine a convention by the one value whose results it gives on every problem.
 
-        Returns
-        -------
-        str or None
-            Why nothing tells; None if exactly one value explains its results, and the results of
-            all others are far away.
+        The answer is why nothing tells; None if exactly one value explains its results, and the
+        results of all others are far away.
         """
         candidates = {i: replace(self.conventions, **{name: x}) for i, x in enumerate(values)}
         fits, apart, calls = set(candidates), np.zeros((len(values),) * 2, bool), 0

@@ -9,12 +9,7 @@ from npattn.testing.comparison import short
 from npattn.testing.difference.factors import PLAIN, REORDERED
 from npattn.testing.difference.measure import Measurement
 from npattn.testing.difference.precision import EXPLAINED, Explained
-from npattn.testing.difference.record import (
-    Change,
-    ConventionDifference,
-    Move,
-    ResultDifference,
-)
+from npattn.testing.difference.record import Change, ConventionDifference, Move, ResultDifference
 from npattn.testing.difference.wrong import Wrong
 
 EXPLAINS = "the difference is explained"

@@ -10,15 +10,10 @@ from npattn.testing.targets import TARGETS
 
 
 def choose_kind(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
-    """Choose what two names are compared as.
+    """Choose what two names are compared as: "profiles" or "implementations".
 
-    Implementations if both run here, unless `profiles` asks for the other; else profiles.
-
-    Returns
-    -------
-    kind : {"profiles", "implementations"}
-    notes : tuple of str
-        Why, where a name stands for both.
+    The latter if both run here, unless `profiles` asks for the other. Notes say why, where a name
+    stands for both.
     """
     names = (a, b)
     for name in names:

@@ -38,14 +38,8 @@ def compare_pair(
 ) -> tuple[bool, str, tuple[str, ...]]:
     """Compare two implementations with each other, on normal inputs.
 
-    Returns
-    -------
-    bool
-        True if B agrees with A but for roundings.
-    str
-        Why there is no verdict; "" if there is one.
-    tuple of str
-        What that showed.
+    Returned are whether B agrees with A but for roundings, why there is no verdict ("" if there is
+    one), and what that showed.
     """
     normal = dict.fromkeys(replace(r, distribution="normal", view="contiguous") for r in recipes)
     pair = AttentionPair(sides, Watched(sides.a.implementation.f, ""))

@@ -21,26 +21,14 @@ FEW = 6
 
 @dataclass(frozen=True)
 class Wrong:
-    """Why results of one implementation are out of tolerance.
+    """Why results of one implementation are out of tolerance."""
 
-    Attributes
-    ----------
-    conventions : Conventions
-        Those that it follows, as far as its results tell: the declared ones but for `follows`.
-    follows : str
-        The conventions that it does not declare, "causal=top_left"; "" if there are none.
-    causes : tuple of str
-        What else reproduces its results, in words.
-    precision : tuple of str
-        Formats whose roundings have the size of its errors, in words.
-    steps : tuple of str
-        The steps that are read to be wrong where nothing reproduces its results, in words.
-    """
-
+    # those that it follows, as far as its results tell: the declared ones but for `follows`
     conventions: Conventions
-    follows: str = ""
-    causes: tuple[str, ...] = ()
-    precision: tuple[str, ...] = ()
+    follows: str = ""  # those that it does not declare, "causal=top_left"
+    causes: tuple[str, ...] = ()  # what else reproduces its results, in words
+    precision: tuple[str, ...] = ()  # formats whose roundings have the size of its errors, in words
+    # those that are read to be wrong where nothing reproduces its results, in words
     steps: tuple[str, ...] = ()
 
 

@@ -61,20 +61,12 @@ class Dump:
 def read_dump(
     path: str | Path, *, rename: Mapping[str, str] | None = None, layout: str | None = None
 ) -> Dump:
-    """Read the arrays and options of one call.
+    """Read the arrays and options of one call; DtypeError if an entry holds something but numbers.
 
-    Raises DtypeError if an entry holds something other than numbers.
-
-    Parameters
-    ----------
-    path : str or path
-        An .npz, a folder of .npy files (mapped into memory, not loaded), a .safetensors or a .pt
-        file. uint16 arrays among q, k, v, results and cotangents are bfloat16 numbers, bit by bit.
-    rename : mapping, optional
-        Name of an entry → what it means: one of q, k, v, o, lse, dq, dk, dv, dout, …, an option, or
-        "" to leave it out.
-    layout : {"BHTD", "BTHD"}, optional
-        Axes of q, k, v, o, dout and their gradients.
+    It lies in an .npz, a folder of .npy files (mapped into memory, not loaded), a .safetensors or a
+    .pt file. uint16 arrays among q, k, v, results and cotangents are bfloat16 numbers, bit by bit.
+    `rename` says what the name of an entry means: one of q, k, v, o, lse, dq, dk, dv, dout, …, an
+    option, or "" to leave it out. `layout` is that of q, k, v, o, dout and their gradients.
     """
     stored = dict(_entries(Path(path)))
     alignments = {FOREIGN[name].causal for name in stored if name in FOREIGN} - {None}

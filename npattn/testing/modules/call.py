@@ -86,34 +86,19 @@ def describe_forms(forms: Iterable[Form]) -> str:
 
 @dataclass
 class Call:
-    """The arguments of a module, by what they are.
-
-    Attributes
-    ----------
-    inputs : tuple of str
-        Names of query, key and value, as far as it has them, in their order.
-    masks : tuple of (str, tuple of str)
-        Parameters that take masks, each with the shapes to try.
-    forms : list of Form
-        Those that it takes, once they are learned.
-    num_heads : int
-    """
+    """The arguments of a module, by what they are."""
 
     module: TorchModule
+    # names of query, key and value, as far as it has them, in their order
     inputs: tuple[str, ...] = ()
+    # parameters that take masks, each with the shapes to try
     masks: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    forms: list[Form] = field(default_factory=list)
+    forms: list[Form] = field(default_factory=list)  # those that it takes, once they are learned
     num_heads: int = 1
 
     @classmethod
     def read(cls, module: TorchModule) -> Call:
-        """Read the signature of a module.
-
-        Raises
-        ------
-        OptionError
-            If it has no input, or requires an argument that is no input and no mask.
-        """
+        """Read the signature of a module; OptionError if it has no input, or needs other ones."""
         arguments = module.arguments()
         names = list(arguments)
         if not names:
@@ -148,13 +133,7 @@ class Call:
     def __call__(
         self, case: ModuleCase, inputs: Inputs, cotangents: Any = None, form: Form | None = None
     ) -> Returned:
-        """Call the module, (B, T, C) in and out.
-
-        Raises
-        ------
-        ImplementationError
-            If it raises, or returns something else.
-        """
+        """Call the module, (B, T, C) in and out; ImplementationError if it has another answer."""
         arrays: list[Array | None] = list(inputs[:3])
         names = self.inputs
         if self.crosses and names[1] in CONTEXTS:
@@ -178,13 +157,7 @@ class Call:
         return options
 
     def invoke(self, inputs: Sequence[Any], visible: Array | None, form: Form | None) -> Any:
-        """Return the output (B, T, C) for tensors, which autograd may follow.
-
-        Raises
-        ------
-        ResultError
-            If it returns something else.
-        """
+        """Return the output (B, T, C) for tensors, which autograd may follow."""
         B, T = inputs[0].shape[:2]
         options = self._options(self.asks[-1], B, T, visible, form)
         return self.module.run(dict(zip(self.inputs, inputs, strict=False)), options)[0]

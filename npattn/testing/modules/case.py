@@ -27,34 +27,19 @@ FIELDS: dict[str, Sequence[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCase:
-    """One call of a module.
-
-    Attributes
-    ----------
-    B, T : int
-    S : int, "T" or None
-        Number of keys; "T": that of queries; None: self-attention, one tensor for all inputs.
-    mask : {"none", "random", "causal", "padding", "empty"}
-        "empty" hides everything from the first query.
-    form : int
-        Which of the forms of a mask that the module takes.
-    ask : {"heads", "average", "none"}
-        Weights that are asked for, where flags of the module say so.
-    recorded : bool
-        Gradients are recorded, and compared.
-    size : float
-        Standard deviation of the inputs.
-    seed : int
-    """
+    """One call of a module."""
 
     B: int = 1
     T: int = 1
+    # number of keys; "T": that of queries; None: self-attention, one tensor for all inputs
     S: int | Literal["T"] | None = None
+    # "none", "random", "causal", "padding" or "empty", which hides everything from the first query
     mask: str = "none"
-    form: int = 0
+    form: int = 0  # which of the forms of a mask that the module takes
+    # weights that are asked for, where flags of the module say so: "heads", "average" or "none"
     ask: str = "heads"
-    recorded: bool = True
-    size: float = 1.0
+    recorded: bool = True  # gradients are recorded, and compared
+    size: float = 1.0  # standard deviation of the inputs
     seed: int = 0
 
     @property
@@ -67,16 +52,7 @@ class ModuleCase:
         return f"ModuleCase({', '.join(fields)})"
 
     def inputs(self, widths: Mapping[str, int], dtype: Any, shape: str) -> Inputs:
-        """Return the inputs in a dtype; a mask of a shape like "B 1 T S".
-
-        Parameters
-        ----------
-        widths : mapping
-            Width of query, key and value.
-        dtype : dtype
-        shape : str
-            Axes of the mask.
-        """
+        """Return the inputs of these widths in a dtype; a mask of a shape like "B 1 T S"."""
         rng = np.random.default_rng(self.seed)
         key = value = None
         query = self._sample(rng, self.T, widths["query"], dtype)

@@ -36,52 +36,28 @@ is read may be off, in any dtype."""
 
 
 class Selection(NamedTuple):
-    """Heads and features of a module that a probe uses.
+    """Heads and features of a module that a probe uses."""
 
-    Attributes
-    ----------
-    features : tuple of int
-        Features of a query or key head that carry q and k; the others are 0.
-    values : int
-        Number of features of a value head, the first.
-    groups : int
-        Number of key/value heads, the first, each with its query heads.
-    """
-
+    # features of a query or key head that carry q and k; the others are 0
     features: tuple[int, ...]
-    values: int
-    groups: int
+    values: int  # number of features of a value head, the first
+    groups: int  # number of key/value heads, the first, each with its query heads
 
 
 @dataclass
 class Inside:
-    """A module whose projections are selections.
+    """A module whose projections are selections."""
 
-    Attributes
-    ----------
-    module : TorchModule
-        Its weights are changed.
-    values : array
-        Its own weights, as one vector.
-    scale : float
-        What the module multiplies q·k by.
-    rotary : Rotary, optional
-        Turn of queries and keys inside, which the function undoes before.
-    length : int
-        The only number of tokens that it takes; 0: any.
-    factor : float
-        What the module multiplies its output by, 1 or 1/2.
-    """
-
-    module: TorchModule
+    module: TorchModule  # its weights are changed
     call: Call
     flat: Flat
     reading: Reading
-    values: Array
-    scale: float
+    values: Array  # its own weights, as one vector
+    scale: float  # what the module multiplies q·k by
+    # turn of queries and keys inside, which the function undoes before
     rotary: Rotary | None = None
-    length: int = 0
-    factor: float = 1.0
+    length: int = 0  # the only number of tokens that it takes; 0: any
+    factor: float = 1.0  # what the module multiplies its output by, 1 or 1/2
 
     @property
     def group(self) -> int:
@@ -223,13 +199,8 @@ class Inside:
     ) -> tuple[Callable[..., Any], tuple[str, ...]]:
         """Return f(q, k, v, ...), attention as npattn has it, and its options.
 
-        Parameters
-        ----------
-        chosen : Selection
-        form : Form, optional
-            In which it takes masks.
-        causal : {"never", "always", "unless_masked"}
-            The last becomes an option: the function adds the triangle to a mask.
+        It takes masks in `form`. Where `causal` is "unless_masked", whether it is becomes an
+        option: the function adds the triangle to a mask.
         """
         torch, crosses = self.module.torch, self.call.crosses
         factor = self._factor(self.count(chosen))
@@ -315,11 +286,6 @@ class Inside:
         """Return P (B, T, T) of the first head, times `size`.
 
         q is (B, d), the same for every token; k is too, or (B, T, d).
-
-        Raises
-        ------
-        ImplementationError
-            If the module raises.
         """
         chosen = self.fit(features, 1)
         assert chosen is not None  # the caller has asked
@@ -342,40 +308,18 @@ class Inside:
 
 
 class Traits(NamedTuple):
-    """Findings of the probes of a module.
+    """Findings of the probes of a module."""
 
-    Attributes
-    ----------
-    causal : bool
-        Later keys are hidden where no mask is given.
-    window : (int or None, int or None), optional
-        Band of visible keys, if it is one.
-    rotary : Rotary, optional
-        Turn of queries and keys, with the frequency that was read.
-    scale : float
-        What q·k is multiplied by, 0 if it was not read.
-    unknown : str
-        What no reference expresses; "" if nothing is seen.
-    factor : float
-        What a token that sees itself alone is multiplied by.
-    """
-
-    causal: bool = False
-    window: tuple[int | None, int | None] | None = None
-    rotary: Rotary | None = None
-    scale: float = 0.0
-    unknown: str = ""
-    factor: float = 1.0
+    causal: bool = False  # later keys are hidden where no mask is given
+    window: tuple[int | None, int | None] | None = None  # band of visible keys, if it is one
+    rotary: Rotary | None = None  # turn of queries and keys, with the frequency that was read
+    scale: float = 0.0  # what q·k is multiplied by, 0 if it was not read
+    unknown: str = ""  # what no reference expresses; "" if nothing is seen
+    factor: float = 1.0  # what a token that sees itself alone is multiplied by
 
 
 def read_traits(inside: Inside) -> Traits:
-    """Probe a module: what its queries see, whether positions turn them, what stands behind.
-
-    Raises
-    ------
-    ImplementationError
-        If a probe raises.
-    """
+    """Probe a module: what its queries see, whether positions turn them, what stands behind."""
     if inside.fit((0,), 1) is None:
         return Traits()
     zeros, ones = np.zeros((1, 1)), np.ones((1, 1))

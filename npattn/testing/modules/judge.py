@@ -62,52 +62,16 @@ heads."""
 
 
 class Meaning(NamedTuple):
-    """A module by one reading of its parameters.
-
-    Attributes
-    ----------
-    reading : Reading
-    plan : Plan
-        The reference with what arguments and attributes name.
-    shown : dict
-        Fields of the plan that probes show to be others.
-    notes : list of str
-        How a report says what is named.
-    """
+    """A module by one reading of its parameters."""
 
     reading: Reading
-    plan: Plan
-    shown: dict[str, Any]
-    notes: list[str]
+    plan: Plan  # the reference with what arguments and attributes name
+    shown: dict[str, Any]  # fields of the plan that probes show to be others
+    notes: list[str]  # how a report says what is named
 
 
 class Judge:
-    """A module with the reference that it is compared with.
-
-    Attributes
-    ----------
-    call : Call
-    reading : Reading
-    plan : Plan
-        The reference.
-    changes : list of Change
-        Steps that the module replaces: with them the reference reproduces it.
-    is_known : bool
-        The reference, or that with changes, gives what the module gives.
-    key_lengths : tuple
-        Numbers of keys of their own that it takes.
-    wrong_keys : str
-        What it does with them instead, "" if nothing else is seen.
-    cross_forms : list of Form
-        Forms of masks that it takes where S ≠ T.
-    aside : dict of str to str
-        Parameters and buffers that were given other values, since the reference does not know what
-        they do → how a report says that.
-    repeats : bool
-        Two calls give the same bits.
-    dropout_stays : bool
-        They do not, but without dropout they do.
-    """
+    """A module with the reference that it is compared with."""
 
     def __init__(
         self, module: TorchModule, named: Named | None = None, deadline: float = math.inf
@@ -133,12 +97,15 @@ class Judge:
         self.values = self.flat.join(module.parameters())
         self.answers: dict[ModuleCase, tuple[Comparison, ...]] = {}
         self.refused: list[str] = []
+        # steps that the module replaces: with them the reference, `plan`, reproduces it
         self.changes: list[Change] = []
         self.unknown, self.is_scaled, self.factor, self.length = "", False, 1.0, 0
+        # parameters and buffers that were given other values, since the reference does not know
+        # what they do → how a report says that
         self.aside: dict[str, str] = {}
-        self.key_lengths: tuple[Any, ...] = ()
-        self.wrong_keys = ""
-        self.cross_forms: list[Form] = []
+        self.key_lengths: tuple[Any, ...] = ()  # numbers of keys of their own that it takes
+        self.wrong_keys = ""  # what it does with them instead, if anything else is seen
+        self.cross_forms: list[Form] = []  # forms of masks that it takes where S ≠ T
         self.seen: dict[ModuleCase, tuple[Returned, Exact]] = {}
         self._learn(readings, deadline)
 
@@ -518,13 +485,7 @@ class Judge:
         return self.call(case, self.inputs(case, form), cotangents, form or self.form_of(case))
 
     def compare(self, case: ModuleCase) -> tuple[Comparison, ...]:
-        """Compare every result of a case with the reference.
-
-        Raises
-        ------
-        ImplementationError
-            If the module raises, or returns something else.
-        """
+        """Compare every result of a case with the reference."""
         if case not in self.answers:
             self.answers[case] = self._compare(case)
         return self.answers[case]

@@ -19,18 +19,10 @@ from npattn.testing.runner.schedule import ERRORS
 
 
 def diff_modules(names: Sequence[str], modules: Sequence[Any], **settings: Any) -> Difference:
-    """Compare two modules as `npattn.testing.diff` compares functions.
+    """Compare two torch modules as `npattn.testing.diff` compares functions, in its settings.
 
-    Their projections are set to selections for a while, so that their weights do not matter.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of both in the answer.
-    modules : sequence
-        Two torch modules, as of `check_module`.
-    **settings
-        dtype, examples, seed, as of `npattn.testing.diff`.
+    Their projections are set to selections for a while, so that their weights do not matter. The
+    answer calls them by `names`.
     """
     with ExitStack() as stack, np.errstate(**ERRORS):
         found = []

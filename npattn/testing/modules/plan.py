@@ -36,42 +36,22 @@ class Exact(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A computation: `MultiHeadAttention`, and how its steps differ from it.
-
-    Attributes
-    ----------
-    mha : MultiHeadAttention
-    conventions : Conventions
-        What a query that sees nothing gives.
-    causal : bool
-        It hides later keys without being told.
-    scale : float or None
-        None: 1/√D.
-    window : (int or None, int or None), optional
-        Keys that a query sees beside its own, always.
-    softcap : float, optional
-    rope : Rotary, optional
-        Turn of queries and keys.
-    hides_queries : bool
-        The output of tokens that a mask hides as keys is 0.
-    softmax : {"keys", "queries"}
-    split : {"axis", "reshape"}
-        "reshape" forgets to move the head axis after the split.
-    residual : bool
-        The query is added to the output.
-    """
+    """A computation: `MultiHeadAttention`, and how its steps differ from it."""
 
     mha: MultiHeadAttention
+    # what a query that sees nothing gives
     conventions: Conventions = field(default_factory=Conventions)
-    causal: bool = False
-    scale: float | None = None
+    causal: bool = False  # it hides later keys without being told
+    scale: float | None = None  # None: 1/√D
+    # keys that a query sees beside its own, always
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
-    rope: Rotary | None = None
-    hides_queries: bool = False
+    rope: Rotary | None = None  # turn of queries and keys
+    hides_queries: bool = False  # the output of tokens that a mask hides as keys is 0
     softmax: Literal["keys", "queries"] = "keys"
+    # "reshape" forgets to move the head axis after the split
     split: Literal["axis", "reshape"] = "axis"
-    residual: bool = False
+    residual: bool = False  # the query is added to the output
 
     def visible(self, inputs: Inputs) -> Array | None:
         """Return what queries may see, causal and window included."""
@@ -195,23 +175,12 @@ class Plan:
 
 
 class Change(NamedTuple):
-    """A mistake: one step of the computation, replaced.
+    """A mistake: one step of the computation, replaced."""
 
-    Attributes
-    ----------
-    text : str
-        The cause in words; {H}, {D}, {W} and {T} are sizes: W = H·D.
-    step, amount, where : str
-        As of a `Cause`.
-    kind : str
-        Changes of one kind exclude each other.
-    apply : callable
-        Plan → plan with the step replaced; None where that is no other computation.
-    """
-
-    text: str
-    step: str
-    kind: str
+    text: str  # the cause in words; {H}, {D}, {W} and {T} are sizes: W = H·D
+    step: str  # with `amount` and `where`, as of a `Cause`
+    kind: str  # changes of one kind exclude each other
+    # plan → plan with the step replaced; None where that is no other computation
     apply: Callable[[Plan], Plan | None]
     amount: str = ""
     where: str = "everywhere"

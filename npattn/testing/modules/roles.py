@@ -111,12 +111,7 @@ class Reading:
 
 
 class Flat:
-    """The parameters of a module as one vector.
-
-    Attributes
-    ----------
-    size : int
-    """
+    """The parameters of a module as one vector of `size` elements."""
 
     def __init__(self, parameters: Mapping[str, Array]) -> None:
         self.shapes = {name: x.shape for name, x in parameters.items()}
@@ -165,12 +160,15 @@ def find_projection(name: str) -> str:
 
 def find_roles(
     module: TorchModule,
-    # "wq", "wk", "wv", "wo", "wqkv" or "wkv" → name of a parameter, or of what holds it
     roles: Mapping[str, str] | None = None,
-    num_heads: int | None = None,  # default: an attribute; else every number that fits the widths
+    num_heads: int | None = None,
     num_kv_heads: int | None = None,
 ) -> tuple[Flat, list[Reading], list[str]]:
-    """Return the readings of a module, the likeliest first, and the parameters in none."""
+    """Return the readings of a module, the likeliest first, and the parameters in none.
+
+    `roles` says for "wq", "wk", "wv", "wo", "wqkv" or "wkv" the name of a parameter, or of what
+    holds it. The default of `num_heads` is an attribute, or else every number that fits the widths.
+    """
     flat = Flat(module.parameters())
     found: dict[str, list[str]] = {}
     given, said = _read_roles(roles or {}, flat)

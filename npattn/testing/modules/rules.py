@@ -17,30 +17,15 @@ Fields = Mapping[str, Sequence[Any]]
 
 
 class Rule(NamedTuple):
-    """A rule of modules.
+    """A rule of modules."""
 
-    Attributes
-    ----------
-    about : str
-        The rule in a line.
-    semantics : str
-        Its numbers in docs/semantics.md.
-    level : str
-        One of `npattn.testing.levels.LEVELS`.
-    fields : callable
-        Judge → values of fields of a case, the simplest first; or why the rule does not apply.
-    compare : callable
-        Judge and case → comparisons.
-    examples : int
-        Cases at most.
-    """
-
-    about: str
-    semantics: str
-    level: Level
+    about: str  # the rule in a line
+    semantics: str  # its numbers in docs/semantics.md
+    level: Level  # one of `npattn.testing.levels.LEVELS`
+    # judge → values of fields of a case, the simplest first; or why the rule does not apply
     fields: Callable[[Judge], Fields | str]
-    compare: Callable[[Judge, ModuleCase], Sequence[Comparison]]
-    examples: int = 1000
+    compare: Callable[[Judge, ModuleCase], Sequence[Comparison]]  # judge and case → comparisons
+    examples: int = 1000  # cases at most
 
     @property
     def has_power(self) -> bool:

@@ -19,12 +19,8 @@ FACTORS = (2.0, 0.5, -1.0, 3.0, 4.0, 0.25, 1 / 3, -2.0)
 def describe_amount(name: str, got: Array, exact: Array, allowed: Array) -> str:
     """Return a sentence on a wrong result; "" if nothing simple fits.
 
-    Parameters
-    ----------
-    got : array
-        The result.
-    exact, allowed : float64 arrays of the same shape
-        The right result and its tolerance; inf where it is not judged.
+    The right result and its tolerance are float64, of the shape of the result (any); the tolerance
+    is inf where it is not judged.
     """
     if got.shape != exact.shape:
         return ""

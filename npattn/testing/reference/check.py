@@ -128,12 +128,7 @@ def check_reference(
         untested |= dict.fromkeys((*found.left_out, *plan.describe(dtype)))
     said = {"seed": seed, "examples": examples, "reference": reference_name}
     return Report(
-        name,
-        tuple(outcomes),
-        tuple(untested),
-        said,
-        causes=tuple(causes),
-        refused=tuple(refused),
+        name, tuple(outcomes), tuple(untested), said, causes=tuple(causes), refused=tuple(refused)
     )
 
 
@@ -248,52 +243,34 @@ def _attention(
 
 @dataclass
 class Found:
-    """What was found in one dtype.
-
-    Attributes
-    ----------
-    worst : dict of str to float
-        Largest error / tolerance of each result, of cases that passed.
-    failed : dict of str to (case, Comparison)
-        The first case on which each result fails; after shrinking, the smallest.
-    refusals : dict of str to int
-        Errors of cases that one of them does not take, with their numbers.
-    tried, wrong : int
-        Number of cases that both took, and of those that fail.
-    base : case or None
-        The smallest failing one.
-    errors : list of (case, ImplementationError)
-        Cases on which f raised what is no refusal.
-    powers : dict of str to list of Power
-        Power of each result, in cases in which it passed.
-    asked : list of (case, bool)
-        Cases that both took, with True for those that fail.
-    left_out : list of str
-        Sizes for which there was no time.
-    checked, wrong_one : Judgement or None
-        Of the first case that passed, and of the one with most elements out of tolerance.
-    """
+    """What was found in one dtype."""
 
     pair: Pair
     dtype: str
     alarm: float
+    # largest error / tolerance of each result, of cases that passed
     worst: dict[str, float] = field(default_factory=dict)
+    # the first case on which each result fails; after shrinking, the smallest
     failed: dict[str, tuple[Any, Comparison]] = field(default_factory=dict)
+    # cases on which f raised what is no refusal
     errors: list[tuple[Any, ImplementationError]] = field(default_factory=list)
+    # errors of cases that one of them does not take, with their numbers
     refusals: dict[str, int] = field(default_factory=dict)
-    tried: int = 0
-    wrong: int = 0
-    base: Any = None
+    tried: int = 0  # number of cases that both took
+    wrong: int = 0  # number of those that fail
+    base: Any = None  # the smallest failing case
+    # power of each result, in cases in which it passed
     powers: dict[str, list[Power]] = field(default_factory=dict)
     crossed: dict[str, int] = field(default_factory=dict)
+    # cases that both took, with True for those that fail
     asked: list[tuple[Any, bool]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # sizes for which there was no time
     refused: Any = None
     extra: dict[str, None] = field(default_factory=dict)
     narrowed: set[str] = field(default_factory=set)
     narrow: bool = False
-    checked: Judgement | None = None
-    wrong_one: Judgement | None = None
+    checked: Judgement | None = None  # of the first case that passed
+    wrong_one: Judgement | None = None  # of the case with most elements out of tolerance
 
     def ask(self, cases: Iterator[Any], plan: Time) -> None:
         """Judge cases, all results of each, until so many were taken as there is time for.

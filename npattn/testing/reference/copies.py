@@ -17,19 +17,10 @@ from npattn.testing.adapters.frameworks import copy_module
 
 
 def convert_modules(f: Callable[..., Any], *dtypes: str) -> Callable[..., Any]:
-    """Return the function with copies of its modules, cast to one dtype after the other.
+    """Return a callable with copies of its modules, cast to one dtype after the other.
 
-    Parameters
-    ----------
-    f : callable
-        A module, a function, a method of a module, or a partial of these.
-    *dtypes : str
-        "bfloat16", "float64": weights are rounded to the first, and computed with in the last.
-
-    Returns
-    -------
-    callable
-        `f` itself if it holds no module.
+    For "bfloat16", "float64" weights are rounded to the first, and computed with in the last. It is
+    `f` itself if that holds no module.
     """
     torch = sys.modules.get("torch")
     if torch is None:

@@ -54,14 +54,17 @@ class Decisions:
 
     def decide(
         self,
-        kind: Kind,  # "compare", "choose", "step" or "fixed"
-        given: Array | None,  # as of `Site`
-        # `given`, perhaps changed, → the decision; comparisons ignore their argument
+        kind: Kind,
+        given: Array | None,
         evaluate: Callable[[Array | None], Any],
-        # decision → ±1 shaped like `given`: where to move it for another choice
         sign: Callable[[Any], Array] | None = None,
     ) -> Any:
-        """Return the decision of this run."""
+        """Return the decision of this run: of kind "compare", "choose", "step" or "fixed".
+
+        `evaluate` makes it of `given` (of any shape), perhaps changed; comparisons ignore their
+        argument. `sign` returns for a decision ±1 shaped like `given`: where to move it for another
+        choice.
+        """
         if self.mode == "record":
             result = evaluate(given)
             margin = np.zeros(0) if given is None else np.zeros(given.shape)

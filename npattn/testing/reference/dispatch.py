@@ -20,18 +20,11 @@ from npattn.testing.reference.noise import Noise, find_exact
 
 
 class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
-    """Round at random what is computed from the arguments of a function.
+    """Round at random what is computed from the arguments of a function; without noise, nothing.
 
     Constants, as the positions of a rotation, stay: a right function has them in full precision.
     Fused operations are computed by their decompositions. Casts to a narrower dtype are left out,
-    and noted in `narrowed`.
-
-    Parameters
-    ----------
-    noise : Noise or None
-        None rounds nothing.
-    decisions : Decisions
-        Of comparisons, indices and steps.
+    and noted in `narrowed`. Comparisons, indices and steps are `decisions`.
     """
 
     def __init__(self, noise: Noise | None, decisions: Decisions) -> None:
@@ -188,14 +181,8 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     ) -> Any:
         """Return indices along an axis as of the exact run.
 
-        Parameters
-        ----------
-        index : callable
-            x → indices, of the rank of x.
-        least : bool
-            The indices are those of small elements.
-        order : bool
-            They are of all elements, in their order.
+        `index` gives them for x, in the rank of x: those of small elements if `least`, and those of
+        all elements, in their order, if `order`.
         """
 
         def evaluate(y: Array | None) -> Array:

@@ -260,26 +260,16 @@ def _find_exact(where: Any, x: Array) -> Any:
 
 
 class Watched:
-    """A function whose arithmetic is rounded at random while `running` is entered.
-
-    Attributes
-    ----------
-    narrowed : set of str
-        Narrower dtypes that it casts to inside; the casts were left out.
-    lengths : set of int
-        Numbers of terms of its sums, in the last run.
-    takes_maxima : bool
-        True if the last run took a maximum along an axis, of torch.
-    """
+    """A function whose arithmetic is rounded at random while `running` is entered."""
 
     def __init__(self, f: Callable[..., Any], framework: str) -> None:
         functools.update_wrapper(self, f)
         self.f, self.framework = f, framework
         self.run: Run | None = None
         self.mode: Any = None
-        self.narrowed: set[str] = set()
-        self.lengths: set[int] = set()
-        self.takes_maxima = False
+        self.narrowed: set[str] = set()  # narrower dtypes, casts to which were left out
+        self.lengths: set[int] = set()  # numbers of terms of its sums, in the last run
+        self.takes_maxima = False  # the last run took a maximum along an axis, of torch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self.f, *args, **kwargs)

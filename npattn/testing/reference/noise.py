@@ -24,12 +24,7 @@ class Noise:
     def round(self, x: Array, terms: Array | None = None, exact: Array | None = None) -> Array:
         """Return float64 numbers, of any shape, each rounded at random.
 
-        Parameters
-        ----------
-        terms : array like x, optional
-            √(Σ term²) of sums.
-        exact : bool array like x, optional
-            Where nothing is rounded.
+        In their shape, `terms` is √(Σ term²) of sums, and `exact` is True where nothing is rounded.
         """
         first, second = self.rng.uniform(-1, 1, (2, *x.shape))
         size = abs(x) if terms is None else abs(x) + terms
@@ -49,12 +44,8 @@ def is_power_of_two(x: Array) -> Array:
 def find_exact(name: str, operands: list[Array], shape: tuple[int, ...]) -> Array | None:
     """Return where the result of an operation of two arrays is not rounded; None if unknown.
 
-    Parameters
-    ----------
-    name : str
-        "add", "subtract", "multiply", "divide", or torch's short name.
-    shape : tuple of int
-        Of the result.
+    It is called "add", "subtract", "multiply", "divide", or as torch does for short; its result has
+    the shape `shape`.
     """
     if len(operands) != 2:
         return None

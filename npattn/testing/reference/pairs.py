@@ -20,11 +20,7 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters import child
 from npattn.testing.adapters.base import ImplementationError, ResultError, catch_foreign
 from npattn.testing.adapters.child import FRAMEWORKS, parameters, qualified_name
-from npattn.testing.adapters.frameworks import (
-    Framework,
-    make_framework,
-    try_frameworks,
-)
+from npattn.testing.adapters.frameworks import Framework, make_framework, try_frameworks
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
@@ -61,18 +57,9 @@ class Pair(Protocol):
     def place(self, case: Any, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
         """Return the condition of the cases that fail, and the number of cases that say so.
 
-        "" if none is found.
-
-        Parameters
-        ----------
-        case
-            One that fails.
-        fails : callable
-            Case → True, False, or None if one of them does not take it.
-        known : sequence of (case, bool)
-            Cases that were asked, with True for those that fail.
-        seconds : float
-            Time to look for it.
+        "" if none is found in so many seconds. `case` fails; `fails` says it of others, None if one
+        of the two does not take it; `known` are cases that were asked, with True for those that
+        fail.
         """
 
     def takes(self, refused: Any) -> str:
@@ -233,12 +220,7 @@ class Function:
 class FunctionPair:
     """A function and its reference, of arrays by letters.
 
-    Attributes
-    ----------
-    f, reference : Function
-        Of which modules have the dtype; those of the reference hold the same weights in float64.
-    space : LetterSpace
-    dtype : str
+    Modules of the function have the dtype; those of the reference hold the same weights in float64.
     """
 
     f: Function

@@ -17,26 +17,13 @@ FEW = 3
 
 @dataclass
 class Time:
-    """Plan of the examples of a dtype, by the cost of its first ones.
+    """Plan of the examples of a dtype, by the cost of its first ones."""
 
-    Attributes
-    ----------
-    examples : int
-        Number that is wanted.
-    budget : float
-        Seconds from the start of the check to the end of this dtype.
-    start : float
-    least : int
-        Smallest number that the plan has returned.
-    clock : callable
-        Seconds that have passed.
-    """
-
-    examples: int
-    budget: float
+    examples: int  # number that is wanted
+    budget: float  # seconds from the start of the check to the end of this dtype
     start: float
-    least: int = 10**9
-    clock: Callable[[], float] = time.process_time
+    least: int = 10**9  # smallest number that the plan has returned
+    clock: Callable[[], float] = time.process_time  # seconds that have passed
 
     @property
     def deadline(self) -> float:
@@ -81,27 +68,16 @@ class _Failed(Exception):
 
 @dataclass
 class Search:
-    """A search, and what it found.
+    """A search, and what it found."""
 
-    Attributes
-    ----------
-    judge : callable
-        Case → comparisons. Raises ImplementationError if the function gives none.
-    answers : dict of case to Answer
-        The first stands: a function that differs between two calls may not confuse a search.
-    worst : dict of str to float
-        Largest error / tolerance of each result, over cases that passed.
-    tried : int
-        Number of cases, before one failed.
-    failure : Answer or None
-        Of the smallest failing case.
-    """
-
+    # case → comparisons; ImplementationError if the function gives none
     judge: Callable[[Any], Sequence[Comparison]]
+    # the first stands: a function that differs between two calls may not confuse a search
     answers: dict[Any, Answer] = field(default_factory=dict)
+    # largest error / tolerance of each result, over cases that passed
     worst: dict[str, float] = field(default_factory=dict)
-    tried: int = 0
-    failure: Answer | None = None
+    tried: int = 0  # number of cases, before one failed
+    failure: Answer | None = None  # of the smallest failing case
 
     def run(
         self,
@@ -112,15 +88,8 @@ class Search:
     ) -> None:
         """Judge cases with fields sampled from `choices` until one fails, then smaller ones.
 
-        Parameters
-        ----------
-        choices : mapping
-            Values of each field of a case, the simplest first.
-        build : callable
-            Fields → case.
-        examples : int
-        start : int
-            Seed.
+        The values of each field stand with the simplest first; `build` makes a case of fields;
+        `start` is a seed.
         """
         from hypothesis import HealthCheck, Phase, given, seed, settings  # slow to load
         from hypothesis import strategies as st

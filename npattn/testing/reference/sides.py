@@ -35,10 +35,7 @@ def open_sides(
 ) -> Sides | tuple[str, ...]:
     """Probe two implementations; return what they have in common.
 
-    Returns
-    -------
-    Sides, or tuple of str
-        The second if one of them does not answer the plainest problem: why, a line each.
+    If one of them does not answer the plainest problem, the answer is why, a line each.
     """
     both = [_probe(f, dtype, sizes) for f in (a, b)]
     wrong = [_format_findings(x, side) for x, side in zip("AB", both, strict=True)]

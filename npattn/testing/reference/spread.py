@@ -277,11 +277,6 @@ def judge(call: Call, dtype: str, seed: int, alarm: float, *, quick: bool = Fals
     """Compare the results that both give, each with its measured tolerance.
 
     What a few draws allow passes; what they do not is judged by more.
-
-    Raises
-    ------
-    ImplementationError
-        If one of them raises, or returns something else.
     """
     results = call.f(call.arrays)
     return Judgement(Spread(call, dtype, seed), results, alarm, quick)

@@ -87,8 +87,6 @@ def _agreement(name: str) -> Check:
 
 rule("agreement-o", "1-10", share=1)(_agreement("o"))
 rule("agreement-lse", "8, 11", unless=no_lse, share=1)(_agreement("lse"))
-
-
 rule("agreement-max-score", "11", unless=no_max_score, share=1)(_agreement("max_score"))
 
 

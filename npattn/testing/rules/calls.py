@@ -70,17 +70,19 @@ def _few(
 
 def experiment(
     name: str,
-    count: int,  # number of problems
-    unless: Condition = lambda trial: None,  # trial → why the rule does not apply, or None
+    count: int,
+    unless: Condition = lambda trial: None,
     *,
-    square: bool = False,  # the problems have T = S and D = E
-    level: Level = "conduct",  # one of `LEVELS`
-    # sizes to sample from, where the user leaves a choice
+    square: bool = False,
+    level: Level = "conduct",
     sizes: Mapping[str, tuple[int, ...]] = SIZES,
-    # (trial, seed, examples) → the problems, instead of small ones
     recipes: Callable[[Trial, int, int], list[Recipe]] | None = None,
 ) -> Callable[[Experiment], Check]:
-    """Register an experiment as a rule that is asked on a few problems."""
+    """Register an experiment as a rule that is asked on `count` problems.
+
+    They are small, of these sizes where the user leaves a choice, `square` ones with T = S and D =
+    E; or those that `recipes` returns for (trial, seed, examples).
+    """
 
     def register(run: Experiment) -> Check:
         EXPERIMENTS[name] = run

@@ -15,12 +15,7 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.classes import classes_of_problem
 from npattn.testing.cases.recipe import same_bits
-from npattn.testing.rules.calls import (
-    experiment,
-    judge_call,
-    largest,
-    roll_contents,
-)
+from npattn.testing.rules.calls import experiment, judge_call, largest, roll_contents
 from npattn.testing.rules.register import first, keeps_nothing, requires
 from npattn.testing.trial import Trial, Violation
 
@@ -173,9 +168,7 @@ def outputs_kept(trial: Trial, problem: Problem, cotangents: Cotangents) -> floa
     results = f.forward(problem, before_reading=lambda: [f.forward(x) for x in others])
     if trial.gradients:
         results += f.gradients(
-            problem,
-            cotangents,
-            before_reading=lambda: [f.gradients(x, cotangents) for x in others],
+            problem, cotangents, before_reading=lambda: [f.gradients(x, cotangents) for x in others]
         )
     when = f"read after {HELD} other calls"
     return judge_call(trial, results, problem, cotangents, when)

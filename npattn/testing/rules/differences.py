@@ -10,8 +10,9 @@ from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, finfo, sum_to
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only, settle
+from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only
 from npattn.testing.rules.register import no_gradients, rule, sampling
+from npattn.testing.rules.relate import settle
 from npattn.testing.rules.terms import sum_over_group
 from npattn.testing.trial import Evaluation, Trial
 

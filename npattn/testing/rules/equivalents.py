@@ -12,25 +12,13 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.options import OPTIONS
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.rules.register import (
-    first,
-    hidden_keys_matter,
-    lacks,
-    no_inf,
-    rule,
-    sampling,
-)
+from npattn.testing.rules.register import first, hidden_keys_matter, needs, no_inf, rule, sampling
 from npattn.testing.rules.relate import SAME, generator, relate, relate_restated
-from npattn.testing.rules.terms import (
-    diagonal_shift,
-    hidden_keys_count,
-    scale,
-    translate_mask,
-)
+from npattn.testing.rules.terms import diagonal_shift, hidden_keys_count, scale, translate_mask
 from npattn.testing.trial import Evaluation, Trial
 
 
-@rule("window-infinite", "6, 7", unless=lacks("window"), draw=sampling("window"))
+@rule("window-infinite", "6, 7", unless=needs("window"), draw=sampling("window"))
 def window_infinite(trial: Trial, recipe: Recipe) -> float:
     """A window as wide as the sequence is no window, and with no keys to the right it is causal.
 
@@ -53,7 +41,7 @@ def window_infinite(trial: Trial, recipe: Recipe) -> float:
     return relate_restated(trial, recipe, problem.replace(**chosen))
 
 
-@rule("causal-as-mask", "5, 6", unless=lacks("causal", "mask"), draw=sampling(causal=True))
+@rule("causal-as-mask", "5, 6", unless=needs("causal", "mask"), draw=sampling(causal=True))
 def causal_as_mask(trial: Trial, recipe: Recipe) -> float:
     """Causal gives the same results as its triangle passed as a mask.
 
@@ -70,7 +58,7 @@ def causal_as_mask(trial: Trial, recipe: Recipe) -> float:
 @rule(
     "window-as-mask",
     "5, 7",
-    unless=lacks("window", "mask"),
+    unless=needs("window", "mask"),
     draw=sampling(window=OPTIONS["window"].examples),
 )
 def window_as_mask(trial: Trial, recipe: Recipe) -> float:
@@ -112,7 +100,7 @@ def _sample_masked(trial: Trial) -> dict[str, Any]:
     "mask-as-bias",
     "4, 5",
     level="edges",
-    unless=first(lacks("mask", "bias"), hidden_keys_matter, no_inf),
+    unless=first(needs("mask", "bias"), hidden_keys_matter, no_inf),
     draw=_sample_masked,
 )
 def mask_as_bias(trial: Trial, recipe: Recipe) -> float | None:
@@ -143,7 +131,7 @@ def _sample_scaled(trial: Trial) -> dict[str, Any]:
     return sampling(*(["bias"] if trial.conventions.bias == "before_scale" else []))(trial)
 
 
-@rule("scale-of-query", "1, 13", unless=lacks("scale"), draw=_sample_scaled)
+@rule("scale-of-query", "1, 13", unless=needs("scale"), draw=_sample_scaled)
 def scale_of_query(trial: Trial, recipe: Recipe) -> float:
     """A scale times −2 and a query times −½ give the same results, and dq times −2.
 

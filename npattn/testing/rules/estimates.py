@@ -7,7 +7,7 @@ of its sides are computed from `Estimate`s, and differ by no more than the error
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,8 +17,7 @@ from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.comparison import Comparison, compare_arrays
-from npattn.testing.rules.relate import is_wrong
-from npattn.testing.trial import Evaluation, Trial, Violation
+from npattn.testing.trial import Evaluation, Trial
 
 U = unit_roundoff(np.float64)
 
@@ -100,33 +99,6 @@ def agree_all(
         if here is not None and there is not None:
             comparisons.append(agree(name, there, here.over(carry)))
     return comparisons
-
-
-def settle(
-    comparisons: Iterable[Comparison], *evaluations: Evaluation, related: bool = False
-) -> float | None:
-    """Return the worst ratio, None if nothing was compared; raise Violation if it is above 1.
-
-    The violation shows the first problem whose results are themselves out of tolerance: there must
-    be one, or the identity would hold. `related` says that results of two calls were compared, by
-    their names.
-    """
-    comparisons = [c for c in comparisons if c.size]
-    worst = max((c.ratio for c in comparisons), default=None)
-    if worst is None or worst <= 1:
-        return worst
-    wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
-    shown = next((x for x in evaluations if is_wrong(x)), evaluations[0])
-    text = "\n".join(map(str, wrong))
-    names = frozenset(c.name for c in wrong) if related else frozenset[str]()
-    raise Violation(
-        text,
-        shown.problem,
-        shown.cotangents,
-        ratio=worst,
-        related=names,
-        comparisons=tuple(wrong),
-    )
 
 
 def forward_only(trial: Trial) -> Trial:

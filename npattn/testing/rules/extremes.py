@@ -18,7 +18,7 @@ from npattn.testing.cases.options import OFFSETS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import compare_arrays
 from npattn.testing.rules.register import hidden_keys_matter, needs, rule, sampling
-from npattn.testing.rules.terms import head_of, keep_rows
+from npattn.testing.rules.terms import keep_rows, value_range
 from npattn.testing.trial import Trial, Violation
 
 
@@ -140,9 +140,10 @@ def _check_hull(trial: Trial, problem: Problem, cotangents: Cotangents) -> float
     exact = evaluate(even, trial.conventions, engine="dense").out
     slack = trial.bounds(even, exact)["o"]
     slack = np.where(trial.empty(problem)[..., None], np.inf, slack)  # left to conventions
-    worst = 0.0
+    visible, worst = trial.visible(problem), 0.0
+    keys = visible if hidden_keys_matter(trial) is None else np.ones_like(visible)
     for one in (even, problem):
-        low, high = _hull(trial, one)
+        low, high = value_range(trial, one, keys)
         for name, result in trial.implementation.forward(one).pairs:
             if name == "o":
                 worst = max(worst, _compare_limits(result, low, high, slack, one, cotangents))
@@ -165,20 +166,3 @@ def _compare_limits(
             str(comparison), problem, cotangents, "range", comparison.ratio, limits=limits
         )
     return comparison.ratio
-
-
-def _hull(trial: Trial, problem: Problem) -> tuple[Array, Array]:
-    """Least and largest visible value of each column, (..., H, T, E)."""
-    head: Any = None if problem.headless else ...
-    visible = trial.visible(problem)[head]
-    if hidden_keys_matter(trial) is not None:
-        visible = np.ones_like(visible)
-    v = problem.v.astype(np.float64)[head][..., head_of(trial, problem), :, :]  # (..., H, S, E)
-    none = 0.0 if problem.sinks is not None else np.inf  # a sink takes weight, and its value is 0
-    low = np.empty((*visible.shape[:-1], problem.E))
-    high = np.empty_like(low)
-    for e in range(problem.E):  # one by one: (..., H, T, S, E) would be large
-        column = v[..., None, :, e]
-        low[..., e] = np.where(visible, column, np.inf).min(-1, initial=none)
-        high[..., e] = np.where(visible, column, -np.inf).max(-1, initial=-none)
-    return (low[0], high[0]) if problem.headless else (low, high)

@@ -11,14 +11,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import Comparison, compare_arrays
-from npattn.testing.rules.estimates import (
-    Estimate,
-    agree,
-    exact,
-    forward_only,
-    round_to_grid,
-    settle,
-)
+from npattn.testing.rules.estimates import Estimate, agree, exact, forward_only, round_to_grid
 from npattn.testing.rules.register import (
     first,
     force_hiding,
@@ -31,6 +24,7 @@ from npattn.testing.rules.register import (
     sampling,
     tied_values,
 )
+from npattn.testing.rules.relate import settle
 from npattn.testing.rules.terms import bias_slope, live, lse_per_nat, scale, sum_over_group
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial
 

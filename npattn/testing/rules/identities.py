@@ -12,16 +12,15 @@ import numpy as np
 
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
-from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.rules.estimates import (
     Estimate,
+    U,
     agree,
     agree_all,
     exact,
     forward_only,
     round_to_grid,
-    settle,
 )
 from npattn.testing.rules.register import (
     first,
@@ -31,7 +30,7 @@ from npattn.testing.rules.register import (
     sampling,
     tied_values,
 )
-from npattn.testing.rules.relate import identity
+from npattn.testing.rules.relate import identity, settle
 from npattn.testing.rules.terms import (
     bias_slope,
     expand_heads,
@@ -40,6 +39,7 @@ from npattn.testing.rules.terms import (
     lse_per_nat,
     scale,
     translate_mask,
+    value_range,
 )
 from npattn.testing.trial import GRADIENTS, Trial
 
@@ -176,13 +176,8 @@ def convex_hull(trial: Trial, recipe: Recipe) -> float | None:
     o, visible = Estimate.of(evaluation, "o"), live(trial, problem)
     if o is None or not visible.any():
         return None
-    v = expand_heads(trial, problem, problem.v)[..., None, :, :]
-    low = np.where(visible[..., None], v, np.inf).min(-2)
-    high = np.where(visible[..., None], v, -np.inf).max(-2)
-    if problem.sinks is not None:
-        low, high = np.minimum(low, 0), np.maximum(high, 0)
     rows = visible.sum(-1, keepdims=True) > 0
-    low, high = np.where(rows, low, 0), np.where(rows, high, 0)
+    low, high = (np.where(rows, x, 0) for x in value_range(trial, problem, visible))
     inside = np.where(np.isnan(o.value), low, np.clip(o.value, low, high))
     return settle([agree("o", o.where(rows), exact(inside))], evaluation)
 
@@ -300,11 +295,10 @@ def equal_scores(trial: Trial, recipe: Recipe) -> float | None:
     count = visible.sum(-1)
     rows, n = count > 0, np.maximum(count, 1)
     v, weights = expand_heads(trial, problem, problem.v), visible / n[..., None]
-    u = unit_roundoff(np.float64)
-    mean = Estimate(weights @ v, (problem.S + 2) * u * (weights @ abs(v)))
+    mean = Estimate(weights @ v, (problem.S + 2) * U * (weights @ abs(v)))
     o, lse = Estimate.of(evaluation, "o"), Estimate.of(evaluation, "lse")
     comparisons = [] if o is None else [agree("o", o.where(rows[..., None]), mean)]
     if lse is not None:
-        log = Estimate(np.log(n), u * np.log(n))
+        log = Estimate(np.log(n), U * np.log(n))
         comparisons.append(agree("lse", lse.where(rows), log.times(lse_per_nat(trial))))
     return settle(comparisons, evaluation) if rows.any() else None

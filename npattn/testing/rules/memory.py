@@ -215,11 +215,7 @@ def _repeat_first(trial: Trial, problem: Problem) -> tuple[Pick, Pick] | None:
 
 
 def _check_kept_results(
-    trial: Trial,
-    problem: Problem,
-    cotangents: Cotangents,
-    first: dict[str, Array],
-    other: Problem,
+    trial: Trial, problem: Problem, cotangents: Cotangents, first: dict[str, Array], other: Problem
 ) -> None:
     """Check that later calls change neither a returned result nor arrays saved for a backward."""
     f = trial.implementation

@@ -9,7 +9,7 @@ import numpy as np
 from npattn.oracle.api import backward, evaluate
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
-from npattn.testing.rules.terms import lse_unit, scale
+from npattn.testing.rules.terms import expand_heads, lse_unit, scale
 from npattn.testing.trial import Evaluation, Trial
 
 
@@ -73,9 +73,7 @@ def _delta_effect(evaluation: Evaluation, trial: Trial, name: str) -> Array:
 def _key_effects(problem: Problem, trial: Trial) -> Iterator[tuple[str, Array]]:
     """Effect on o of a key that is missing, and of one too many."""
     fwd = evaluate(problem, trial.conventions, engine="dense")
-    group = 1 if problem.headless else problem.H // max(problem.K, 1)
-    v = problem.v.astype(float)
-    v = np.repeat(v, group, axis=-3) if group > 1 else v
+    v = expand_heads(trial, problem, problem.v)
     for mistake, at in (("first key missing:", 0), ("last key missing:", problem.S - 1)):
         p = fwd.weights[..., at, None]
         with np.errstate(all="ignore"):

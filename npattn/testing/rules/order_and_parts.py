@@ -17,7 +17,7 @@ from npattn.testing.rules.register import (
     first,
     fixed_size,
     hidden_keys_matter,
-    lacks,
+    needs,
     nonempty,
     refuses,
     rule,
@@ -184,7 +184,7 @@ def shared_heads(trial: Trial, recipe: Recipe) -> float | None:
 @rule(
     "padded-keys",
     "5, 10, 13",
-    unless=first(lacks("mask"), hidden_keys_matter, refuses("T != S"), fixed_size("S")),
+    unless=first(needs("mask"), hidden_keys_matter, refuses("T != S"), fixed_size("S")),
     draw=partial(without_numbering, shapes=2),
 )
 def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
@@ -207,7 +207,7 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     keys = np.concatenate([np.arange(problem.S), rng.integers(problem.S, size=n)])
     if not last:
         padding, keys = np.roll(padding, n), np.roll(keys, n)
-    padded = _pad(trial, problem, padding, keys)
+    padded = pad(trial, problem, padding, keys)
     if trial.space.refuses(classes_of_problem(padded)):
         return None
     plain = trial.evaluation(recipe)
@@ -216,7 +216,7 @@ def padded_keys(trial: Trial, recipe: Recipe) -> float | None:
     return relate_part(trial, in_padding, plain, picks, ("weights", *GRADIENTS), part_is_plain=True)
 
 
-def _pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:
+def pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem:
     """Repeat these keys, and hide and negate the padding among them, (S,)."""
     padded = pick_problem(problem, [pick_keys(problem, keys)])
     sign = np.where(padding, -1, 1).astype(problem.k.dtype)[:, None]
@@ -230,7 +230,7 @@ def _pad(trial: Trial, problem: Problem, padding: Array, keys: Array) -> Problem
 @rule(
     "causal-prefix",
     "6, 13",
-    unless=first(lacks("causal"), hidden_keys_matter, fixed_size("T")),
+    unless=first(needs("causal"), hidden_keys_matter, fixed_size("T")),
     draw=sampling(shapes=2, causal=True),
 )
 def causal_prefix(trial: Trial, recipe: Recipe) -> float | None:

@@ -165,25 +165,14 @@ def hidden_keys_matter(trial: Trial) -> str | None:
 
 
 def needs(*names: str) -> Condition:
-    """Require options and gradients; the reason names the first that is missing."""
+    """Require options, all that are missing being named, or else gradients."""
 
     def condition(trial: Trial) -> str | None:
-        for name in names:
-            if name in GRADIENTS and name not in trial.gradients:
-                return f"gives no {name}"
-            if name not in GRADIENTS and name not in trial.space.features:
-                return f"has no {name}"
-        return None
-
-    return condition
-
-
-def lacks(*features: str) -> Condition:
-    """Require options; the reason names all that are missing."""
-
-    def condition(trial: Trial) -> str | None:
-        missing = [name for name in features if name not in trial.space.features]
-        return f"has no {' and no '.join(missing)}" if missing else None
+        has = trial.space.features.union(GRADIENTS)
+        if missing := [name for name in names if name not in has]:
+            return f"has no {' and no '.join(missing)}"
+        ungiven = (n for n in names if n in GRADIENTS and n not in trial.gradients)
+        return next((f"gives no {n}" for n in ungiven), None)
 
     return condition
 
@@ -215,15 +204,19 @@ def single(letter: str) -> Condition:
 
 def sampling(
     *forbid: str,
-    few: bool = False,  # few queries: an identity needs several results of a problem
-    # False: forbid a softcap of more than q·k too, which changes bias and mask
+    few: bool = False,
     late_softcap: bool = True,
-    nonempty: bool = True,  # exclude sizes of 0
-    # most shapes where a framework compiles for each: the rule makes others of them
+    nonempty: bool = True,
     shapes: int | None = None,
-    **force: Any,  # fields of `Recipe`, each with a value or a tuple of them
+    **force: Any,
 ) -> Sampling:
-    """Return a sampling that forbids some options, and forces others."""
+    """Return a sampling that forbids some options, and forces fields of `Recipe`.
+
+    A field has a value, or a tuple of them. `few` is for identities that need several results of a
+    problem: it has few queries. Without `late_softcap` a softcap of more than q·k is forbidden,
+    which changes bias and mask; `nonempty` excludes sizes of 0. Where a framework compiles for each
+    shape, there are at most `shapes`: the rule makes others of them.
+    """
 
     def sample(trial: Trial) -> dict[str, Any]:
         late = not late_softcap and trial.conventions.softcap != "before_bias"

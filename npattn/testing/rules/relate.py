@@ -9,7 +9,7 @@ or reorders entries along an axis, of every array that has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -27,53 +27,45 @@ Across = Mapping[str, Callable[[Array], Array]]
 Side = Literal["first", "second"]
 
 
-def relate(
-    first: Evaluation,
-    second: Evaluation,
-    across: Across,
-    *,
-    side: Side = "first",
-) -> float:
+def relate(first: Evaluation, second: Evaluation, across: Across, *, side: Side = "first") -> float:
     """Return the largest ratio between results of `second` and those of `first`, carried across.
 
-    Parameters
-    ----------
-    first, second : Evaluation
-    across : mapping
-        Name of a result → how an array of `first` becomes that of `second`: linear, and with no
-        negative factor, for tolerances are carried likewise. Names that either does not have, or
-        not in its right shape, are left out.
-    side : {"first", "second"}
-        Side whose tolerance is tried before the sum of both: best one that other rules need too.
-
-    Raises
-    ------
-    Violation
-        If a result of `second` differs by more than both tolerances together.
-
-    Notes
-    -----
-    Both are within tolerance of exact results for which the relation holds, so they differ by no
-    more than both tolerances together, and the rounding of the first on delivery. Tolerances are
-    costly: none is computed if the results are the same, and one if they differ by less than it.
+    `across` says by the name of a result how an array of `first` becomes that of `second`:
+    linearly, and with no negative factor, for tolerances are carried likewise. Names that either
+    does not have, or not in its right shape, are left out. Both are within tolerance of exact
+    results for which the relation holds, so they differ by no more than both tolerances together,
+    and the rounding of the first on delivery. Tolerances are costly: none is computed if the
+    results are the same, and that of `side` alone if they differ by less than it, best one that
+    other rules need too.
     """
-    if _are_same(first, second, across):
-        return 0.0
-    both = ("first", "second")
-    for sides in ((side,), both):
-        comparisons = list(_compare(first, second, across, sides))
-        if all(c.passed for c in comparisons):
-            return max((c.ratio for c in comparisons), default=0.0)
-    # One of the two is beyond its tolerance; that is the one to show.
+    pairs = _pairs(first, second, across)
+    if not any(excess(y, across[n](x.astype(np.float64))).any() for n, x, y in pairs):
+        return 0.0  # but for rounding on delivery
+    comparisons = list(_compare(first, second, across, (side,)))
+    if not all(c.passed for c in comparisons):
+        comparisons = list(_compare(first, second, across, ("first", "second")))
+    return settle(comparisons, second, first, related=True) or 0.0
+
+
+def settle(
+    comparisons: Iterable[Comparison], *evaluations: Evaluation, related: bool = False
+) -> float | None:
+    """Return the worst ratio, None if nothing was compared; raise Violation if it is above 1.
+
+    The violation shows the first problem whose results are themselves out of tolerance: there must
+    be one, or the identity would hold. `related` says that results of two calls were compared, by
+    their names.
+    """
+    comparisons = [c for c in comparisons if c.size]
+    worst = max((c.ratio for c in comparisons), default=None)
+    if worst is None or worst <= 1:
+        return worst
     wrong = sorted((c for c in comparisons if not c.passed), key=lambda c: -c.ratio)
-    culprit = second if is_wrong(second) else first
+    shown = next((x for x in evaluations if is_wrong(x)), evaluations[0])
+    text = "\n".join(map(str, wrong))
+    names = frozenset(c.name for c in wrong) if related else frozenset[str]()
     raise Violation(
-        "\n".join(map(str, wrong)),
-        culprit.problem,
-        culprit.cotangents,
-        ratio=wrong[0].ratio,
-        related=frozenset(c.name for c in wrong),
-        comparisons=tuple(wrong),
+        text, shown.problem, shown.cotangents, ratio=worst, related=names, comparisons=tuple(wrong)
     )
 
 
@@ -94,19 +86,8 @@ def _pairs(
         yield name, here, there
 
 
-def _are_same(first: Evaluation, second: Evaluation, across: Across) -> bool:
-    """Return True if nothing differs by more than rounding on delivery: then the ratio is 0."""
-    return not any(
-        excess(there, across[name](here.astype(np.float64))).any()
-        for name, here, there in _pairs(first, second, across)
-    )
-
-
 def _compare(
-    first: Evaluation,
-    second: Evaluation,
-    across: Across,
-    sides: tuple[str, ...],
+    first: Evaluation, second: Evaluation, across: Across, sides: tuple[str, ...]
 ) -> Iterator[Comparison]:
     """Compare within the tolerance of these sides."""
     for name, here, there in _pairs(first, second, across):

@@ -7,17 +7,19 @@ and most kernels choose their order of summation by the sizes of the whole call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import Results
 from npattn.testing.rules.calls import experiment
+from npattn.testing.rules.order_and_parts import pad
 from npattn.testing.rules.register import (
     first,
     hidden_keys_matter,
     in_bytes,
-    lacks,
+    needs,
     refuses,
     single,
 )
@@ -31,7 +33,7 @@ from npattn.testing.rules.relate import (
     pick_samples,
     put_back_cotangents,
 )
-from npattn.testing.rules.terms import fits_sizes, hidden_keys_count, translate_mask
+from npattn.testing.rules.terms import fits_sizes, hidden_keys_count
 from npattn.testing.trial import Trial, Violation
 
 SIZES = {"B": (3,), "T": (16, 33, 24), "S": (64, 130, 96), "D": (64,)}
@@ -40,6 +42,7 @@ ROWS = ("o", "lse", "weights", "max_score", "dq")
 SAMPLES = (*ROWS, "dk", "dv")
 PADDING = 31
 """Keys that are added and hidden."""
+_experiment = partial(experiment, count=3, level="reproducible", sizes=SIZES)
 
 
 def _compare_bits(
@@ -76,7 +79,7 @@ def _compare_bits(
         raise Violation(text, problem, cotangents, "calls", ratio=float("inf"))
 
 
-@experiment("same-bits-again", 3, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-again")
 def same_bits_again(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
     """The same call again, with arrays at another alignment, gives the same bits.
 
@@ -94,7 +97,7 @@ _queries = first(in_bytes, single("T"))
 _several = first(in_bytes, refuses("rank 4", "rank 5"), single("B"))
 
 
-@experiment("same-bits-in-batch", 3, _several, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-in-batch", unless=_several)
 def same_bits_in_batch(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A sample has the same bits alone, and at another place in the batch.
 
@@ -115,7 +118,7 @@ def same_bits_in_batch(trial: Trial, problem: Problem, cotangents: Cotangents) -
     return 0.0
 
 
-@experiment("same-bits-beside-others", 3, _several, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-beside-others", unless=_several)
 def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A sample has the same bits whatever the other samples of the batch hold.
 
@@ -125,12 +128,10 @@ def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangen
     if not problem.lead or problem.lead[0] < 2:
         return None
     picks = [pick_samples(problem, np.array([0]))]
-    arrays = {}
-    for name in "qkv":
-        x = getattr(problem, name)
-        arrays[name] = np.concatenate([x[:1], np.roll(x[1:], 1)]) if len(x) > 1 else x
+    arrays = {name: getattr(problem, name) for name in "qkv"}
     if any(len(x) == 1 for x in arrays.values()):
         return None  # it broadcasts
+    arrays = {n: np.concatenate([x[:1], np.roll(x[1:], 1)]) for n, x in arrays.items()}
     results = trial.results(problem, cotangents)
     others = trial.results(problem.replace(**arrays), cotangents)
     part = Results(tuple((name, pick(name, x, picks)) for name, x in others.pairs))
@@ -139,12 +140,8 @@ def same_bits_beside_others(trial: Trial, problem: Problem, cotangents: Cotangen
     return 0.0
 
 
-@experiment(
-    "same-bits-padded",
-    3,
-    first(in_bytes, lacks("mask"), hidden_keys_matter, refuses("T != S")),
-    level="reproducible",
-    sizes=SIZES,
+@_experiment(
+    "same-bits-padded", unless=first(in_bytes, needs("mask"), hidden_keys_matter, refuses("T != S"))
 )
 def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A row has the same bits with more keys that the mask hides.
@@ -162,11 +159,7 @@ def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> 
     aligned_last = trial.conventions.causal == "bottom_right"
     if aligned_last and (problem.causal or problem.window is not None):
         padding, keys = (np.roll(x, S - problem.S) for x in (padding, keys))
-    padded = pick_problem(problem, [pick_keys(problem, keys)])
-    visible = np.ones((problem.T, 1), bool)
-    if padded.mask_array is not None:
-        visible = translate_mask(trial, padded.mask_array)
-    padded = padded.replace(mask=translate_mask(trial, visible & ~padding))
+    padded = pad(trial, problem, padding, keys)
     picks = [pick_keys(padded, np.flatnonzero(~padding))]
     in_padding = trial.results(padded, put_back_cotangents(cotangents, picks, padded))
     plain, when = trial.results(problem, cotangents), "with padding"
@@ -174,7 +167,7 @@ def same_bits_padded(trial: Trial, problem: Problem, cotangents: Cotangents) -> 
     return 0.0
 
 
-@experiment("same-bits-in-parts", 3, _queries, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-in-parts", unless=_queries)
 def same_bits_in_parts(trial: Trial, problem: Problem, cotangents: Cotangents) -> float | None:
     """A row has the same bits if its queries come in several calls, down to one query each.
 
@@ -205,7 +198,7 @@ def _fixed_threads(trial: Trial) -> str | None:
     return fixed if framework.threads(1) is None else None
 
 
-@experiment("same-bits-threads", 3, _fixed_threads, level="reproducible", sizes=SIZES)
+@_experiment("same-bits-threads", unless=_fixed_threads)
 def same_bits_threads(trial: Trial, problem: Problem, cotangents: Cotangents) -> float:
     """Another number of threads gives the same bits.
 

@@ -15,13 +15,7 @@ from npattn.testing.bounds.second_order import second_order_bounds
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.comparison import Comparison
-from npattn.testing.rules.register import (
-    first,
-    hidden_keys_matter,
-    no_gradients,
-    rule,
-    sampling,
-)
+from npattn.testing.rules.register import first, hidden_keys_matter, no_gradients, rule, sampling
 from npattn.testing.trial import Trial, worst_by_name
 
 SECOND = "second "

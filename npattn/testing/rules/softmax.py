@@ -12,7 +12,7 @@ from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.classes import classes_of_value
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import Comparison, compare_arrays
-from npattn.testing.rules.register import first, lacks, no_inf, rule, sampling
+from npattn.testing.rules.register import first, needs, no_inf, rule, sampling
 from npattn.testing.rules.terms import keep_rows
 from npattn.testing.trial import Trial, Violation
 
@@ -131,7 +131,7 @@ def _sample_lone_sinks(trial: Trial) -> dict[str, Any]:
     "sink-minus-inf",
     "8",
     level="degenerate",
-    unless=first(lacks("sinks"), no_inf),
+    unless=first(needs("sinks"), no_inf),
     draw=_sample_lone_sinks,
 )
 def sink_minus_inf(trial: Trial, recipe: Recipe) -> float:

@@ -66,8 +66,11 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
         forward.evaluate(part, pick_cotangents(together.cotangents, pick))
         for part, pick in zip(problems, picks, strict=True)
     ]
-    if not all(_has_shape(part, name) for part in parts for name in ("o", "lse")):
-        return None  # left to rule shape-dtype
+    for part in parts:
+        if any(
+            getattr(part.results.get(n), "shape", None) != part.exact[n].shape for n in ("o", "lse")
+        ):
+            return None  # left to rule shape-dtype
     # If the whole is right, a part is wrong: the script must show that part.
     shown = next((part for part in parts if is_wrong(part)), parts[1])
     canonical = map(trial.conventions.canonical, problems)
@@ -75,11 +78,6 @@ def split_merge(trial: Trial, recipe: Recipe) -> float | None:
     merged, tolerance = merge(trial.conventions, parts, np.stack(empty))
     both = replace(shown, results=merged, exact=together.exact, bound=lambda: tolerance)
     return relate(both, together, {"o": identity, "lse": identity}, side="second")
-
-
-def _has_shape(evaluation: Evaluation, name: str) -> bool:
-    result = evaluation.results.get(name)
-    return result is not None and result.shape == evaluation.exact[name].shape
 
 
 U = 2.0**-53  # unit roundoff of float64, in which the parts are merged

@@ -180,7 +180,8 @@ def excessive(sample: ErrorSample, name: str) -> float | None:
     That of few rows may be large by chance, since the elements of a row share their weights: it
     has to exceed 1 by eight of the standard errors that a mean of 1 would have by their spread.
     """
-    heads, rows = chi_square(sample, name), _row_squares(sample, name)
+    heads, rows = chi_square(sample, name), np.asarray(sample.scores(name) ** 2)
+    rows = rows[..., None] if name == "lse" else rows  # the last axis is that of columns
     if np.isnan(heads).all():
         return None
     mean_ratio, worst = float(np.nanmean(heads)), int(np.nanargmax(heads))
@@ -189,12 +190,6 @@ def excessive(sample: ErrorSample, name: str) -> float | None:
     head = tuple(int(i) for i in np.unravel_index(worst, heads.shape))
     most = float(heads[head])
     return most if most > EXCESSIVE_HEAD and _is_certain(most, rows[head]) else None
-
-
-def _row_squares(sample: ErrorSample, name: str) -> Array:
-    """Return squared errors in units of their variance, with an axis for the columns of a row."""
-    squares = np.asarray(sample.scores(name) ** 2)
-    return squares[..., None] if name == "lse" else squares
 
 
 def _is_certain(square: float, squares: Array) -> bool:

@@ -115,3 +115,16 @@ def sum_over_group(trial: Trial, problem: Problem, x: Array, shape: tuple[int, .
         return sum_to(x, shape)
     together = np.argsort(head_of(trial, problem), kind="stable")
     return dense.sum_shared(x[..., together, :, :], problem.K, shape)
+
+
+def value_range(trial: Trial, problem: Problem, keys: Array) -> tuple[Array, Array]:
+    """Least and largest value of each column, (..., H, T, E), of these keys, (..., H, T, S)."""
+    v = expand_heads(trial, problem, problem.v)
+    none = 0.0 if problem.sinks is not None else np.inf  # a sink takes weight, and its value is 0
+    low = np.empty((*keys.shape[:-1], problem.E))
+    high = np.empty_like(low)
+    for e in range(problem.E):  # one by one: (..., H, T, S, E) would be large
+        column = v[..., None, :, e]
+        low[..., e] = np.where(keys, column, np.inf).min(-1, initial=none)
+        high[..., e] = np.where(keys, column, -np.inf).max(-1, initial=-none)
+    return low, high

@@ -147,12 +147,7 @@ def connect(
 def isolate(implementation: Implementation, limits: Limits, *, alone: bool = True) -> Remote:
     """Return the same implementation in a worker, which imports its functions or unpickles them.
 
-    Its libraries have one thread if it is not `alone`.
-
-    Raises
-    ------
-    OptionError
-        If the functions can be neither imported by name nor pickled.
+    Its libraries have one thread if it is not `alone`. Raises OptionError if neither is possible.
     """
     f, backward = implementation.f, implementation.backward
     settings = _settings(implementation.framework.name, implementation.device)

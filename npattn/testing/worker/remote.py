@@ -22,13 +22,7 @@ from npattn.conventions import Conventions
 from npattn.errors import OptionError
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
-from npattn.testing.adapters.base import (
-    Crash,
-    ImplementationError,
-    ResultError,
-    TimedOut,
-    refuse,
-)
+from npattn.testing.adapters.base import Crash, ImplementationError, ResultError, TimedOut, refuse
 from npattn.testing.adapters.child import NumPy, Tensor, contents
 from npattn.testing.adapters.frameworks import (
     Framework,
@@ -126,25 +120,16 @@ class Frames(Framework):
 class Remote(Implementation):
     """A callable under test, in a worker.
 
-    Raises OptionError as `Implementation` does, and if the worker cannot be started, or its target
-    cannot be used.
-
-    Parameters
-    ----------
-    worker : Worker
-    rename, features, layout, like, name, spec, backward_spec
-        As of `Implementation`; what the worker's target says itself must not be said again.
-
-    Attributes
-    ----------
-    watch : callable or None
-        Called with each request and the shapes of its arrays, before it is sent.
+    Arguments are those of `Implementation`; what the worker's target says itself must not be said
+    again. Raises OptionError as `Implementation` does, and if the worker cannot be started, or its
+    target cannot be used.
     """
 
     is_isolated = True
 
     def __init__(self, worker: Worker, **arguments: Any) -> None:
         self.worker = worker
+        # called with each request and the shapes of its arrays, before it is sent
         self.watch: Callable[[Mapping[str, Any], Any], object] | None = None
         description = worker.description or worker.start()
         settings = dict(description.get("settings") or {})

@@ -27,15 +27,10 @@ OURS = ("npattn", "__editable__", "__pycache__")
 
 
 class Seclusion:
-    """A folder with the worker's file, and links to every installed package but npattn.
+    """A folder with the worker's file `child`, and links to every installed package but npattn.
 
     It is removed with the object. A confined worker sees it, the folder of its target, and what
     everybody may read on this machine.
-
-    Parameters
-    ----------
-    child : Path
-        The worker's file.
     """
 
     def __init__(self, child: Path) -> None:
@@ -52,13 +47,7 @@ class Seclusion:
                 link.symlink_to(package)
 
     def words(self, spec: str) -> list[str]:
-        """Return the arguments of Python that run the worker: its file, the target, its path.
-
-        Raises
-        ------
-        OptionError
-            If npattn lies in the folder of the target, which is on the worker's path.
-        """
+        """Return the arguments of Python that run the worker: its file, the target, its path."""
         folder = folder_of(spec)
         if (folder / "npattn").is_dir():
             raise OptionError(

@@ -14,22 +14,13 @@ SIZE = 1 << 28
 
 
 class SharedMemory:
-    """Memory behind a descriptor that a worker inherits; nobody can make it smaller.
-
-    Attributes
-    ----------
-    descriptors : tuple of int
-        For the worker to inherit; none where the system has no such memory.
-    offer : dict
-        What the request `describe` says of it.
-    view : memoryview or None
-        Its bytes, once the worker has said that it sees them.
-    """
+    """Memory behind a descriptor that a worker inherits; nobody can make it smaller."""
 
     def __init__(self) -> None:
+        # for the worker to inherit; none where the system has no such memory
         self.descriptors: tuple[int, ...] = ()
-        self.offer: dict[str, Any] = {}
-        self.view: memoryview | None = None
+        self.offer: dict[str, Any] = {}  # what the request `describe` says of it
+        self.view: memoryview | None = None  # once the worker has said that it sees its bytes
         if not hasattr(os, "memfd_create"):  # Linux has it
             return
         descriptor = os.memfd_create("npattn", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

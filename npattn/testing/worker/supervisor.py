@@ -27,29 +27,9 @@ START_SECONDS = 120.0
 class Worker:
     """A process that answers requests; it is started when needed, and anew after it ended.
 
-    Parameters
-    ----------
-    command : sequence of str
-    limits : Limits
-    settings, tensors : mapping
-        Added to the request `describe`, with which each process begins.
-    environment : mapping, optional
-        Its environment variables; default: those of this process.
-    abilities : sequence of str
-        Those that each description must list, where it is known what program it is.
-    spare : Connection, optional
-        A process of the same command that waits to be asked: the first one.
-
-    Attributes
-    ----------
-    description : dict
-        Its answer to `describe`, empty before the first start.
-    first_result : array or None
-        Result of the call by which the first process found out the framework, if it made one.
-    generation : int
-        Number of processes that were started.
-    is_confined : bool
-        Its command is one of `npattn.testing.worker.confinement`.
+    Settings and tensors are added to the request `describe`, with which each process begins. Each
+    description must list the abilities, where it is known what program it is. Without an
+    environment it has that of this process; `spare` is a process that waits to be asked first.
     """
 
     def __init__(
@@ -65,8 +45,10 @@ class Worker:
         self.command, self.limits, self.settings = tuple(command), limits, dict(settings)
         self.tensors, self.environment = dict(tensors or {}), environment
         self.abilities = frozenset(abilities)
-        self.description: dict[str, Any] = {}
-        self.generation, self.is_confined = 0, False
+        self.description: dict[str, Any] = {}  # empty before the first start
+        self.generation = 0  # number of processes that were started
+        self.is_confined = False  # its command is one of `npattn.testing.worker.confinement`
+        # of the call by which the first process found out the framework, if it made one
         self.first_result: Array | None = None
         self.seclusion: object = None  # a folder that it needs
         self.spare = spare
@@ -98,11 +80,7 @@ class Worker:
         """Start a process and return its description of the target.
 
         With the setting `fresh` the first call of the process is never one that nobody judges.
-
-        Raises
-        ------
-        OptionError
-            If the command cannot be run, or the target cannot be used.
+        Raises OptionError if the command cannot be run, or the target cannot be used.
         """
         try:
             answer, tensors = self._describe(self.settings)
@@ -165,12 +143,8 @@ class Worker:
     def begin(self) -> int:
         """Start a process if none is running; return the number of the one that is.
 
-        What a request refers to by that number is then in the process which answers it.
-
-        Raises
-        ------
-        Crash, OptionError
-            As of `request`.
+        What a request refers to by that number is then in the process which answers it. Raises as
+        `request` does.
         """
         with self._starting:
             if self.connection is None or self.connection.ended:
@@ -198,12 +172,8 @@ class Worker:
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the answer to a request, of at most `most` bytes; do `work` meanwhile.
 
-        Raises
-        ------
-        Crash, TimedOut
-            As of `Connection.exchange`; or if its process cannot be started again.
-        OptionError
-            If no process was ever started, and none can be.
+        Raises Crash and TimedOut as `Connection.exchange` does, Crash too if its process cannot be
+        started again, and OptionError if none was ever started, and none can be.
         """
         with self._starting:
             if self.connection is None or self.connection.ended:

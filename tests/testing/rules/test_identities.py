@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from benchmarks.zoo.mutants import MUTANTS
 from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention, base
+from npattn.problem import Problem
 from npattn.problem.arrays import finfo
 from npattn.testing import Implementation, Recipe
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES
-from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid, settle
+from npattn.testing.rules.estimates import Estimate, agree, exact, round_to_grid
+from npattn.testing.rules.relate import settle
+from npattn.testing.rules.terms import value_range
 from npattn.testing.targets.numpy import flash
 from npattn.testing.trial import GRADIENTS, Evaluation, Trial, Violation
 from tests.testing.rules.relations import script_output
@@ -163,7 +166,7 @@ def window(q, k, v, window=None):
 
 @pytest.mark.parametrize(
     ("rule", "reason"),
-    [("bias-shift", "has no bias"), ("sink-key", "has no sinks")],
+    [("bias-shift", "has no bias"), ("sink-key", "has no sinks and no bias")],
 )
 def test_missing_option_is_not_applicable(rule, reason):
     assert PROPERTIES[rule].unless(trial_of(plain)) == reason
@@ -307,3 +310,17 @@ def test_estimate_of_bfloat16():
     result = one_result([1.0], [1], [0])
     result = replace(result, results={"o": np.array([1.0], ml_dtypes.bfloat16)})
     assert Estimate.of(result, "o").error == 2.0**-8
+
+
+def test_a_sink_adds_its_value_of_0_to_the_range_of_values():
+    rng = np.random.default_rng(11)
+    q, k = rng.standard_normal((3, 5, 2)), rng.standard_normal((3, 7, 2))
+    v = 1 + rng.random((3, 7, 11))
+    keys = np.ones((3, 5, 7), bool)
+    keys[..., 0] = False
+    trial, plain = trial_of(Attention().forward), Problem(q, k, v)
+    low, high = value_range(trial, plain, keys)
+    assert np.array_equal(low, np.broadcast_to(v[:, 1:].min(1)[:, None], low.shape))
+    assert np.array_equal(high, np.broadcast_to(v[:, 1:].max(1)[:, None], low.shape))
+    low, _ = value_range(trial, plain.replace(sinks=np.zeros(3)), keys)
+    assert not low.any()
