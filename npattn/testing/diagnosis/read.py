@@ -111,8 +111,8 @@ class Reader:
 
     def flat(self, x: Array) -> Array:
         """Return a result with query heads as (B, H, T, ...), float64."""
-        x = np.asarray(x)
-        x = x if x.dtype.kind in "fc" else x.astype(np.float64)
+        x = np.real(np.asarray(x))
+        x = x if x.dtype.kind == "f" else x.astype(np.float64)
         p = self.problem
         tail = x.shape[0 if p.headless else len(p.lead) + 1 :]
         return np.asarray(x, np.float64).reshape(self.B, p.H, *tail)
