@@ -433,3 +433,9 @@ def test_exact_lets_overflow_be() -> None:
     value, allowed = exact(problem)["o"]
     assert (value == top).all()
     assert np.isposinf(allowed).all()
+
+
+def test_arrays_of_two_shapes_are_never_compared() -> None:
+    """One that broadcasts is as wrong as any other."""
+    with pytest.raises(InternalError, match=r"dk \(2, 3\) is compared with \(1, 3\)"):
+        compare_arrays("dk", np.zeros((2, 3), np.float32), np.zeros((1, 3)), np.ones((1, 3)))

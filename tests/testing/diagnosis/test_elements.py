@@ -24,6 +24,7 @@ from tests.testing.diagnosis.failures import (
     fail,
     only_cause,
     trial_of,
+    trial_with,
 )
 
 LONG = RECIPES["longest"]
@@ -144,6 +145,8 @@ def test_more_than_two_conditions_on_elements_are_no_place(count, said, monkeypa
         ((("G = 5",), ("K > 1", "G = 7")), ""),
         ((("G = 5",),), "fails only where G = 5"),
         ((("G = 5",), ("T > 64",)), "fails only where G = 5 or T > 64"),
+        ((("K > 1", "D > 2"), ("T > 64",)), "fails only where K > 1 and D > 2 or T > 64"),
+        ((("K > 1", "D > 2"), ("T > 64", "S > 3")), ""),
     ],
 )
 def test_a_list_of_numbers_is_no_condition(texts, said):
@@ -190,3 +193,18 @@ def test_a_number_of_one_length_may_count_from_either_end(lengths, where):
     recipes = [replace(LONG, S=n, seed=i) for i, n in enumerate(lengths)]
     points = [try_recipe(trial, recipe) for recipe in recipes]
     assert elements.say_where(points, points[0].fault, None, "visible keys have weight 0") == where
+
+
+def test_values_left_out_have_their_keys_and_the_condition_of_their_problems():
+    """A tail of keys whose values are not read, one key among them that is all that a row sees."""
+
+    def without_tail(up, *arrays, **options):
+        c = up(*arrays, **options)
+        S = c.v.shape[-2]
+        return c._replace(v=np.where(np.arange(S)[:, None] < S - bool(S % 16), c.v, 0))
+
+    trial = trial_with(inputs=without_tail)
+    cause = only_cause(trial, fail(trial, ["plain", "wide"]))
+    assert (cause.step, cause.where) == ("o", "s = S − 1 and S % 16 ≠ 0")
+    assert cause.amount == "the values of visible keys are left out"
+    assert cause.reading is not None

@@ -7,12 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import npattn
 from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.explore import Point
 from npattn.testing.diagnosis.locate import locate, result
-from tests.testing.diagnosis.failures import attention_with, evidence_of, trial_of, trial_with
+from tests.testing.diagnosis.failures import (
+    attend,
+    attention_with,
+    evidence_of,
+    trial_of,
+    trial_with,
+)
 
 BASE = Recipe(lead=(2,), H=3, K=3, T=5, S=11, D=7, E=13, seed=3)
 
@@ -345,3 +352,28 @@ def test_the_bias_of_another_sample_is_a_source():
     points = [Point(r, e, locate(e)) for r, e in zip(recipes, evidence, strict=True)]
     assert {p.fault.step for p in points} == {"s"}
     assert describe(points) == "sample b has the bias of sample 0"
+
+
+# --- results of another shape ---
+
+
+def test_a_gradient_that_is_not_summed_where_k_was_broadcast_is_said_to_be():
+    """Neither its elements nor its place are told, and nothing is compared with it."""
+
+    def not_summed(dout, q, k, v, *, out, lse):
+        dk, dv = (np.broadcast_to(x, (*q.shape[:-3], *x.shape[-3:])) for x in (k, v))
+        fwd = npattn.forward(q, dk, dv)
+        grads = npattn.backward(fwd, dout)
+        return grads.q, grads.k, grads.v
+
+    trial = trial_of(attend, not_summed)
+    evidence = evidence_of(trial, replace(BASE, broadcast=True))
+    fault = locate(evidence)
+    assert (fault.step, fault.form, fault.facts["unsummed"]) == ("dk", "shape", True)
+    assert fault.facts["shapes"] == ((2, 3, 11, 7), (1, 3, 11, 7))
+
+
+def test_a_shape_that_does_not_broadcast_has_no_sum():
+    trial = trial_of(attend, lambda dout, q, k, v, *, out, lse: (q, k, v[..., :5]))
+    fault = locate(evidence_of(trial, BASE))
+    assert (fault.form, fault.facts["unsummed"]) == ("shape", False)
