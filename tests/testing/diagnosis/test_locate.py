@@ -357,19 +357,20 @@ def test_the_bias_of_another_sample_is_a_source():
 # --- results of another shape ---
 
 
-def test_a_gradient_that_is_not_summed_where_k_was_broadcast_is_said_to_be():
+@pytest.mark.parametrize(("factor", "unsummed"), [(1, True), (2, False)])
+def test_a_gradient_that_is_not_summed_where_k_was_broadcast_is_said_to_be(factor, unsummed):
     """Neither its elements nor its place are told, and nothing is compared with it."""
 
     def not_summed(dout, q, k, v, *, out, lse):
         dk, dv = (np.broadcast_to(x, (*q.shape[:-3], *x.shape[-3:])) for x in (k, v))
         fwd = npattn.forward(q, dk, dv)
         grads = npattn.backward(fwd, dout)
-        return grads.q, grads.k, grads.v
+        return grads.q, factor * grads.k, grads.v
 
     trial = trial_of(attend, not_summed)
     evidence = evidence_of(trial, replace(BASE, broadcast=True))
     fault = locate(evidence)
-    assert (fault.step, fault.form, fault.facts["unsummed"]) == ("dk", "shape", True)
+    assert (fault.step, fault.form, fault.facts["unsummed"]) == ("dk", "shape", unsummed)
     assert fault.facts["shapes"] == ((2, 3, 11, 7), (1, 3, 11, 7))
 
 
