@@ -24,7 +24,6 @@ from tests.testing.diagnosis.failures import (
     fail,
     only_cause,
     trial_of,
-    trial_with,
 )
 
 LONG = RECIPES["longest"]
@@ -196,15 +195,18 @@ def test_a_number_of_one_length_may_count_from_either_end(lengths, where):
 
 
 def test_values_left_out_have_their_keys_and_the_condition_of_their_problems():
-    """A tail of keys whose values are not read, one key among them that is all that a row sees."""
+    """Without lse, a row of one key may see none, or lack its value: it is of the same cause."""
 
     def without_tail(up, *arrays, **options):
         c = up(*arrays, **options)
         S = c.v.shape[-2]
         return c._replace(v=np.where(np.arange(S)[:, None] < S - bool(S % 16), c.v, 0))
 
-    trial = trial_with(inputs=without_tail)
-    cause = only_cause(trial, fail(trial, ["plain", "wide"]))
+    f = attention_with(inputs=without_tail)
+    trial = trial_of(lambda q, k, v: f.forward(q, k, v))
+    outcomes = fail(trial, ["plain", "wide", "one key"])
+    outcomes[-1] = replace(outcomes[-1], recipe="one key, then changed")
+    cause = only_cause(trial, outcomes)
     assert (cause.step, cause.where) == ("o", "s = S − 1 and S % 16 ≠ 0")
     assert cause.amount == "the values of visible keys are left out"
     assert cause.reading is not None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 import npattn
+import npattn.testing
 from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.explore import Point
 from npattn.testing.diagnosis.locate import locate, result
+from npattn.testing.diagnosis.precision import _rounds_alike as rounds_alike
 from tests.testing.diagnosis.failures import (
     attend,
     attention_with,
@@ -357,18 +360,26 @@ def test_the_bias_of_another_sample_is_a_source():
 # --- results of another shape ---
 
 
+def without_sum(dout, q, k, v, *, out, lse, factor=1):
+    dk, dv = (np.broadcast_to(x, (*q.shape[:-3], *x.shape[-3:])) for x in (k, v))
+    grads = npattn.backward(npattn.forward(q, dk, dv), dout)
+    return tuple(x.astype(q.dtype) for x in (grads.q, factor * grads.k, grads.v))
+
+
+def test_a_result_of_another_shape_has_no_place_and_no_window():
+    report = npattn.testing.check(attend, backward=without_sum, only=["structure"], examples=1)
+    cause = next(c for c in report.causes if c.step == "dk")
+    assert (cause.where, cause.reading) == ("", None)
+    assert "not summed over the axes that were broadcast, shape (2, 2, " in cause.text
+
+
 @pytest.mark.parametrize(("factor", "unsummed"), [(1, True), (2, False)])
 def test_a_gradient_that_is_not_summed_where_k_was_broadcast_is_said_to_be(factor, unsummed):
     """Neither its elements nor its place are told, and nothing is compared with it."""
 
-    def not_summed(dout, q, k, v, *, out, lse):
-        dk, dv = (np.broadcast_to(x, (*q.shape[:-3], *x.shape[-3:])) for x in (k, v))
-        fwd = npattn.forward(q, dk, dv)
-        grads = npattn.backward(fwd, dout)
-        return grads.q, factor * grads.k, grads.v
-
-    trial = trial_of(attend, not_summed)
+    trial = trial_of(attend, partial(without_sum, factor=factor))
     evidence = evidence_of(trial, replace(BASE, broadcast=True))
+    assert not rounds_alike(trial.rounding, evidence)
     fault = locate(evidence)
     assert (fault.step, fault.form, fault.facts["unsummed"]) == ("dk", "shape", unsummed)
     assert fault.facts["shapes"] == ((2, 3, 11, 7), (1, 3, 11, 7))
