@@ -30,6 +30,7 @@ RECIPES = {
     "dropout": Recipe(**SIZES, H=2, K=2, dropout=0.3, seed=10),
     "longer": Recipe(**SIZES | {"S": 13}, H=2, K=2, seed=11),
     "longest": Recipe(**SIZES | {"S": 17}, H=2, K=2, seed=12),
+    "empty rows": Recipe(**SIZES, H=2, K=2, mask="empty rows", seed=18),
     "one key": Recipe(**SIZES | {"S": 1}, H=2, K=2, seed=15),
     "square": Recipe(lead=(2,), H=3, K=3, T=5, S=5, D=7, E=11, seed=13),
     "no keys": Recipe(**SIZES | {"S": 0}, H=2, K=2, sinks=True, seed=14),

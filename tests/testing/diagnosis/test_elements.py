@@ -210,3 +210,18 @@ def test_values_left_out_have_their_keys_and_the_condition_of_their_problems():
     assert (cause.step, cause.where) == ("o", "s = S − 1 and S % 16 ≠ 0")
     assert cause.amount == "the values of visible keys are left out"
     assert cause.reading is not None
+
+
+def test_a_row_that_sees_no_key_takes_hidden_ones_by_a_wrong_mask(monkeypatch):
+    monkeypatch.setattr(Asked, "fails_on", lambda *_: None)  # no place is known
+
+    def mask_of_row_1(up, *arrays, **options):
+        c = up(*arrays, **options)
+        rows = np.maximum(np.arange(c.q.shape[-2]), 1)
+        return c if c.mask is None else c._replace(mask=c.mask[..., rows, :])
+
+    f = attention_with(inputs=mask_of_row_1)
+    trial = trial_of(lambda q, k, v, mask=None: f.forward(q, k, v, mask=mask))
+    cause = only_cause(trial, fail(trial, ["mask", "empty rows"]))
+    assert cause.step == "visible"
+    assert "hidden keys take weight" in cause.amount
