@@ -144,7 +144,7 @@ class Attention:
         return_weights: bool = False,
         **options: Any,
     ) -> Any:
-        """Return out, or the tuple of out and those of lse and weights that are requested.
+        """Return out, or the tuple of out, lse and weights as far as they are requested.
 
         q is (..., H, T, D), k (..., K, S, D), v (..., K, S, E), out (..., H, T, E).
         """
@@ -296,7 +296,7 @@ class Attention:
         return c
 
     def gradients(self, c: Inputs, do: Array, dlse: Any, dw: Any) -> tuple[Array, ...]:
-        """Return dq, dk, dv by query head, and those of scores and sink, for do (..., H, T, E)."""
+        """Return dq, dk, dv by query head, and of scores and sink, for do (..., H, T, E)."""
         H = c.q.shape[-3]
         k, v = self.share(c.k, H), self.share(c.v, H)
         s, live = self.scores(c)

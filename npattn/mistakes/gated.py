@@ -43,7 +43,7 @@ class Gated(Attention):
         return_max_score: bool = False,
         **options: Any,
     ) -> Any:
-        """Return out, or out and what is requested; shapes are those of `Attention.forward`."""
+        """Return out, or out and what is requested; with the shapes of `Attention.forward`."""
         results = super().forward(q, k, v, mask, **options)
         if not return_max_score:
             return results
@@ -58,7 +58,7 @@ class Gated(Attention):
     def backward(
         self, dout: Array, q: Array, k: Array, v: Array, **options: Any
     ) -> dict[str, Array]:
-        """Return gradients by input name, with dgate; shapes are those of `Attention.backward`."""
+        """Return gradients by input name, with dgate; with the shapes of `Attention.backward`."""
         grads = super().backward(dout, q, k, v, **options)
         gate = options.get("gate")
         if gate is not None:

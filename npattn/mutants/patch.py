@@ -30,7 +30,7 @@ REGISTRY = 999
 
 @dataclass(frozen=True)
 class Patch:
-    """What takes the place of a function."""
+    """A replacement of a function: a mistake, or the function with its calls recorded."""
 
     spec: str  # ``module:function``
     terms: Terms | None

@@ -1,4 +1,4 @@
-"""Which commands run in forks of this process, and how they end."""
+"""Choice of the commands that run in forks of this process, and their ends."""
 
 import sys
 

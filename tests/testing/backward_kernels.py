@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.make import changed
+from tests.make import make_changed
 from tests.testing.output_kernels import store
 from tests.testing.quantized_kernels import E4M3, F, Fp8, attend
 
@@ -59,7 +59,7 @@ class Backward:
 
 # Gradients of the numbers of 8 bits are k_descale times those that are asked.
 WRONG = tuple(
-    changed(Backward, name, cause, **{step: f})
+    make_changed(Backward, name, cause, **{step: f})
     for name, cause, step, f in (
         ("OfStored", "dk is multiplied by k_descale: it is that of k as it is stored",
          "finish", lambda self, dq, dk, dv, q, k, v: (dq, dk * k, dv)),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from tests.make import changed
+from tests.make import make_changed
 
 
 class Latent:
@@ -51,11 +51,11 @@ class Latent:
         return ckv
 
 
-ScaleOfContent = changed(
+ScaleOfContent = make_changed(
     Latent, "ScaleOfContent", "scale", scale=lambda self, C, R: 1 / math.sqrt(C)
 )
-NoRotary = changed(Latent, "NoRotary", "rotary", rotary=lambda self, q_pe: 0 * q_pe)
-NoValueGradient = changed(
+NoRotary = make_changed(Latent, "NoRotary", "rotary", rotary=lambda self, q_pe: 0 * q_pe)
+NoValueGradient = make_changed(
     Latent, "NoValueGradient", "values", values=lambda self, ckv: ckv.detach()
 )
 
@@ -131,7 +131,7 @@ class NumPyLatent:
 
 
 # The gradient of the keys is that through the first head.
-FirstHeadAlone = changed(NumPyLatent, "FirstHeadAlone", sum_heads=lambda self, dk: dk[:, 0])
+FirstHeadAlone = make_changed(NumPyLatent, "FirstHeadAlone", sum_heads=lambda self, dk: dk[:, 0])
 
 
 class Gathered:
@@ -175,7 +175,7 @@ class Gathered:
 
 
 WrapsAround, OffByOne, LastEntryLost, FirstQuery = (
-    changed(Gathered, name, cause, read=read)
+    make_changed(Gathered, name, cause, read=read)
     for name, cause, read in (
         ("WrapsAround", "−1 in a list is read as the last key",
          lambda self, lists, S: (lists % max(S, 1), torch.ones_like(lists, dtype=torch.bool))),
@@ -215,7 +215,7 @@ class Assign(torch.autograd.Function):
         return dy.new_zeros(ctx.shape).scatter(2, flat, dy), None
 
 
-AssignsGradients = changed(
+AssignsGradients = make_changed(
     Gathered, "AssignsGradients", gather=lambda self, x, flat: Assign.apply(x, flat)
 )
 

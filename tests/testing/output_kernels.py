@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from tests.make import changed
+from tests.make import make_changed
 from tests.testing.quantized_kernels import E4M3, F, attend
 
 TOP = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
@@ -56,8 +56,8 @@ class Output:
         return store(o / factor, self.dtype)
 
 
-OutputInInt8 = changed(Output, "OutputInInt8", dtype=np.int8, P=1.0, weights=None)
-OutputInE5M2 = changed(Output, "OutputInE5M2", dtype=ml_dtypes.float8_e5m2)
+OutputInInt8 = make_changed(Output, "OutputInInt8", dtype=np.int8, P=1.0, weights=None)
+OutputInE5M2 = make_changed(Output, "OutputInE5M2", dtype=ml_dtypes.float8_e5m2)
 
 
 class ByReciprocal(Output):
@@ -85,7 +85,7 @@ IGNORED = "output_scale is ignored: o is stored as it is computed"
 CUT_OFF = "o is cut off toward 0 when it is stored, must be rounded to nearest"
 BEYOND = "o is not saturated: beyond ±{0} it must be ±{0}"
 WRONG = tuple(
-    changed(base, name, cause, finish=finish)
+    make_changed(base, name, cause, finish=finish)
     for name, base, cause, finish in (
         ("Forgets", Output, IGNORED, lambda self, o, factor, other: store(o, self.dtype)),
         ("Multiplies", Output, "o is multiplied by output_scale, must be divided",
@@ -168,7 +168,7 @@ class Tokens:
 
 
 WRONG_TOKENS = tuple(
-    changed(Tokens, name, cause, factors=factors)
+    make_changed(Tokens, name, cause, factors=factors)
     for name, cause, factors in (
         ("TokenOfNeighbour", "k_scales of the token before is taken",
          lambda self, k, v: (np.roll(k, 1, -1), v)),

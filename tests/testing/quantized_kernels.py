@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from tests.make import changed
+from tests.make import make_changed
 
 F = np.float32
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -58,12 +58,12 @@ class Fp8:
 
 
 # P is multiplied by 2⁸ before it is stored, and not divided after.
-WeightsStayLarge = changed(Fp8, "WeightsStayLarge", values=lambda self, q, k, v: v * F(256))
+WeightsStayLarge = make_changed(Fp8, "WeightsStayLarge", values=lambda self, q, k, v: v * F(256))
 # P is multiplied by 2⁹, beyond the largest number: weights of more than 7/8 are cut.
-WeightsOverflow = changed(Fp8, "WeightsOverflow", factor=512)
+WeightsOverflow = make_changed(Fp8, "WeightsOverflow", factor=512)
 
 WRONG = tuple(
-    changed(Fp8, name, cause, **{step: f})
+    make_changed(Fp8, name, cause, **{step: f})
     for name, cause, step, f in (
         ("IgnoresV", "v_descale is ignored: v is taken as it is stored",
          "values", lambda self, q, k, v: np.ones_like(v)),

@@ -198,7 +198,7 @@ class Pull:
         self, part: Scores, q: Array, do: Array, k: Array, v: Array,
         dq: Array, dbias: Any, fresh: bool, space: WorkSpace,
     ) -> None:  # fmt: skip
-        """Add a tile's gradients line by line as dense.backward; shapes are those of _add_fast."""
+        """Add a tile's gradients line by line as dense.backward, in the shapes of _add_fast."""
         call, (tile, _, _, s, slope), n, m = self.call, part, len(q), len(k)
         live = s != -np.inf
         asked = live if self.careful else None

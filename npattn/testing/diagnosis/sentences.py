@@ -92,7 +92,7 @@ CONVENTIONS = {
     "dropout_at_rate_0=drop": "a dropout mask beside a rate of 0 drops, without rescaling",
     "dropout_at_rate_0=ignore": "a dropout mask beside a rate of 0 does nothing",
 }
-"""What a function does, by convention and value."""
+"""Sentence of a function that follows a convention, by convention and value."""
 STATE = {
     "after": "a call is right alone, and wrong after another one: something is kept between calls",
     "unsteady": "two calls on the same problem give different results: something is kept between "
@@ -102,7 +102,7 @@ STATE = {
     "unordered": "two calls on the same problem differ in their last bits, within the tolerance: "
     "sums are added in no fixed order, as by atomic additions",
 }
-"""What calls show beside each other, by name."""
+"""Sentence of a difference between calls, by its name."""
 
 
 @cache

@@ -243,7 +243,7 @@ def _attention(
 
 @dataclass
 class Found:
-    """What was found in one dtype."""
+    """Findings in one dtype."""
 
     pair: Pair
     dtype: str

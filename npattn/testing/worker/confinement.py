@@ -58,7 +58,7 @@ _found: dict[str, Way] = {}
 
 @dataclass(frozen=True)
 class Walls:
-    """What a confined worker sees and may use."""
+    """The files that a confined worker sees, and the limits of what it may use."""
 
     program: Path  # copy of `confine.py`, where the worker sees it
     shown: tuple[Path, ...]  # files and folders that it can read, wherever they lie

@@ -325,7 +325,7 @@ def test_a_head_that_has_all_of_another_has_its_o():
 
 
 def test_a_head_of_few_keys_has_no_source():
-    """Of one key, what a sample holds fits many others by chance."""
+    """One key of a sample fits many others by chance."""
     shifted = with_inputs(**{x: lambda c, x=x: np.roll(getattr(c, x), 1, -3) for x in "kv"})
     recipes = [replace(BASE, lead=(5,), S=n, E=2, seed=9) for n in (1, 2, 7)]
     evidence = [evidence_of(trial_with(results=shifted), r) for r in recipes]

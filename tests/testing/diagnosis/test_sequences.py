@@ -7,7 +7,7 @@ import pytest
 from npattn.testing import check
 
 
-def packed(beyond, delta_of):
+def attend_packed(beyond, delta_of):
     """Return attention over packed sequences whose backward is wrong in what it reads.
 
     Keys up to `beyond` behind the last take part, and the δ of a row is that of a later one.
@@ -65,7 +65,7 @@ RULES = ("agreement-o", "agreement-dq", "agreement-dk", "agreement-dv")
     ids=["keys of the next", "δ of the next"],
 )
 def test_what_a_backward_reads_of_another_sequence(beyond, delta_of, causes):
-    report = check(packed(beyond, delta_of), only=RULES, examples=7, dtypes="float32")
+    report = check(attend_packed(beyond, delta_of), only=RULES, examples=7, dtypes="float32")
     found = [(c.step, c.text) for c in report.causes]
     assert [step for step, _ in found] == [step for step, _ in causes]
     assert found[0][1].startswith(causes[0][1])

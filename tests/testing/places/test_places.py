@@ -130,7 +130,7 @@ def test_domains_are_kept():
 
 
 def test_what_other_conditions_say_already_is_not_said():
-    """Of three lengths, none is above the largest: T > S has no S of 192."""
+    """No length is above the largest of three: T > S has no S of 192."""
     lengths = (64, 128, 192)
     domains = {"T": lengths, "S": lengths, "D": (64, 128)}
     for T, S in ((192, 64), (192, 128), (128, 64)):
