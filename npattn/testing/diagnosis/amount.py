@@ -374,6 +374,8 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
 
 def _factors(faults: Faults, points: Sequence[Point]) -> str:
     fault, _ = faults[0]
+    if fault.form == "dweights":
+        return "dweights is left out, or counted otherwise"
     if fault.form == "zeros":
         return "0"
     if fault.form == "extra":
@@ -400,7 +402,9 @@ def _nan(faults: Faults, points: Sequence[Point]) -> str:
     name = fault.quantity.name
     if not fault.form:
         return f"{name} is finite where it must be NaN"
-    return f"{'a gradient' if fault.backward else name} is NaN or infinite"
+    inputs = (x for x in (faults[0][1].q, faults[0][1].k, faults[0][1].v))
+    beyond = "" if all(np.isfinite(x).all() for x in inputs) else " where no such input reaches it"
+    return f"{'a gradient' if fault.backward else name} is NaN or infinite{beyond}"
 
 
 def _result(faults: Faults, points: Sequence[Point]) -> str:

@@ -49,6 +49,7 @@ class Neighbours:
     trial: Trial
     base: Recipe  # the failing problem
     names: frozenset[str] = frozenset()  # results that are wrong there; others tell nothing
+    weights: bool = False  # gradients come back from the weights too
     # Problem that passes → False if the fault could not have been seen in it
     tells: Callable[[Evidence], bool] = field(default=lambda evidence: True)
     # Recipe → whether it fails, None if that tells nothing; default: whether a result is wrong
@@ -148,7 +149,8 @@ class Neighbours:
         trial.memo.clear()
         try:
             problem = trial.problem(recipe)
-            evidence = observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
+            cotangents = trial.cotangents(recipe, problem, self.weights)
+            evidence = observe(trial, problem, cotangents, recipe.view)
         except (ImplementationError, NpattnError):
             return None
         if self.names & {*evidence.wrong}:

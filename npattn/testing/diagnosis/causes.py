@@ -90,7 +90,8 @@ def diagnose(
             found = say_unlike(trial.fresh(), found)
             # A fault with a place is what makes the errors too large; another may be small itself.
             vague = all(
-                not c.is_known or c.where == "contents" or not c.where + c.amount for c in found
+                not c.is_known or c.where == "contents" or not c.where + c.amount + c.passes_when
+                for c in found
             )
             for o in bad if vague else ():
                 if (sharper := _read_suspicion(trial, o)) is not None:
@@ -325,7 +326,8 @@ class _Diagnosis:
             if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
-            near = neighbours_of_fault(first, points[0], fault)
+            amount = describe([p for p in points if p.fault is not None and _same(p.fault, fault)])
+            near = neighbours_of_fault(first, points[0], fault, amount)
             asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
@@ -366,6 +368,7 @@ class _Diagnosis:
         if alone is None:
             return []
         recipe = replace(alone.recipe, view=evidence.view)
+        weights = evidence.cotangents.dweights is not None
         trial = replace(self.trial, gradients=self.trial.gradients - without, memo={})
         if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
             trial = replace(trial, space=replace(trial.space, structure=frozenset(STRUCTURE)))
@@ -373,13 +376,13 @@ class _Diagnosis:
             trial = replace(trial, skips_empty_rows=False)
         tried = dict.fromkeys((tame(enlarge(trial, recipe)), enlarge(trial, recipe), recipe))
         for base in tried:
-            point = try_recipe(trial, base)
+            point = try_recipe(trial, base, weights)
             if point is not None and point.fault is not None:
                 short = replace(trial, gradients=frozenset(), memo={})
                 quick = try_recipe(short, base)
                 if quick is not None and quick.fault and _same_step(quick.fault, point.fault):
                     trial, point = short, quick  # the forward shows it, and the rest is dear
-                return [point, *explore(trial, base)]
+                return [point, *explore(trial, base, weights)]
         return [alone]
 
     def _is_of_contents(self, point: Point) -> bool:
@@ -401,11 +404,14 @@ class _Diagnosis:
         step = fault.step
         where = EVERYWHERE if step == "state" else fault.facts.get("where")
         has_elements = fault.form != "shape"  # no element of another shape stands for one
-        if not where and has_elements:
+        if where is None and has_elements:
             where = say_where(tried, fault, asked, amount)
+        elif where != EVERYWHERE and asked is not None:
+            where = " and ".join(filter(None, (where, asked.problems)))
         where = where or ""
-        if where and (results := requested_with(like)):
-            where = results if where == EVERYWHERE else f"{where} and {results}"
+        results = requested_with(like)
+        if (where or not has_elements) and results:
+            where = results if where in ("", EVERYWHERE) else f"{where} and {results}"
         if not where and len(tried) == 1 and asked is None and of_hidden:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
         if fault.backward and step in AGAIN:

@@ -59,7 +59,7 @@ STEP_OF = {
     "empty_row_bias": ("p", EMPTY),
     "lse_empty": ("lse", EMPTY),
     "lse_base": ("lse", "everywhere"),
-    "weights": ("p", "dropout"),
+    "weights": ("p", "dropout and weights"),
     "dropout_at_rate_0": ("p", "dropout"),
 }
 """Step that a field changes, and where."""
@@ -97,16 +97,16 @@ def profile_candidates(evidence: Evidence) -> Iterator[Candidate]:
             yield replace(system, text=f"{system.text}: it follows {name} {profile.version}")
 
 
-def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[Candidate]:
-    """Yield a convention together with each one that does not matter to a problem."""
+def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[tuple[str, Candidate]]:
+    """Yield each field that does not matter to a problem, and a convention with one of it."""
     declared, changed = (
         evidence.trial.conventions,
         _list_changes(candidate, evidence.trial.conventions),
     )
     for field, value in _changes(declared):
         filled = field in FILLS and not FILLS.isdisjoint(changed)
-        if field not in changed and not filled and not _matters(field, evidence.problem):
-            yield _candidate(declared, changed | {field: value})
+        if field not in changed and not filled and not matters(field, evidence.problem):
+            yield field, _candidate(declared, changed | {field: value})
 
 
 def _list_changes(candidate: Candidate, declared: Conventions) -> dict[str, Any]:
@@ -122,10 +122,11 @@ def _changes(declared: Conventions) -> Iterator[tuple[str, Any]]:
 
 def _changes_that_matter(evidence: Evidence) -> list[tuple[str, Any]]:
     changes = _changes(evidence.trial.conventions)
-    return [x for x in changes if _matters(x[0], evidence.problem)]
+    return [x for x in changes if matters(x[0], evidence.problem)]
 
 
-def _matters(field: str, problem: Problem) -> bool:
+def matters(field: str, problem: Problem) -> bool:
+    """Return True if a field of the conventions may change the results of a problem."""
     return field not in USED_WITH or USED_WITH[field](problem)
 
 

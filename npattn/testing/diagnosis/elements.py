@@ -11,10 +11,12 @@ import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
@@ -33,7 +35,7 @@ from npattn.testing.diagnosis.explore import (
 from npattn.testing.diagnosis.locate import Fault, visible_keys
 from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, LENGTH, Sample, Where, learn
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
-from npattn.testing.diagnosis.sources import differs_from_own
+from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
 
 COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
@@ -46,7 +48,9 @@ ATOM = 0.02
 """Share of elements that each condition must set right."""
 
 
-def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neighbours | None:
+def neighbours_of_fault(
+    evidence: Evidence, point: Point, fault: Fault, amount: str
+) -> Neighbours | None:
     """Return the problems around a failing one; what could not show the fault tells nothing."""
     outcome = evidence.outcome
     if outcome is None or point.fault is None:
@@ -54,19 +58,39 @@ def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neigh
     near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
     if near is None:
         return None
+    source = fault.step == "visible" and amount not in SEEN or fault.form == "bias of"
 
     def tells(other: Evidence) -> bool:
-        problem = other.problem
-        visible = other.trial.visible(problem)
-        if fault.step in OF_SEVERAL_KEYS and not (visible.sum(-1) > 1).any():
+        trial, problem = other.trial, other.problem
+        several = (trial.visible(problem).sum(-1) > 1).any()
+        if fault.step in OF_SEVERAL_KEYS and not several:
             return False  # a row of one key has weight 1, whatever its score is
-        hides = any((problem.causal, problem.window, problem.mask_array is not None))
-        extra = (fault.step, fault.form) == ("visible", "extra")
-        return not (extra and hides and visible.all())  # no key is hidden that could be seen
+        if source:  # without the option whose meaning is wrong, that it passes is a condition
+            named = {*amount.split()} & HIDING
+            return not named <= _hiding(problem) or is_seen(amount, trial, problem)
+        return not _hides_nothing(trial, problem)
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
     names = frozenset(point.evidence.wrong)
-    return replace(near, trial=trial, base=point.recipe, names=names, tells=tells)
+    weights = evidence.cotangents.dweights is not None
+    return replace(near, trial=trial, base=point.recipe, names=names, weights=weights, tells=tells)
+
+
+def _hiding(problem: Problem) -> set[str]:
+    """Return the options of a problem that may hide keys."""
+    arrays = {"mask": problem.mask_array, "bias": problem.bias_array, "window": problem.window}
+    on = {name for name, x in arrays.items() if x is not None}
+    return on | ({"causal"} if problem.causal else set())
+
+
+def _hides_nothing(trial: Trial, problem: Problem) -> bool:
+    """Return True if an option that hides keys hides none that the others show."""
+    off: dict[str, Any] = {"causal": False, "window": None, "mask": None}
+    visible = trial.visible(problem)
+    return any(
+        (trial.visible(problem.replace(**{name: off[name]})) == visible).all()
+        for name in _hiding(problem) - {"bias"}
+    )
 
 
 @dataclass(frozen=True)
@@ -100,12 +124,17 @@ class Asked:
 
     @property
     def condition(self) -> str:
+        """The condition of problems, as a sentence; "" if it is not known, or there is none."""
+        return f"fails only where {self.problems}" if self.problems else ""
+
+    @property
+    def problems(self) -> str:
         """The condition of problems; "" if it is not known, or there is none."""
         clauses = self.place.clauses
         numbers = all(any(" = " in x.text for x in atoms) for atoms in clauses)
         is_fit = len(clauses) > 1 and (numbers or sum(map(len, clauses)) > MOST_OF_CLAUSES)
         known = self.held and self.place.text != EVERYWHERE and not is_fit
-        return f"fails only where {self.place.text}" if known else ""
+        return self.place.text if known else ""
 
 
 def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount: str) -> str:
@@ -114,8 +143,11 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     Where the amount names a source, it is wrong where that is not the right one. `asked` says on
     which problems it fails, None if that could not be asked.
     """
+    if fault.step == "nan" and (inputs := _say_inputs(points[0].evidence, fault)):
+        return inputs
     source = amount if fault.step == "visible" and amount not in SEEN else ""
-    told = [(p, s) for p in points if (s := sample_of(p, fault)) is not None]
+    tells = [p for p in points if p.fault or asked is None or asked.near.tells(p.evidence)]
+    told = [(p, s) for p in tells if (s := sample_of(p, fault)) is not None]
     failing = [(p, s) for p, s in told if (s.wrong & s.known).any()]
     if asked is not None and asked.near.is_of_numbers:
         return "contents"
@@ -136,6 +168,24 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
         return ""
     conditions += _options_in_common(source, conditions, failing)
     return " and ".join([*(atom.text for atom in best.atoms), *conditions]) or EVERYWHERE
+
+
+def _say_inputs(evidence: Evidence, fault: Fault) -> str:
+    """Return "contents" if inputs are not finite, and which keys if others reach no wrong row."""
+    problem = evidence.problem
+    arrays = (problem.q, problem.k, problem.v)
+    bad_q, bad_k, bad_v = (~np.isfinite(np.asarray(x, np.float64)).all(-1) for x in arrays)
+    if not any(bad.any() for bad in (bad_q, bad_k, bad_v)):
+        return ""
+    visible = visible_keys(evidence.trial, problem)  # (..., H, T, S)
+    if fault.axes[:3] == "bht":
+        rows = fault.wrong.any(tuple(range(3, fault.wrong.ndim)))
+        visible = visible & rows.reshape(visible.shape[:-1])[..., None]
+    seen = visible.any(-2)
+    if not problem.headless:
+        seen = seen.reshape(*problem.lead, problem.K, -1, problem.S).any(-2)
+    is_seen = (bad_q & visible.any(-1)).any() or ((bad_k | bad_v) & seen).any()
+    return "contents" if is_seen else "hidden keys and contents"
 
 
 def _is_of_one_length(best: Where, failing: Sequence[tuple[Point, Sample]]) -> bool:
@@ -162,8 +212,7 @@ def _say_origin(
     """Return where a source is not the right one; "" if a problem that has the same passes."""
     origin = Where(atom.text, 0.0, (atom,))
     failing = [(p, s) for p, s in told if s.wrong.any()]
-    kinds = {(p.recipe.mask, p.recipe.bias) for p, _ in failing}  # all samples may share one
-    passing = [s for p, s in told if not s.wrong.any() and (p.recipe.mask, p.recipe.bias) in kinds]
+    passing = [s for _, s in told if not s.wrong.any()]
     known = asked is not None and asked.held
     conditions = _conditions(asked, origin, fault) if asked is not None and known else None
     if conditions is None and any(origin.errors_on([s]) > CONFIRMED for s in passing):
@@ -185,7 +234,9 @@ def _options_in_common(
 
 
 def requested_with(points: Sequence[Point]) -> str:
-    """Return the results with which o is wrong, "weights"; "" if it is wrong in a plain call."""
+    """Return the results with which it is wrong, "weights"; "" if it is wrong in a plain call."""
+    if all(p.fault is None or p.fault.quantity.name == "weights" for p in points):
+        return "weights"
     failing = [p.evidence for p in points if p.fault is not None and "o" in p.evidence.wrong]
     if not failing or not all(e.is_right("o", 0) for e in failing):
         return ""

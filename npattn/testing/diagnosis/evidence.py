@@ -104,8 +104,9 @@ class Evidence:
         observed = {name: x for name, x in self.observed.items() if name not in names}
         return replace(self, observed=observed) if len(observed) < len(self.observed) else self
 
-    def loosely(self) -> Evidence:
-        """Return evidence that `is_of` any problem whose results are within tolerance."""
+    @cached_property
+    def loose(self) -> Evidence:
+        """Evidence that `is_of` any problem whose results are within tolerance."""
         return replace(self, closer=False)
 
     def equals(self, other: Evidence) -> bool:

@@ -79,8 +79,11 @@ def scores_of(recipe: Recipe) -> int:
     return math.prod((*(recipe.lead or ()), recipe.H, recipe.T, recipe.S))
 
 
-def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
-    """Return what an implementation does on a recipe; None if it does not take it."""
+def try_recipe(trial: Trial, recipe: Recipe, weights: bool = False) -> Point | None:
+    """Return what an implementation does on a recipe; None if it does not take it.
+
+    With `weights`, gradients come back from the weights too.
+    """
     if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
         return None
     trial.memo.clear()
@@ -88,7 +91,7 @@ def try_recipe(trial: Trial, recipe: Recipe) -> Point | None:
         problem = trial.problem(recipe)
         if trial.skips_empty_rows and trial.empty(problem).any():
             return None
-        evidence = observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
+        evidence = observe(trial, problem, trial.cotangents(recipe, problem, weights), recipe.view)
         return Point(recipe, evidence, locate(evidence))
     except (ImplementationError, NpattnError):
         return None
@@ -204,7 +207,7 @@ def _options(base: Recipe) -> Iterator[Recipe]:
             yield replace(base, **{name: values[0]})
 
 
-def explore(trial: Trial, base: Recipe) -> list[Point]:
+def explore(trial: Trial, base: Recipe, weights: bool = False) -> list[Point]:
     """Try the recipes around a failing one, as long as there is time."""
     end = time.process_time() + SECONDS
     points: list[Point] = []
@@ -219,7 +222,7 @@ def explore(trial: Trial, base: Recipe) -> list[Point]:
         enough = len(points) >= MOST or (late > 0 and len(points) >= LEAST)
         if enough or late > SECONDS:
             break
-        point = try_recipe(trial, recipe)
+        point = try_recipe(trial, recipe, weights)
         if point is not None:
             points.append(point)
     return points

@@ -302,6 +302,8 @@ def weights_fault(
             log = np.log(got.sum(-1)) - np.log(want.sum(-1))
         ratios = {"log": np.where(risen, log, 0.0)}
         return Fault("p", p, risen, np.ones(risen.shape, bool), backward, "rows", ratios)
+    if fake.any() and whole.any():  # rows that see no key have what others lack
+        extra, whole = extra | fake, np.zeros(whole.shape, bool)
     if (lost & ~whole[..., None]).any() or extra.any():
         if dropped.sum() > extra.sum() / 2:
             return Fault("p", p, p.wrong, known, backward, "dropout")
@@ -438,7 +440,8 @@ def _by_ratio(
     spread = _nan_range(log)
     row_slack = np.where(ok, slack, 0).max(-1)
     constant = spread <= 2 * row_slack
-    if constant[rows].all() and (rows & (ok.sum(-1) > 1)).any():
+    tells = (ok.sum(-1) > 1) | ((p.want > 0).sum(-1) == 1)  # one key has weight 1, whatever s is
+    if constant[rows].all() and (rows & tells).any():
         size = _row_medians(log, ok)
         off = rows & (abs(size) > row_slack)
         facts = {"factor": np.exp(size[off]), "rows": off, "log": size}
@@ -612,9 +615,12 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
         if "dv" in core:
             return _from_dv(evidence, reader, core)
         delta = _delta_by_dq(evidence, reader) if "dq" in core else None
-        if _is_right_without_dlse(evidence):
+        if core == ["dq"] and not (result(evidence, "dq").wrong_rows & _sees_some(evidence)).any():
+            return _whole("dq", evidence, "dq")  # δ is multiplied by weights, which are 0
+        if (name := _is_right_without(evidence)) is not None:
             q = result(evidence, core[0])
-            return Fault("delta", q, q.wrong, q.known, form="dlse", facts={"where": "dlse"})
+            step = {"dlse": "delta", "dweights": "dp"}[name]
+            return Fault(step, q, q.wrong, q.known, form=name, facts={"where": name})
         if delta is not None or core == ["dq"]:
             return delta or _whole("dq", evidence, "dq")
         ds = reader.ds
@@ -634,13 +640,22 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
     return fault
 
 
-def _is_right_without_dlse(evidence: Evidence) -> bool:
-    """Return True if all gradients are right where nothing comes back to lse."""
-    dlse = evidence.cotangents.dlse
-    if dlse is None or not np.any(dlse) or {"dv", "o"} & {*evidence.wrong}:
-        return False
-    cotangents = replace(evidence.cotangents, dlse=np.zeros_like(dlse))
-    return not observe(evidence.trial, evidence.problem, cotangents, evidence.view).wrong
+def _sees_some(evidence: Evidence) -> Array:
+    """Return which rows see a key, (B, H, T)."""
+    rows = visible_keys(evidence.trial, evidence.problem).any(-1)
+    return np.asarray(rows.reshape(-1, evidence.problem.H, evidence.problem.T))
+
+
+def _is_right_without(evidence: Evidence) -> str | None:
+    """Return "dlse" or "dweights" if all gradients are right where that is 0; None if not."""
+    for name in ("dlse", "dweights"):
+        given = getattr(evidence.cotangents, name)
+        if given is None or not np.any(given) or {"dv", "o"} & {*evidence.wrong}:
+            continue
+        cotangents = replace(evidence.cotangents, **{name: np.zeros_like(given)})
+        if not observe(evidence.trial, evidence.problem, cotangents, evidence.view).wrong:
+            return name
+    return None
 
 
 def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:

@@ -20,6 +20,7 @@ from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conventions import (
     convention_candidates,
     convention_pairs,
+    matters,
     profile_candidates,
     with_another,
 )
@@ -72,7 +73,7 @@ def search(
             continue
         # A result barely out of tolerance fits many causes: prefer the cause already found.
         rest = [e for e in (*left, *skipped) if e not in claimed]
-        claimed = claimed + [e for e in rest if candidate.explains(e.loosely())]
+        claimed = claimed + [e for e in rest if candidate.explains(e.loose)]
         found.append((candidate, [whole[e] for e in claimed]))
         left, skipped = ([e for e in x if e not in claimed] for x in (left, skipped))
     return found, [whole[e] for e in (*skipped, *left)]
@@ -122,7 +123,13 @@ class _Judge:
         if not any(c.changes <= 2 for c in whole):
             known |= claims(convention_pairs(first))
             singles = [c for c in known if c.conventions is not None and c.changes == 1]
-            known |= claims(two for c in singles for two in with_another(c, first))
+            for one in singles:
+                for field, two in with_another(one, first):
+                    known[two] = [
+                        e
+                        for e in left
+                        if (two.explains(e) if matters(field, e.problem) else e in known[one])
+                    ]
         ordered = sorted(known, key=lambda c: (-len(known[c]), c.changes))
         best, most = None, 0.0
         for candidate in ordered[:RIVALS]:
@@ -137,7 +144,7 @@ class _Judge:
 
         A problem that it does not allow, as a convention may, tells nothing.
         """
-        fits = [candidate.explains(e.loosely()) for e in self.probes]
+        fits = [candidate.explains(e.loose) for e in self.probes]
         telling = [(x, e) for x, e in zip(fits, self.probes, strict=True) if e.wrong or not x]
         refuted = sum(not x and not e.wrong for x, e in telling)  # it is right there
         share = sum(x for x, _ in telling) / len(telling) if telling else 1.0

@@ -133,7 +133,9 @@ def say(step: str, where: str, amount: str) -> str:
     place = "" if step in WHOLE and place == "everywhere" else place
     text = text.rstrip(",") if not place or place == "everywhere" else text
     if place == "contents":
-        text, place = f"{text} for some values of q and k, and right for others", ""
+        of_inputs = step == "nan" and " where " in amount  # which it says
+        text += "" if of_inputs else " for some values of q and k, and right for others"
+        place = ""
     text += " everywhere" if place == "everywhere" else f" {_at(place)}" if place else ""
     text += f": {amount}" if amount else ""
     line = line_of(step)
@@ -142,5 +144,7 @@ def say(step: str, where: str, amount: str) -> str:
 
 def _at(place: str) -> str:
     """Return a place with its preposition: a noun is no condition."""
+    if place == "hidden keys and contents":
+        return "where hidden keys hold NaN or infinite values"
     words = {"hidden": "at", "rows": "in"}
     return f"{words.get(place.split()[0], 'where')} {place}"

@@ -139,6 +139,15 @@ def differs_from_own(amount: str) -> tuple[str, Callable[..., Any]] | None:
     return None
 
 
+def is_seen(amount: str, trial: Trial, problem: Problem) -> bool:
+    """Return True if the mask or bias of the source that an amount names is another there."""
+    own = _flat(trial.visible(problem), problem)
+    if any((x != own).any() for _, x in masks_like(trial, problem, amount)):
+        return True
+    others = (x.bias_array for _, x in biases_like(problem, amount))
+    return any(np.any(x != problem.bias_array) for x in others)
+
+
 def _where_differs(x: str, text: str) -> str:
     """Return the indices whose source is not themselves, as a condition."""
     if SHIFT.fullmatch(text):
@@ -150,12 +159,15 @@ def _where_differs(x: str, text: str) -> str:
 # --- masks ----------------------------------------------------------------------------------------
 
 
-def masks_like(trial: Trial, problem: Problem) -> Iterator[tuple[str, Array]]:
+def masks_like(trial: Trial, problem: Problem, amount: str = "") -> Iterator[tuple[str, Array]]:
     """Yield masks of the same problem with another option or index, each with what it is called.
 
-    Each is a visible array, (B, H, T, S). The plainest comes first.
+    Each is a visible array, (B, H, T, S). The plainest comes first. With an amount, the one that is
+    called so alone.
     """
     for text, changes in _options(problem):
+        if amount not in ("", text):
+            continue
         try:
             other = problem.replace(**changes)
             yield text, _flat(trial.visible(other), problem)
@@ -164,22 +176,28 @@ def masks_like(trial: Trial, problem: Problem) -> Iterator[tuple[str, Array]]:
     mask, visible = problem.mask_array, _flat(trial.visible(problem), problem)
     for axis, text, source in _indices("bhts", visible.shape):
         x = "bhts"[axis]
-        if mask is not None:
+        told = f"{NAMES[x]} {x} has the mask of {NAMES[x]} {text}"
+        if mask is not None and amount in ("", told):
             other = problem.replace(mask=_take(mask, source, axis, problem))
-            told = f"{NAMES[x]} {x} has the mask of {NAMES[x]} {text}"
             yield told, _flat(trial.visible(other), problem)
-        if x == "t":
-            yield f"the mask is of query {text}", np.take(visible, source, axis)
+        told = f"the mask is of query {text}"
+        if x == "t" and amount in ("", told):
+            yield told, np.take(visible, source, axis)
 
 
-def biases_like(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield a problem with the bias of other samples or heads, each with what it is called."""
+def biases_like(problem: Problem, amount: str = "") -> Iterator[tuple[str, Problem]]:
+    """Yield a problem with the bias of other samples or heads, each with what it is called.
+
+    With an amount, the one that is called so alone.
+    """
     bias = problem.bias_array
-    assert bias is not None
+    if bias is None:
+        return
     for axis, text, source in _indices("bh", (math.prod(problem.lead), problem.H)):
         x = "bh"[axis]
         told = f"{NAMES[x]} {x} has the bias of {NAMES[x]} {text}"
-        yield told, problem.replace(bias=_take(bias, source, axis, problem))
+        if amount in ("", told):
+            yield told, problem.replace(bias=_take(bias, source, axis, problem))
 
 
 def _indices(letters: str, shape: Sequence[int]) -> Iterator[tuple[int, str, Array]]:
