@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,8 @@ CASES = 12
 """Problems on which the source of a mask is looked for."""
 MOST = 400
 """Elements of which it is found out where they come from."""
+AGREED = 0.9
+"""Share of the problems that must have the form of the first, for it to be told."""
 
 Name = Callable[[Problem], float]
 NUMBERS: dict[str, Name] = {
@@ -103,9 +106,12 @@ def _factor(values: Sequence[tuple[float, Problem]], what: str = "") -> str:
 
 
 def describe(points: Sequence[Point]) -> str:
-    """Return the amount of a fault that points share, in words."""
-    faults = [(p.fault, p.evidence.problem) for p in points if p.fault is not None]
-    fault = faults[0][0]
+    """Return the amount of a fault that points share, in words; "" if not all have it."""
+    found = [(p.fault, p.evidence.problem) for p in points if p.fault is not None]
+    fault = found[0][0]
+    faults = [(f, p) for f, p in found if f.form == fault.form]
+    if len(faults) < AGREED * len(found):
+        faults = [(replace(f, form="several"), p) for f, p in found]
     describe_step = {
         "p": _weights,
         "s": _scores,
@@ -132,16 +138,16 @@ def _weights(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "empty rows":
         return _fake_rows(faults)
     if fault.form == "rows":
-        return _row_sums([(f, p) for f, p in faults if f.form == "rows"])
+        return _row_sums(faults)
     if fault.form == "dropout":
-        return "dropped weights are not 0"
-    ratios = [
-        (float(np.exp(x)), p)
-        for f, p in faults
-        if f.form == "factor"
-        for x in f.facts["log"][f.wrong][:MOST]
-    ]
-    return _times(ratios)
+        q = fault.quantity
+        lost = (abs(q.got) <= q.tolerance) & (q.want > q.tolerance)
+        return "other weights are dropped" if lost.any() else "dropped weights are not 0"
+    if fault.form != "factor":
+        return ""
+    return _times(
+        [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
+    )
 
 
 def _row_sums(faults: Faults) -> str:
@@ -196,7 +202,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
     """Return a phrase on wrong scores, by the form of the first fault; "" for other forms."""
     fault, _ = faults[0]
     if fault.form in ("scale", "bias", "softcap"):
-        shares = [(1 + f.facts[fault.form], p) for f, p in faults if f.form == fault.form]
+        shares = [(1 + f.facts[fault.form], p) for f, p in faults]
         if fault.form == "softcap":
             return "the softcap is left out" if abs(shares[0][0] - 2) < 0.01 else "softcap"
         what = "q·k" if fault.form == "scale" else "the bias"
@@ -204,7 +210,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
             return f"{what} is left out"
         return _factor(shares, what)
     if fault.form == "bias of":
-        fits = [f.facts["sources"] for f, _ in faults if f.form == "bias of"]
+        fits = [f.facts["sources"] for f, _ in faults]
         all_fit = [text for text in fits[0] if all(text in own for own in fits)]
         return all_fit[0] if all_fit else "the bias of another sample or head"
     if fault.form == "kv head":
@@ -216,8 +222,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
 
 def _heads(faults: Faults, what: str) -> str:
     """Say of which key head or sample keys and values come."""
-    own = [(f, p) for f, p in faults if f.form == "kv head"]
-    pairs = [(*places, p) for f, p in own for places in f.facts["moved"].items()]
+    pairs = [(*places, p) for f, p in faults for places in f.facts["moved"].items()]
     if not pairs:
         return f"{what} of another sample or head"
     samples = [(here[0], there[0]) for here, there, _ in pairs]
@@ -259,13 +264,14 @@ def _visible(faults: Faults, points: Sequence[Point]) -> str:
     source = _mask_of(points)
     if source:
         return source
-    kinds = {kind for f, _ in faults for kind in f.facts.get("kinds", ())}
+    own = [p.fault for p in points if p.fault is not None]
+    kinds = {kind for f in own for kind in f.facts.get("kinds", ())}
     both, extra, none, zeros = SEEN
     if len(kinds) > 1:
         return both
     if "extra" in kinds:
         return extra
-    return none if all(f.form == "rows of zeros" for f, _ in faults) else zeros
+    return none if all(f.form == "rows of zeros" for f in own) else zeros
 
 
 SEEN = (
@@ -305,7 +311,7 @@ def _lse(faults: Faults, points: Sequence[Point]) -> str:
     if np.isneginf(want).all():
         return "finite, must be −∞" if np.isfinite(got).all() else "must be −∞"
     shift = recognise(_gaps(faults))
-    return f"off by {shift}" if shift else _factor(_ratios(faults))
+    return f"off by {shift}" if shift else _factor(_ratios(faults)) or _origins(faults)
 
 
 def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
@@ -421,7 +427,7 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "values left out":
         return "the values of visible keys are left out"
     if fault.form == "factor" and "value" in fault.facts:
-        return _factor([(f.facts["value"], p) for f, p in faults if "value" in f.facts])
+        return _factor([(f.facts["value"], p) for f, p in faults])
     if fault.form == "moved" and "moved" in fault.facts:
         return _rows_of_others(faults)
     got, _ = _wrong_numbers(faults)
@@ -447,8 +453,6 @@ def _value_shift(faults: Faults) -> str:
     """Say of which other keys the values are that keys take."""
     shifts: set[int] | None = None
     for fault, _ in faults:
-        if fault.form != "values of other keys":
-            continue
         q, S = fault.quantity, fault.wrong.shape[-1]
         gain = np.where(fault.wrong, 0, q.got - q.want)
         fits = set()

@@ -160,11 +160,11 @@ def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
 def _lengths(base: Recipe) -> Iterator[Recipe]:
     """Yield the base with other numbers of queries and keys."""
     T, S = base.T, base.S
-    for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
-        yield replace(base, T=t, S=s)
     for n in (61, 109):  # where last tiles of 8, 16, 32 and 64 begin is not the same
         yield replace(base, T=n)
         yield replace(base, S=n)
+    for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
+        yield replace(base, T=t, S=s)
     for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 5):
         yield replace(base, S=max(s, 2))
     for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 3):

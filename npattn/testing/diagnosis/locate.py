@@ -312,14 +312,16 @@ def weights_fault(
                 return Fault("s", p, clear, clear, backward, fit[0], {fit[0]: fit[1]})
         if not backward and not extra.any() and _moves_weight(p, lost):
             return Fault("o", p, lost, clear, form="values of other keys")
-        if not backward and not extra.any() and _leaves_weight(p, lost):
-            return Fault("o", p, lost, clear, form="values left out")
+        if not backward and _leaves_weight(p, lost):
+            form = "values of other keys" if extra.any() else "values left out"
+            return Fault("o", p, lost, clear, form=form)
         moved = _find_rows(got, want, tol, p.wrong_rows)
         form = "extra" if extra.sum() > lost.sum() else "zeros"
         facts: dict[str, Any] = {"moved": moved} if moved else {}
         both = {"extra": extra, "zeros": lost & ~whole[..., None]}
         facts["kinds"] = [kind for kind, cells in both.items() if cells.any()]
-        return Fault("visible", p, hidden, (clear | ~visible) & known, backward, form, facts)
+        told = (clear | ~visible) & ~whole[..., None]
+        return Fault("visible", p, hidden, told, backward, form, facts)
     if whole.any() and (p.wrong & ~whole[..., None]).sum() <= p.wrong.sum() * (1 - ALL):
         rows = np.broadcast_to(whole[..., None], want.shape) & clear
         if lse is not None and not lse.wrong[whole].any() and not backward:
@@ -441,8 +443,8 @@ def _by_ratio(
     if constant[rows].all() and (rows & (ok.sum(-1) > 1)).any():
         size = _row_medians(log, ok)
         off = rows & (abs(size) > row_slack)
-        facts = {"factor": np.exp(size[off]), "rows": off, "log": size}
-        return Fault("p", p, off, rows, backward, "rows", facts)
+        form = "rows" if off.any() else ""  # no row is far off
+        return Fault("p", p, off, rows, backward, form, {"log": size})
     fit = _regress(evidence, reader, log, slack, ok)
     if fit is not None:
         name, value = fit
@@ -460,8 +462,8 @@ def _by_ratio(
     with np.errstate(invalid="ignore"):
         relative = log - reference[..., None]
         off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
-    facts = {"log": relative, "off": off}
-    return Fault("p" if few else "s", p, off, ok, backward, "factor" if few else "content", facts)
+    form, facts = "factor" if few else "content", {"log": relative}
+    return Fault("p" if few else "s", p, off, ok, backward, form, facts)
 
 
 def _log_ratios(p: Quantity, clear: Array) -> tuple[Array, Array, Array]:
@@ -639,6 +641,8 @@ def _is_right_without_dlse(evidence: Evidence) -> bool:
     dlse = evidence.cotangents.dlse
     if dlse is None or not np.any(dlse) or {"dv", "o"} & {*evidence.wrong}:
         return False
+    if not np.any(evidence.cotangents.dout):
+        return False  # all gradients are 0 without dlse
     cotangents = replace(evidence.cotangents, dlse=np.zeros_like(dlse))
     return not observe(evidence.trial, evidence.problem, cotangents, evidence.view).wrong
 

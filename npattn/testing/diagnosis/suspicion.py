@@ -35,6 +35,15 @@ class Suspected(Evidence):
         squares = {name: excessive(self.errors, name) for name in names}
         return {name: square for name, square in squares.items() if square is not None}
 
+    @property
+    def hides(self) -> bool:
+        """True if the errors are less than the tolerance, which then hides them."""
+        return all(
+            np.square(self.observed[name][0] - self.exact[name]).sum()
+            <= np.square(self.tolerance[name]).sum()
+            for name in self.wrong
+        )
+
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
         """Return True if what a prediction leaves of the errors is no more than roundings.
 
