@@ -297,10 +297,11 @@ def _mask_of(points: Sequence[Point]) -> str:
         kind = tuple(options_on(point.recipe))
         kinds[kind] += 1
         case = (point.evidence.trial, problem, abs(q.got) > q.tolerance, known)
-        cases.append((kinds[kind], -math.prod(problem.lead) * problem.H, case))
-    # Some of each option, and of many samples and heads: of few, several sources may fit.
-    first, most = (sorted(cases, key=lambda x: x[n])[: CASES // 2] for n in (0, 1))
-    return mask_source([case for *_, case in (*most, *first)])
+        heads = math.prod(problem.lead) * problem.H
+        cases.append((kinds[kind], -heads, -problem.T * problem.S, case))
+    # Some of each option, of many samples and heads, and of long ones: others fit several sources.
+    taken = (sorted(cases, key=lambda x: x[n])[: CASES // 3] for n in (1, 2, 0))
+    return mask_source([case for some in taken for *_, case in some])
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:
@@ -431,14 +432,18 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "moved" and "moved" in fault.facts:
         return _rows_of_others(faults)
     got, _ = _wrong_numbers(faults)
-    if not np.any(got):
-        return "0"
-    text = _factor(_ratios(faults)) or _origins(faults)
-    if text:
-        return text
-    if float(np.mean(got == 0)) > 0.5:
-        return "0 in part"
-    return ""
+    text = "0" if not np.any(got) else _factor(_ratios(faults)) or _origins(faults)
+    if text and fault.step in ("dk", "dv") and any(_is_of_some_rows(f) for f, _ in faults):
+        return f"the terms of some queries are {text}"
+    return text or ("0 in part" if float(np.mean(got == 0)) > 0.5 else "")
+
+
+def _is_of_some_rows(fault: Fault) -> bool:
+    """Return True if most rows of P or dS are right."""
+    if fault.axes != "bhts":
+        return False
+    wrong, tells = (np.asarray(x.any(-1)) for x in (fault.wrong, fault.quantity.want))
+    return bool(wrong[tells].mean() < 0.5)
 
 
 def _constant(faults: Faults) -> str:

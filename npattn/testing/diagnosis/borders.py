@@ -121,7 +121,11 @@ class Neighbours:
 
     def fails_again(self, sample: Mapping[str, Value]) -> Answer:
         """Return whether a result is wrong with some of other numbers."""
-        return self.ask is None and any(map(self._fails, _draw_again(self.recipe(sample))))
+        return self.ask is None and self.fails_somehow(self.recipe(sample))
+
+    def fails_somehow(self, recipe: Recipe) -> bool:
+        """Return whether a result of a recipe is wrong with some of other numbers."""
+        return any(map(self._fails, _draw_again(recipe)))
 
     @cached_property
     def _answers(self) -> list[Answer]:
@@ -132,6 +136,11 @@ class Neighbours:
     def is_chancy(self) -> bool:
         """True if the base passes with some other numbers: others are asked where it passes."""
         return False in self._answers
+
+    @property
+    def is_certain(self) -> bool:
+        """True if the base fails with any numbers."""
+        return self._fails(self.base) is True and all(self._answers)
 
     @property
     def is_of_numbers(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
@@ -26,6 +27,7 @@ from npattn.testing.diagnosis.explore import (
     LEAST,
     OF_SEVERAL_KEYS,
     Point,
+    fit,
     narrow,
     sample,
     sample_of,
@@ -42,6 +44,10 @@ MOST_ATOMS = 2
 """Conditions on elements: more are learned of what one or two do not say, and are no place."""
 MOST_OF_CLAUSES = 3
 """Atoms of several clauses: more of them fit what was asked, and are no place."""
+REFUTED = 0.1
+"""Share of elements of one problem on which a place that holds on others may be mistaken."""
+ROWS = 64
+"""Queries that are asked where a fault shows in a few rows, which some numbers lack."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
 
@@ -55,18 +61,24 @@ def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neigh
     if near is None:
         return None
 
+    def hides(problem: Problem) -> bool:
+        return any((problem.causal, problem.window, problem.mask_array is not None))
+
     def tells(other: Evidence) -> bool:
         problem = other.problem
         visible = other.trial.visible(problem)
         if fault.step in OF_SEVERAL_KEYS and not (visible.sum(-1) > 1).any():
             return False  # a row of one key has weight 1, whatever its score is
-        hides = any((problem.causal, problem.window, problem.mask_array is not None))
-        extra = (fault.step, fault.form) == ("visible", "extra")
-        return not (extra and hides and visible.all())  # no key is hidden that could be seen
+        if fault.step != "visible":  # a key that is hidden as well may be the wrong one
+            return bool(visible.all()) or not hides(problem) or hides(point.evidence.problem)
+        # No key is hidden that could be seen.
+        return not (fault.form == "extra" and hides(problem) and visible.all())
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
     names = frozenset(point.evidence.wrong)
-    return replace(near, trial=trial, base=point.recipe, names=names, tells=tells)
+    near = replace(near, trial=trial, base=point.recipe, names=names, tells=tells)
+    longer = replace(near, base=fit(trial.space, replace(near.base, T=ROWS), near.base))
+    return longer if near.is_chancy and longer.is_certain else near
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,9 @@ class Asked:
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
-        refuted = any(near.holds(place, recipe) == (not fails) for recipe, fails in told)
+        refuted = any(
+            near.holds(place, r) == (not x) and (x or not near.fails_somehow(r)) for r, x in told
+        )
         return cls(near, place, place.held and not refuted)
 
     def fails_on(self, recipe: Recipe | None) -> bool | None:
@@ -122,7 +136,10 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     if origin := differs_from_own(amount):
         return _say_origin(PlaceAtom(origin[0], 1.0, origin[1]), amount, fault, asked, told)
     of_failing, of_all = (_learn(tried, fault, bool(source)) for tried in (failing, told))
-    best = _choose(of_failing, of_all, asked is not None and asked.held)
+    own, every = ({atom.text for atom in w.atoms} if w else set() for w in (of_failing, of_all))
+    # Where the conditions of problems hold, they say what an atom more would guess.
+    is_more = len(every) > MOST_ATOMS or (asked is not None and asked.held and set() < own < every)
+    best = of_failing if of_all is None or is_more else of_all
     if best is None or len(best.atoms) > MOST_ATOMS or _is_of_one_length(best, failing):
         return ""
     if asked is None or not asked.held:
@@ -202,27 +219,17 @@ def requested_with(points: Sequence[Point]) -> str:
     return " or ".join(found)
 
 
-def _choose(of_failing: Where | None, of_all: Where | None, held: bool) -> Where | None:
-    """Return the better of two predicates: one that holds for nothing that passes says more.
-
-    Where the conditions of problems hold, they say what an atom more would guess.
-    """
-    if of_failing is None or of_all is None or not of_all.atoms:
-        return of_failing
-    if held and of_failing.atoms and {*_texts(of_failing)} < {*_texts(of_all)}:
-        return of_failing
-    longer = len(of_all.atoms) > len(of_failing.atoms) + 1
-    return of_failing if longer or of_all.errors > of_failing.errors else of_all
-
-
 def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -> Where | None:
     """Return which elements of problems are wrong; None if no predicate says so."""
     axes = len(fault.axes)
     found: list[tuple[float, Where]] = []
     for dropped in range(axes if follows else 0, axes + 1):
-        own = [s if dropped else narrow(s, p, fault) for p, s in tried]
-        place = learn([s.reduce(axes - dropped) for s in own])
-        if place is not None and place.errors <= CONFIRMED:
+        whole = [s if dropped else narrow(s, p, fault) for p, s in tried]
+        own = [s.reduce(axes - dropped) for s in whole]
+        place = learn(own)
+        if place is None or any(place.errors_on([s]) > REFUTED for s in own if s.wrong.any()):
+            continue
+        if place.errors <= CONFIRMED:
             margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
             found.append((margin + place.errors + ATOM * len(place.atoms), place))
     return min(found, key=lambda x: x[0])[1] if found else None
@@ -247,10 +254,6 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     if all(rest) and not all(_implies(best, recipe, near, fault) for recipe in passing):
         told.append(" or ".join(atom.text for (atom,) in rest))
     return told
-
-
-def _texts(place: Where) -> list[str]:
-    return [atom.text for atom in place.atoms]
 
 
 def _has(clause: Iterable[Atom], atom: Atom) -> bool:

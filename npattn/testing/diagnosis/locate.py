@@ -357,16 +357,17 @@ def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
 
 
 def _leaves_weight(p: Quantity, lost: Array) -> bool:
-    """Return True if no other key took the weight that keys lack, as it does where one is hidden.
+    """Return True if most other keys take none of the weight that keys lack.
 
-    Then they are part of the softmax, and only their values are left out of o.
+    All do where one is hidden. These are part of the softmax, and their values alone are not their
+    own in o.
     """
     taken = np.where(lost, p.want, 0).sum(-1, keepdims=True)  # (B, H, T, 1)
     with np.errstate(all="ignore"):
         grown = p.want * taken / (1 - taken)  # what each would have got of it
         tells = lost.any(-1, keepdims=True) & ~lost & (grown > CLEAR * p.tolerance)
     same = abs(p.got - p.want) <= 2 * p.tolerance
-    return bool(tells.any() and same[tells].mean() > ALL)
+    return bool(tells.any() and same[tells].mean() > 0.5)
 
 
 def _moves_weight(p: Quantity, lost: Array) -> bool:
@@ -448,22 +449,21 @@ def _by_ratio(
     fit = _regress(evidence, reader, log, slack, ok)
     if fit is not None:
         name, value = fit
-        facts = {name: value}
-        return Fault("s", p, ok, ok, backward, name, facts)
+        return Fault("s", p, ok, ok, backward, name, {name: value})
     other = _other_head(evidence, reader, p)
     if other:
         wrong = p.wrong_rows
         rows = np.asarray(wrong.any(-1))
         moved = {(b, h): (b, other[h]) for b, h in map(tuple, np.argwhere(rows)) if h in other}
-        facts = {"moved": moved}
-        return Fault("s", p, rows, np.ones(rows.shape, bool), backward, "kv head", facts)
+        known = np.ones(rows.shape, bool)
+        return Fault("s", p, rows, known, backward, "kv head", {"moved": moved})
     reference, whole, few = _reference(log, slack, ok)
     few = few or (evidence.problem.bias_array is None and _is_by_key(log, slack, ok))
     with np.errstate(invalid="ignore"):
         relative = log - reference[..., None]
         off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
-    form, facts = "factor" if few else "content", {"log": relative}
-    return Fault("p" if few else "s", p, off, ok, backward, form, facts)
+    step, form = ("p", "factor") if few else ("s", "content")
+    return Fault(step, p, off, ok, backward, form, {"log": relative})
 
 
 def _log_ratios(p: Quantity, clear: Array) -> tuple[Array, Array, Array]:
