@@ -442,7 +442,8 @@ def _is_of_some_rows(fault: Fault) -> bool:
     """Return True if most rows of P or dS are right."""
     if fault.axes != "bhts":
         return False
-    wrong, tells = (np.asarray(x.any(-1)) for x in (fault.wrong, fault.quantity.want))
+    could_be = fault.known & (fault.quantity.want != 0)
+    wrong, tells = (np.asarray(x.any(-1)) for x in (fault.wrong, could_be))
     return bool(wrong[tells].mean() < 0.5)
 
 
