@@ -121,8 +121,8 @@ def describe(points: Sequence[Point]) -> str:
         "ds": _factors,
         "dp": _factors,
         "nan": _nan,
-        "state": _state,
-        "precision": _nothing,
+        "state": lambda *_: "depends on earlier calls",
+        "precision": lambda *_: "",  # errors of roundings have no factor and no source
     }.get(fault.step, _result)
     return describe_step(faults, points)
 
@@ -256,8 +256,7 @@ def _describe_source(faults: Faults, maps: Iterable[Moved], letters: str) -> str
 
 
 def _rows_of_others(faults: Faults) -> str:
-    own = [(f, p) for f, p in faults if f.facts.get("moved")]
-    return _describe_source(own, [f.facts["moved"] for f, _ in own], "bht")
+    return _describe_source(faults, [f.facts["moved"] for f, _ in faults], "bht")
 
 
 def _visible(faults: Faults, points: Sequence[Point]) -> str:
@@ -311,8 +310,8 @@ def _lse(faults: Faults, points: Sequence[Point]) -> str:
         return "−∞"
     if np.isneginf(want).all():
         return "finite, must be −∞" if np.isfinite(got).all() else "must be −∞"
-    shift = recognise(_gaps(faults))
-    return f"off by {shift}" if shift else _factor(_ratios(faults)) or _origins(faults)
+    shift = recognise(_numbers(faults, np.subtract))
+    return f"off by {shift}" if shift else _factor(_numbers(faults, _ratio)) or _origins(faults)
 
 
 def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
@@ -321,21 +320,12 @@ def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
     return np.concatenate(got), np.concatenate(want)
 
 
-def _gaps(faults: Faults) -> list[tuple[float, Problem]]:
-    """Return wrong results less exact ones."""
+def _numbers(faults: Faults, of: Callable[[Array, Array], Array]) -> list[tuple[float, Problem]]:
+    """Return what a function gives of wrong results and the exact ones."""
     return [
         (float(x), p)
         for f, p in faults
-        for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
-    ]
-
-
-def _ratios(faults: Faults) -> list[tuple[float, Problem]]:
-    """Return wrong results divided by exact ones."""
-    return [
-        (float(x), p)
-        for f, p in faults
-        for x in _ratio(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
+        for x in of(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
     ]
 
 
@@ -392,15 +382,6 @@ def _factors(faults: Faults, points: Sequence[Point]) -> str:
     return _factor(ratios)
 
 
-def _state(faults: Faults, points: Sequence[Point]) -> str:
-    return "depends on earlier calls"
-
-
-def _nothing(faults: Faults, points: Sequence[Point]) -> str:
-    """Return no amount: errors of roundings have no factor and no source."""
-    return ""
-
-
 def _nan(faults: Faults, points: Sequence[Point]) -> str:
     """Describe NaN; which gradients have it depends on the problem."""
     fault, _ = faults[0]
@@ -429,10 +410,10 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
         return "the values of visible keys are left out"
     if fault.form == "factor" and "value" in fault.facts:
         return _factor([(f.facts["value"], p) for f, p in faults])
-    if fault.form == "moved" and "moved" in fault.facts:
+    if fault.form == "moved":
         return _rows_of_others(faults)
     got, _ = _wrong_numbers(faults)
-    text = "0" if not np.any(got) else _factor(_ratios(faults)) or _origins(faults)
+    text = "0" if not np.any(got) else _factor(_numbers(faults, _ratio)) or _origins(faults)
     if text and fault.step in ("dk", "dv") and any(_is_of_some_rows(f) for f, _ in faults):
         return f"the terms of some queries are {text}"
     return text or ("0 in part" if float(np.mean(got == 0)) > 0.5 else "")
@@ -451,7 +432,7 @@ def _constant(faults: Faults) -> str:
     """Say what comes back without dout: the whole result, or a number that is added to it."""
     if all(f.facts.get("alone") for f, _ in faults):
         return "dout is not used"
-    text = recognise(_gaps(faults))
+    text = recognise(_numbers(faults, np.subtract))
     return f"{text} is added" if text else ""
 
 

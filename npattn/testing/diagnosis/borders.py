@@ -138,11 +138,6 @@ class Neighbours:
         return False in self._answers
 
     @property
-    def is_certain(self) -> bool:
-        """True if the base fails with any numbers."""
-        return self._fails(self.base) is True and all(self._answers)
-
-    @property
     def is_of_numbers(self) -> bool:
         """True if the base passes with any other numbers."""
         return self.is_chancy and True not in self._answers

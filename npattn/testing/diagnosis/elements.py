@@ -78,7 +78,8 @@ def neighbours_of_fault(evidence: Evidence, point: Point, fault: Fault) -> Neigh
     names = frozenset(point.evidence.wrong)
     near = replace(near, trial=trial, base=point.recipe, names=names, tells=tells)
     longer = replace(near, base=fit(trial.space, replace(near.base, T=ROWS), near.base))
-    return longer if near.is_chancy and longer.is_certain else near
+    is_better = near.is_chancy and not longer.is_chancy and longer.fails(longer.sample(longer.base))
+    return longer if is_better else near
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ class Fault:
 def locate(evidence: Evidence) -> Fault | None:
     """Return the first wrong quantity on a problem; None if nothing is wrong there."""
     fault = _locate(evidence)
-    return _as_precision(fault) if fault is not None and _is_small(fault) else fault
+    is_small = fault is not None and _is_small(fault)
+    return replace(fault, step="precision", backward=False) if fault and is_small else fault
 
 
 def _is_small(fault: Fault) -> bool:
@@ -99,10 +100,6 @@ def is_one_factor(got: Array, want: Array) -> bool:
     with np.errstate(all="ignore"):
         factors = got[want != 0] / want[want != 0] - 1
     return bool(len(factors) > 2 and np.std(factors) < abs(np.mean(factors)) / 4)
-
-
-def _as_precision(fault: Fault) -> Fault:
-    return replace(fault, step="precision", backward=False)
 
 
 def _locate(evidence: Evidence) -> Fault | None:

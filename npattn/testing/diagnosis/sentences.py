@@ -137,7 +137,7 @@ def say(step: str, where: str, amount: str) -> str:
     if place == "contents":
         text, place = f"{text} for some values of q and k, and right for others", ""
     text += " everywhere" if place == "everywhere" else f" {_at(place)}" if place else ""
-    text += f": {amount}" if amount else ""
+    text += f": {amount}" if amount and step != "state" else ""
     line = line_of(step)
     return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text
 

@@ -38,11 +38,8 @@ class Suspected(Evidence):
     @property
     def hides(self) -> bool:
         """True if the errors are less than the tolerance, which then hides them."""
-        return all(
-            np.square(self.observed[name][0] - self.exact[name]).sum()
-            <= np.square(self.tolerance[name]).sum()
-            for name in self.wrong
-        )
+        pairs = ((self.observed[n][0] - self.exact[n], self.tolerance[n]) for n in self.wrong)
+        return all(np.square(error).sum() <= np.square(allowed).sum() for error, allowed in pairs)
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
         """Return True if what a prediction leaves of the errors is no more than roundings.

@@ -50,7 +50,7 @@ def test_what_no_line_computes_has_none():
         (("layout", "everywhere", "BTHD"), "results are arranged otherwise: BTHD"),
         (("precision", "", ""), "results are less precise than the dtype allows"),
         (("state", "everywhere", "depends on earlier calls"),
-         "results depend on earlier calls: depends on earlier calls"),
+         "results depend on earlier calls"),
         (("", "", ""), "no step was found: results are out of tolerance"),
     ],
 )  # fmt: skip
