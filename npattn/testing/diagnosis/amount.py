@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,8 @@ CASES = 12
 """Problems on which the source of a mask is looked for."""
 MOST = 400
 """Elements of which it is found out where they come from."""
+AGREED = 0.9
+"""Share of the problems that must have the form of the first, for it to be told."""
 
 Name = Callable[[Problem], float]
 NUMBERS: dict[str, Name] = {
@@ -103,9 +106,12 @@ def _factor(values: Sequence[tuple[float, Problem]], what: str = "") -> str:
 
 
 def describe(points: Sequence[Point]) -> str:
-    """Return the amount of a fault that points share, in words."""
-    faults = [(p.fault, p.evidence.problem) for p in points if p.fault is not None]
-    fault = faults[0][0]
+    """Return the amount of a fault that points share, in words; "" if not all have it."""
+    found = [(p.fault, p.evidence.problem) for p in points if p.fault is not None]
+    fault = found[0][0]
+    faults = [(f, p) for f, p in found if f.form == fault.form]
+    if len(faults) < AGREED * len(found):
+        faults = [(replace(f, form="several"), p) for f, p in found]
     describe_step = {
         "p": _weights,
         "s": _scores,
@@ -115,8 +121,8 @@ def describe(points: Sequence[Point]) -> str:
         "ds": _factors,
         "dp": _factors,
         "nan": _nan,
-        "state": _state,
-        "precision": _nothing,
+        "state": lambda *_: "depends on earlier calls",
+        "precision": lambda *_: "",  # errors of roundings have no factor and no source
     }.get(fault.step, _result)
     return describe_step(faults, points)
 
@@ -132,16 +138,16 @@ def _weights(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "empty rows":
         return _fake_rows(faults)
     if fault.form == "rows":
-        return _row_sums([(f, p) for f, p in faults if f.form == "rows"])
+        return _row_sums(faults)
     if fault.form == "dropout":
-        return "dropped weights are not 0"
-    ratios = [
-        (float(np.exp(x)), p)
-        for f, p in faults
-        if f.form == "factor"
-        for x in f.facts["log"][f.wrong][:MOST]
-    ]
-    return _times(ratios)
+        q = fault.quantity
+        lost = (abs(q.got) <= q.tolerance) & (q.want > q.tolerance)
+        return "other weights are dropped" if lost.any() else "dropped weights are not 0"
+    if fault.form != "factor":
+        return ""
+    return _times(
+        [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
+    )
 
 
 def _row_sums(faults: Faults) -> str:
@@ -196,7 +202,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
     """Return a phrase on wrong scores, by the form of the first fault; "" for other forms."""
     fault, _ = faults[0]
     if fault.form in ("scale", "bias", "softcap"):
-        shares = [(1 + f.facts[fault.form], p) for f, p in faults if f.form == fault.form]
+        shares = [(1 + f.facts[fault.form], p) for f, p in faults]
         if fault.form == "softcap":
             return "the softcap is left out" if abs(shares[0][0] - 2) < 0.01 else "softcap"
         what = "q·k" if fault.form == "scale" else "the bias"
@@ -204,7 +210,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
             return f"{what} is left out"
         return _factor(shares, what)
     if fault.form == "bias of":
-        fits = [f.facts["sources"] for f, _ in faults if f.form == "bias of"]
+        fits = [f.facts["sources"] for f, _ in faults]
         all_fit = [text for text in fits[0] if all(text in own for own in fits)]
         return all_fit[0] if all_fit else "the bias of another sample or head"
     if fault.form == "kv head":
@@ -216,8 +222,7 @@ def _scores(faults: Faults, points: Sequence[Point]) -> str:
 
 def _heads(faults: Faults, what: str) -> str:
     """Say of which key head or sample keys and values come."""
-    own = [(f, p) for f, p in faults if f.form == "kv head"]
-    pairs = [(*places, p) for f, p in own for places in f.facts["moved"].items()]
+    pairs = [(*places, p) for f, p in faults for places in f.facts["moved"].items()]
     if not pairs:
         return f"{what} of another sample or head"
     samples = [(here[0], there[0]) for here, there, _ in pairs]
@@ -251,21 +256,21 @@ def _describe_source(faults: Faults, maps: Iterable[Moved], letters: str) -> str
 
 
 def _rows_of_others(faults: Faults) -> str:
-    own = [(f, p) for f, p in faults if f.facts.get("moved")]
-    return _describe_source(own, [f.facts["moved"] for f, _ in own], "bht")
+    return _describe_source(faults, [f.facts["moved"] for f, _ in faults], "bht")
 
 
 def _visible(faults: Faults, points: Sequence[Point]) -> str:
     source = _mask_of(points)
     if source:
         return source
-    kinds = {kind for f, _ in faults for kind in f.facts.get("kinds", ())}
+    own = [p.fault for p in points if p.fault is not None]
+    kinds = {kind for f in own for kind in f.facts.get("kinds", ())}
     both, extra, none, zeros = SEEN
     if len(kinds) > 1:
         return both
     if "extra" in kinds:
         return extra
-    return none if all(f.form == "rows of zeros" for f, _ in faults) else zeros
+    return none if all(f.form == "rows of zeros" for f in own) else zeros
 
 
 SEEN = (
@@ -291,10 +296,11 @@ def _mask_of(points: Sequence[Point]) -> str:
         kind = tuple(options_on(point.recipe))
         kinds[kind] += 1
         case = (point.evidence.trial, problem, abs(q.got) > q.tolerance, known)
-        cases.append((kinds[kind], -math.prod(problem.lead) * problem.H, case))
-    # Some of each option, and of many samples and heads: of few, several sources may fit.
-    first, most = (sorted(cases, key=lambda x: x[n])[: CASES // 2] for n in (0, 1))
-    return mask_source([case for *_, case in (*most, *first)])
+        sizes = math.prod(problem.lead), problem.H, problem.T * problem.S
+        cases.append((kinds[kind], *(-n for n in sizes), case))
+    # Some of each option, of many samples and heads, and of long ones: others fit several sources.
+    taken = (sorted(cases, key=lambda x: x[n])[: CASES // 4] for n in (1, 2, 3, 0))
+    return mask_source([case for some in taken for *_, case in some])
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:
@@ -304,8 +310,8 @@ def _lse(faults: Faults, points: Sequence[Point]) -> str:
         return "−∞"
     if np.isneginf(want).all():
         return "finite, must be −∞" if np.isfinite(got).all() else "must be −∞"
-    shift = recognise(_gaps(faults))
-    return f"off by {shift}" if shift else _factor(_ratios(faults))
+    shift = recognise(_numbers(faults, np.subtract))
+    return f"off by {shift}" if shift else _factor(_numbers(faults, _ratio)) or _origins(faults)
 
 
 def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
@@ -314,21 +320,12 @@ def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
     return np.concatenate(got), np.concatenate(want)
 
 
-def _gaps(faults: Faults) -> list[tuple[float, Problem]]:
-    """Return wrong results less exact ones."""
+def _numbers(faults: Faults, of: Callable[[Array, Array], Array]) -> list[tuple[float, Problem]]:
+    """Return what a function gives of wrong results and the exact ones."""
     return [
         (float(x), p)
         for f, p in faults
-        for x in (f.quantity.got[f.wrong] - f.quantity.want[f.wrong])[:MOST]
-    ]
-
-
-def _ratios(faults: Faults) -> list[tuple[float, Problem]]:
-    """Return wrong results divided by exact ones."""
-    return [
-        (float(x), p)
-        for f, p in faults
-        for x in _ratio(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
+        for x in of(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
     ]
 
 
@@ -387,15 +384,6 @@ def _factors(faults: Faults, points: Sequence[Point]) -> str:
     return _factor(ratios)
 
 
-def _state(faults: Faults, points: Sequence[Point]) -> str:
-    return "depends on earlier calls"
-
-
-def _nothing(faults: Faults, points: Sequence[Point]) -> str:
-    """Return no amount: errors of roundings have no factor and no source."""
-    return ""
-
-
 def _nan(faults: Faults, points: Sequence[Point]) -> str:
     """Describe NaN; which gradients have it depends on the problem."""
     fault, _ = faults[0]
@@ -425,25 +413,30 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
     if fault.form == "values left out":
         return "the values of visible keys are left out"
     if fault.form == "factor" and "value" in fault.facts:
-        return _factor([(f.facts["value"], p) for f, p in faults if "value" in f.facts])
-    if fault.form == "moved" and "moved" in fault.facts:
+        return _factor([(f.facts["value"], p) for f, p in faults])
+    if fault.form == "moved":
         return _rows_of_others(faults)
     got, _ = _wrong_numbers(faults)
-    if not np.any(got):
-        return "0"
-    text = _factor(_ratios(faults)) or _origins(faults)
-    if text:
-        return text
-    if float(np.mean(got == 0)) > 0.5:
-        return "0 in part"
-    return ""
+    text = "0" if not np.any(got) else _factor(_numbers(faults, _ratio)) or _origins(faults)
+    if text and fault.step in ("dk", "dv") and any(_is_of_some_rows(f) for f, _ in faults):
+        return f"the terms of some queries are {text}"
+    return text or ("0 in part" if float(np.mean(got == 0)) > 0.5 else "")
+
+
+def _is_of_some_rows(fault: Fault) -> bool:
+    """Return True if most rows of P or dS are right."""
+    if fault.axes != "bhts":
+        return False
+    could_be = fault.known & (fault.quantity.want != 0)
+    wrong, tells = (np.asarray(x.any(-1)) for x in (fault.wrong, could_be))
+    return bool(wrong[tells].mean() < 0.5)
 
 
 def _constant(faults: Faults) -> str:
     """Say what comes back without dout: the whole result, or a number that is added to it."""
     if all(f.facts.get("alone") for f, _ in faults):
         return "dout is not used"
-    text = recognise(_gaps(faults))
+    text = recognise(_numbers(faults, np.subtract))
     return f"{text} is added" if text else ""
 
 
@@ -451,8 +444,6 @@ def _value_shift(faults: Faults) -> str:
     """Say of which other keys the values are that keys take."""
     shifts: set[int] | None = None
     for fault, _ in faults:
-        if fault.form != "values of other keys":
-            continue
         q, S = fault.quantity, fault.wrong.shape[-1]
         gain = np.where(fault.wrong, 0, q.got - q.want)
         fits = set()

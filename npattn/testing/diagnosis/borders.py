@@ -122,7 +122,11 @@ class Neighbours:
 
     def fails_again(self, sample: Mapping[str, Value]) -> Answer:
         """Return whether a result is wrong with some of other numbers."""
-        return self.ask is None and any(map(self._fails, _draw_again(self.recipe(sample))))
+        return self.ask is None and self.fails_somehow(self.recipe(sample))
+
+    def fails_somehow(self, recipe: Recipe) -> bool:
+        """Return whether a result of a recipe is wrong with some of other numbers."""
+        return any(map(self._fails, _draw_again(recipe)))
 
     @cached_property
     def _answers(self) -> list[Answer]:

@@ -184,7 +184,8 @@ def _find_tail(trial: Trial, suspect: Outcome, bad: Sequence[Outcome]) -> list[O
 
 def _read_suspicion(trial: Trial, outcome: Outcome) -> Cause | None:
     """Return what a sharper rounding model shows of errors that are suspect together."""
-    sharper = find_sharper_failures(trial, outcome) if outcome.status == "suspect" else None
+    found = collect_suspicion(trial, outcome) if outcome.status == "suspect" else None
+    sharper = find_sharper_failures(trial, outcome) if found and found.hides else None
     if sharper is None:
         return None
     model, sharp, failures = sharper

@@ -51,7 +51,7 @@ def conduct_causes(trial: Trial, outcomes: Iterable[Outcome]) -> Iterator[Cause]
         if kind == "after":
             yield state_cause(group, "after")
         else:
-            text = first_line(group[0].message)
+            text = first_line(group[0].message).rstrip(":")
             yield Cause(text, ids(group), STEPS.get(kind, ""), "everywhere", name=f"{kind}: {text}")
 
 

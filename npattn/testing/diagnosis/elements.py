@@ -22,12 +22,13 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import SEEN
 from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
-from npattn.testing.diagnosis.evidence import Evidence, group, sizes_of
+from npattn.testing.diagnosis.evidence import Evidence, group, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
     HIDING,
     LEAST,
     OF_SEVERAL_KEYS,
     Point,
+    fit,
     narrow,
     sample,
     sample_of,
@@ -44,6 +45,10 @@ MOST_ATOMS = 2
 """Conditions on elements: more are learned of what one or two do not say, and are no place."""
 MOST_OF_CLAUSES = 3
 """Atoms of several clauses: more of them fit what was asked, and are no place."""
+REFUTED = 0.1
+"""Share of elements of one problem on which a place that holds on others may be mistaken."""
+ROWS: tuple[dict[str, Any], ...] = ({"T": 64}, {"T": 64, "S": 83})
+"""Sizes that are asked where a fault shows in a few rows or keys, which some numbers lack."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
 
@@ -58,7 +63,7 @@ def neighbours_of_fault(
     near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
     if near is None:
         return None
-    source = fault.step == "visible" and amount not in SEEN or fault.form == "bias of"
+    source = (fault.step == "visible" and amount not in SEEN) or fault.form == "bias of"
 
     def tells(other: Evidence) -> bool:
         trial, problem = other.trial, other.problem
@@ -66,31 +71,42 @@ def neighbours_of_fault(
         if fault.step in OF_SEVERAL_KEYS and not several:
             return False  # a row of one key has weight 1, whatever its score is
         if source:  # without the option whose meaning is wrong, that it passes is a condition
-            named = {*amount.split()} & HIDING
-            return not named <= _hiding(problem) or is_seen(amount, trial, problem)
-        return not _hides_nothing(trial, problem)
+            off = (
+                HIDING - _hiding(problem) - ({"bias"} if problem.bias_array is not None else set())
+            )
+            return bool({*amount.split()} & off) or is_seen(amount, trial, problem)
+        hiding = _hiding(problem)
+        if any(_is_idle(other, name) for name in hiding):
+            return False
+        # A key that is hidden may be the wrong one.
+        could = fault.step == "visible" or not hiding or _hiding(point.evidence.problem)
+        return bool(could or trial.visible(problem).all())
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
     names = frozenset(point.evidence.wrong)
     weights = evidence.cotangents.dweights is not None
-    return replace(near, trial=trial, base=point.recipe, names=names, weights=weights, tells=tells)
+    near = replace(near, trial=trial, base=point.recipe, names=names, weights=weights, tells=tells)
+    for sizes in ROWS if near.is_chancy else ():
+        longer = replace(near, base=fit(trial.space, replace(near.base, **sizes), near.base))
+        if not longer.is_chancy and longer.fails(longer.sample(longer.base)):
+            return longer
+    return near
 
 
 def _hiding(problem: Problem) -> set[str]:
-    """Return the options of a problem that may hide keys."""
-    arrays = {"mask": problem.mask_array, "bias": problem.bias_array, "window": problem.window}
+    """Return the options of a problem that hide keys."""
+    arrays = {"mask": problem.mask_array, "window": problem.window}
     on = {name for name, x in arrays.items() if x is not None}
     return on | ({"causal"} if problem.causal else set())
 
 
-def _hides_nothing(trial: Trial, problem: Problem) -> bool:
-    """Return True if an option that hides keys hides none that the others show."""
+def _is_idle(evidence: Evidence, name: str) -> bool:
+    """Return True if an option hides no key that the others show, and all is right without it."""
+    trial, problem = evidence.trial, evidence.problem
     off: dict[str, Any] = {"causal": False, "window": None, "mask": None}
-    visible = trial.visible(problem)
-    return any(
-        (trial.visible(problem.replace(**{name: off[name]})) == visible).all()
-        for name in _hiding(problem) - {"bias"}
-    )
+    other = problem.replace(**{name: off[name]})
+    same = (trial.visible(other) == trial.visible(problem)).all()
+    return bool(same) and not observe(trial, other, evidence.cotangents, evidence.view).wrong
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,9 @@ class Asked:
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
-        refuted = any(near.holds(place, recipe) == (not fails) for recipe, fails in told)
+        refuted = any(
+            near.holds(place, r) == (not x) and (x or not near.fails_somehow(r)) for r, x in told
+        )
         return cls(near, place, place.held and not refuted)
 
     def fails_on(self, recipe: Recipe | None) -> bool | None:
@@ -154,7 +172,10 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     if origin := differs_from_own(amount):
         return _say_origin(PlaceAtom(origin[0], 1.0, origin[1]), amount, fault, asked, told)
     of_failing, of_all = (_learn(tried, fault, bool(source)) for tried in (failing, told))
-    best = _choose(of_failing, of_all, asked is not None and asked.held)
+    own, every = ({atom.text for atom in w.atoms} if w else set() for w in (of_failing, of_all))
+    # Where the conditions of problems hold, they say what an atom more would guess.
+    is_more = len(every) > MOST_ATOMS or (asked is not None and asked.held and set() < own < every)
+    best = of_failing if of_all is None or is_more else of_all
     if best is None or len(best.atoms) > MOST_ATOMS or _is_of_one_length(best, failing):
         return ""
     if asked is None or not asked.held:
@@ -253,27 +274,17 @@ def requested_with(points: Sequence[Point]) -> str:
     return " or ".join(found)
 
 
-def _choose(of_failing: Where | None, of_all: Where | None, held: bool) -> Where | None:
-    """Return the better of two predicates: one that holds for nothing that passes says more.
-
-    Where the conditions of problems hold, they say what an atom more would guess.
-    """
-    if of_failing is None or of_all is None or not of_all.atoms:
-        return of_failing
-    if held and of_failing.atoms and {*_texts(of_failing)} < {*_texts(of_all)}:
-        return of_failing
-    longer = len(of_all.atoms) > len(of_failing.atoms) + 1
-    return of_failing if longer or of_all.errors > of_failing.errors else of_all
-
-
 def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -> Where | None:
     """Return which elements of problems are wrong; None if no predicate says so."""
     axes = len(fault.axes)
     found: list[tuple[float, Where]] = []
     for dropped in range(axes if follows else 0, axes + 1):
-        own = [s if dropped else narrow(s, p, fault) for p, s in tried]
-        place = learn([s.reduce(axes - dropped) for s in own])
-        if place is not None and place.errors <= CONFIRMED:
+        whole = [s if dropped else narrow(s, p, fault) for p, s in tried]
+        own = [s.reduce(axes - dropped) for s in whole]
+        place = learn(own)
+        if place is None or any(place.errors_on([s]) > REFUTED for s in own if s.wrong.any()):
+            continue
+        if place.errors <= CONFIRMED:
             margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
             found.append((margin + place.errors + ATOM * len(place.atoms), place))
     return min(found, key=lambda x: x[0])[1] if found else None
@@ -287,7 +298,7 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     told = [
         atom.text
         for atom in shared
-        if not _implies(best, near.recipe(atom.pair.passing), near, fault)
+        if not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, near))
     ]
     rest = [[atom for atom in clause if not _has(shared, atom)] for clause in place.clauses]
     if len(rest) > 1 and any(len(atoms) > 1 for atoms in rest):
@@ -300,8 +311,12 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     return told
 
 
-def _texts(place: Where) -> list[str]:
-    return [atom.text for atom in place.atoms]
+def _passing(atom: Atom, near: Neighbours) -> list[Any]:
+    """Return problems that pass for lack of a condition: of one head, no place holds anyway."""
+    passing = atom.pair.passing
+    other = {"G": "K", "K": "G"}.get(atom.pair.name)
+    several = dict(passing) | ({other: 2} if other in passing else {})
+    return [passing, *([several] if near.fails(several) is False else [])]
 
 
 def _has(clause: Iterable[Atom], atom: Atom) -> bool:

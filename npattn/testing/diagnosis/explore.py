@@ -163,11 +163,11 @@ def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
 def _lengths(base: Recipe) -> Iterator[Recipe]:
     """Yield the base with other numbers of queries and keys."""
     T, S = base.T, base.S
-    for t, s in ((T, 2 * S + 3), (2 * T + 3, S), (2 * T + 3, 2 * S + 3), (T, T), (S, S), (1, S)):
-        yield replace(base, T=t, S=s)
     for n in (61, 109):  # where last tiles of 8, 16, 32 and 64 begin is not the same
         yield replace(base, T=n)
         yield replace(base, S=n)
+    for t, s in ((67, 83), (T, 2 * S + 3), (2 * T + 3, S), (T, T), (S, S), (1, S)):
+        yield replace(base, T=t, S=s)
     for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 5):
         yield replace(base, S=max(s, 2))
     for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 3):
@@ -250,14 +250,14 @@ def sample_of(point: Point, like: Fault) -> Sample | None:
             letters["h"] = problem_size(problem, "K")
         shape = tuple(letters[x] for x in axes)
         wrong, known = np.zeros(shape, bool), np.ones(shape, bool)
-        if like.step in OF_SEVERAL_KEYS and axes[:3] == "bht":
-            several = trial.visible(problem).sum(-1) > 1
-            several = several.reshape(shape[:3] + (1,) * len(axes[3:]))
-            known &= several  # a row of one key has weight 1 and dS = 0, whatever its score is
     elif (fault.step, fault.backward, fault.axes) == (like.step, like.backward, like.axes):
         wrong, known = fault.wrong, fault.known | fault.wrong
     else:
         return None
+    if like.step in OF_SEVERAL_KEYS and axes[:3] == "bht":
+        several = trial.visible(problem).sum(-1) > 1
+        several = several.reshape(wrong.shape[:3] + (1,) * len(axes[3:]))
+        known = known & several | wrong  # a row of one key has weight 1 and dS = 0, whatever it is
     return sample(trial, point.recipe, problem, axes, wrong, known)
 
 

@@ -133,8 +133,7 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
                 return
     for name in _formats(trial.space.dtype):
         if fit(_rounding_factors(name), 1 / MOST, MOST):
-            be = "are" if len(wrong) > 1 else "is"
-            text = f"{names} {be} computed in {name}: the errors have the size of its roundings"
+            text = f"the errors of {names} are as large as computing in {name} makes them"
             yield _candidate(_computing_in(name), name, text)
             return
 

@@ -128,7 +128,9 @@ def say(step: str, where: str, amount: str) -> str:
         finite = "finite where" in amount
         text = "a NaN is swallowed" if finite else "results are not finite"
     else:
-        text = f"{subject} {'are' if step in PLURAL else 'is'} wrong"
+        zero = amount if amount.startswith("0") else ""
+        text = f"{subject} {'are' if step in PLURAL else 'is'} {zero or 'wrong'}"
+        amount = amount.removeprefix(zero)
     text += " in the backward, and right in the forward," if backward else ""
     place = "" if step in WHOLE and place == "everywhere" else place
     text = text.rstrip(",") if not place or place == "everywhere" else text
@@ -137,7 +139,7 @@ def say(step: str, where: str, amount: str) -> str:
         text += "" if of_inputs else " for some values of q and k, and right for others"
         place = ""
     text += " everywhere" if place == "everywhere" else f" {_at(place)}" if place else ""
-    text += f": {amount}" if amount else ""
+    text += f": {amount}" if amount and step != "state" else ""
     line = line_of(step)
     return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text
 

@@ -35,6 +35,12 @@ class Suspected(Evidence):
         squares = {name: excessive(self.errors, name) for name in names}
         return {name: square for name, square in squares.items() if square is not None}
 
+    @property
+    def hides(self) -> bool:
+        """True if the errors are less than the tolerance, which then hides them."""
+        pairs = ((self.observed[n][0] - self.exact[n], self.tolerance[n]) for n in self.wrong)
+        return all(np.square(error).sum() <= np.square(allowed).sum() for error, allowed in pairs)
+
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
         """Return True if what a prediction leaves of the errors is no more than roundings.
 

@@ -194,6 +194,7 @@ MADE_UP = {
     "": replace(sums_of(1.003), step="precision"),  # of two denominators, close to each other
     "rows sum to e⁻²⁰, must be less": sums_of(np.exp(-20)),
     "dropped weights are not 0": fault_of("p", 0.5, form="dropout"),
+    "other weights are dropped": fault_of("p", 0.5 * (np.arange(5) < 2), form="dropout"),
     "weights are not 0": fault_of("p", np.full((1, 1, 1, 3), 0.7), axes="bhts", form="empty rows"),
     "softcap": fault_of("s", 1.0, form="softcap", softcap=0.37),
     "the softcap is left out": fault_of("s", 1.0, form="softcap", softcap=1.0),
@@ -229,3 +230,28 @@ MADE_UP = {
 def test_forms_of_faults_have_their_words(text):
     problem = SimpleNamespace(problem=replace(BASE, E=11).problem())
     assert describe([Point(BASE, problem, MADE_UP[text])]) == text
+
+
+@pytest.mark.parametrize(("others", "text"), [(1, "the bias is left out"), (2, "")])
+def test_what_is_true_of_some_problems_is_not_said_of_all(others, text):
+    problem = SimpleNamespace(problem=replace(BASE, E=11).problem())
+    own, other = fault_of("s", 1.0, form="bias", bias=-1.0), fault_of("s", 1.0, form="content")
+    points = [Point(BASE, problem, x) for x in [own] * 11 + [other] * others]
+    assert describe(points) == text
+
+
+def test_an_lse_of_another_row_has_its_source():
+    problem = SimpleNamespace(problem=replace(BASE, E=11).problem())
+    fault = fault_of("lse", np.roll(ROWS**2, 2, -1), ROWS**2, np.arange(5) >= 2)
+    assert describe([Point(BASE, problem, fault)]) == "values of row t − 2"
+
+
+@pytest.mark.parametrize(("read", "text"), [(5, "the terms of some queries are × 2"), (2, "× 2")])
+def test_terms_of_some_queries_are_not_the_whole_gradient(read, text):
+    """What was not read, and a row of one key whose dS is 0, are not right for that."""
+    want = np.ones((1, 2, 7, 3)) * (np.arange(7) < 6)[:, None]
+    known = (np.arange(7) < read)[:, None] & np.ones(want.shape, bool)
+    wrong = (np.arange(7) < 2)[:, None] & np.ones(want.shape, bool)
+    fault = fault_of("dk", np.where(wrong, 2 * want, want), want, wrong, axes="bhts")
+    problem = SimpleNamespace(problem=replace(BASE, E=11).problem())
+    assert describe([Point(BASE, problem, replace(fault, known=known))]) == text

@@ -134,9 +134,10 @@ def test_the_rest_names_results_of_what_is_required(levels, named):
 )
 def test_what_one_call_does_not_show_has_the_step_of_its_kind(kind, step):
     trial = trial_of(Attention().forward)
-    outcomes = fail(trial, ["plain", "wide"], kind=kind)
+    outcomes = fail(trial, ["plain", "wide"], kind=kind, message="it depends on this:\no is wrong")
     found = [*conduct_causes(trial, outcomes)]
     assert [c.step for c in found] == [step] * bool(step)
+    assert not any(c.text.endswith(":") for c in found)
     assert [rule for c in found for rule in c.rules] == [o.id for o in outcomes] * bool(step)
 
 

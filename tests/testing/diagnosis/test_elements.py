@@ -14,7 +14,7 @@ from npattn.testing.diagnosis import elements
 from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.elements import Asked
 from npattn.testing.diagnosis.explore import try_recipe
-from npattn.testing.diagnosis.place import Where
+from npattn.testing.diagnosis.place import Sample, Where
 from npattn.testing.places import asking
 from tests.testing.diagnosis.failures import (
     RECIPES,
@@ -117,6 +117,64 @@ def test_problems_that_fail_by_chance_are_asked_with_other_numbers():
     assert near.fails({**near.sample(near.base), "S": 40}) is True
 
 
+def test_a_fault_of_few_rows_is_asked_with_many():
+    """One row in four shows it: of two rows many draws have none, and S = 17 may pass."""
+
+    def f(q, k, v):
+        o = attend(q, k, v).copy()
+        rows = (q[..., :1] > 0.7) & (k.shape[-2] > 16)
+        return np.where(rows, 2 * o, o)
+
+    recipes = (replace(LONG, T=2, H=1, K=1, seed=seed) for seed in range(1, 40))
+    points = (try_recipe(trial_of(f), recipe) for recipe in recipes)
+    point = next(p for p in points if p.fault is not None)
+    outcome = SimpleNamespace(
+        rule="agreement-o", sampled=point.recipe, kind="value", recipe="", view="contiguous"
+    )
+    near = elements.neighbours_of_fault(
+        replace(point.evidence, outcome=outcome), point, point.fault, ""
+    )
+    assert (near.base.T, near.is_chancy) == (64, False)
+    asked = Asked.of(near, [point], 120, 60.0)
+    assert asked.condition == "fails only where S > 16"
+
+
+def test_a_window_that_hides_the_keys_of_a_fault_is_no_condition_of_it(monkeypatch):
+    """Of more than 32 keys the first have other values, which a window of 24 does not see."""
+
+    def other_values(up, *arrays, **options):
+        c = up(*arrays, **options)
+        S = c.v.shape[-2]
+        return c._replace(v=np.where(np.arange(S)[:, None] < S - 32, 2, 1) * c.v)
+
+    monkeypatch.setitem(RECIPES, "far", replace(LONG, T=2, S=33))
+    trial = trial_of(attention_with(inputs=other_values).forward, features=("window",))
+    cause = only_cause(trial, fail(trial, ["far"]))
+    assert "window" not in cause.text
+    assert cause.pair.text == "fails with S = 33, passes with S = 32, all else equal"
+
+
+def test_a_place_that_one_failing_problem_refutes_is_not_said():
+    """Of many short problems t ≥ 1 holds; in a long one t = 7 is right."""
+
+    def point(T):
+        recipe = replace(LONG, T=T)
+        return try_recipe(trial_of(lambda q, k, v: attend(q, k, v)), recipe)
+
+    def told(T):
+        p = point(T)
+        wrong = np.broadcast_to((np.arange(T) % 7 > 0)[:, None], p.evidence.exact["o"].shape)
+        sizes = {x: p.evidence.problem.lead[0] if x == "B" else 2 for x in "BHKG"}
+        sizes |= {x: getattr(p.recipe, x) for x in "TSDE"}
+        empty = np.zeros(wrong.shape[:3], bool)
+        return p, Sample(sizes, frozenset(), "bhte", wrong, wrong | True, empty)
+
+    short = [told(T) for T in range(2, 8)]
+    fault = SimpleNamespace(axes="bhte", step="o", form="")
+    assert elements._learn(short, fault, False).text == "t ≥ 1"
+    assert elements._learn([*short * 8, told(37)], fault, False).text == "everywhere"
+
+
 def test_what_two_causes_make_wrong_together_is_explained():
     wrong = attention_with(
         dk=lambda up, *args: 2 * up(*args),
@@ -132,7 +190,8 @@ def test_what_two_causes_make_wrong_together_is_explained():
 
 @pytest.mark.parametrize(("count", "said"), [(2, "t ≥ 3"), (3, "")])
 def test_more_than_two_conditions_on_elements_are_no_place(count, said, monkeypatch):
-    monkeypatch.setattr(elements, "_choose", lambda *_: Where("t ≥ 3", 0.0, (None,) * count))
+    atoms = tuple(SimpleNamespace(text=str(n)) for n in range(count))
+    monkeypatch.setattr(elements, "_learn", lambda *_: Where("t ≥ 3", 0.0, atoms))
     monkeypatch.setattr(elements, "_is_of_one_length", lambda *_: False)
     fault = SimpleNamespace(axes="", step="s")
     assert elements.say_where([], fault, None, "") == said

@@ -38,6 +38,12 @@ def test_rows_of_one_number_are_enlarged_as_the_space_allows(structure, sizes, w
     assert replace(larger, D=SHRUNK.D, E=SHRUNK.E) == SHRUNK
 
 
+def test_several_tiles_are_among_the_first_problems():
+    """Of short sequences, "t % 16 ≠ 0" and "t ≥ 1" are one."""
+    first = [*around(trial(), BASE)][:12]
+    assert {(r.T, r.S) for r in first} >= {(61, 5), (3, 61), (109, 5)}
+
+
 def test_few_shapes_are_kept():
     recipes = [*around(trial(few_shapes=True), BASE)]
     assert len(recipes) > 5

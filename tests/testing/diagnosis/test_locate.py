@@ -13,9 +13,11 @@ import npattn.testing
 from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.explore import Point
-from npattn.testing.diagnosis.locate import locate, result
+from npattn.testing.diagnosis.locate import locate, result, weights_fault
 from npattn.testing.diagnosis.precision import _rounds_alike as rounds_alike
+from npattn.testing.diagnosis.read import Reader
 from tests.testing.diagnosis.failures import (
     attend,
     attention_with,
@@ -275,6 +277,54 @@ def test_values_of_other_keys_are_of_o():
     assert (fault.wrong == lost).all()
 
 
+def test_values_of_hidden_keys_are_of_o_and_of_no_mask():
+    """A key that the mask hides gives its value to another, and takes no weight of the rest."""
+
+    def later(up, *arrays, **options):
+        c = up(*arrays, **options)
+        s = np.arange(c.v.shape[-2])
+        return c._replace(v=c.v[..., np.where(s < 2, s + 11, s), :])
+
+    recipe = replace(BASE, lead=(1,), S=13, mask="padding")
+    fault = locate(evidence_of(trial_with(inputs=later), recipe))
+    assert (fault.step, fault.form) == ("o", "values of other keys")
+    assert not fault.wrong[..., 2:].any()
+
+
+def test_weights_that_are_hardly_off_have_no_wrong_rows():
+    evidence = evidence_of(trial_with(), BASE)
+    reader = Reader(evidence.trial, evidence.problem, evidence.cotangents, evidence.view)
+    p, _ = reader.p
+    near = replace(p, got=p.want + 1.5 * p.tolerance)
+    fault = weights_fault(evidence, reader, near, None, backward=True)
+    assert (fault.step, fault.form) == ("p", "")
+    assert describe([Point(BASE, evidence, fault)]) == ""
+
+
+def test_rows_that_lose_all_keys_are_not_said_to_be_right():
+    """Query 0 sees one key, which the backward hides: its weight is 0, as if it saw none."""
+
+    def strict(up, s, c, live):
+        p, p_sink = up(s, c, live)
+        T, S = p.shape[-2:]
+        return np.where(np.arange(S) < np.arange(T)[:, None] + S - T, p, 0), p_sink
+
+    fault = locate(evidence_of(trial_with(rebuild=strict), replace(BASE, S=5, causal=True)))
+    assert (fault.step, fault.backward) == ("visible", True)
+    assert fault.wrong[..., 1:, :].any()
+    assert not fault.known[..., 0, 0].any()
+
+
+def test_gradients_through_lse_alone_are_not_right_for_being_zero():
+    trial = trial_with(gradients=one_result(0, lambda dq, *_: np.roll(dq, 1, -1)))
+    problem = trial.problem(BASE)
+    cotangents = trial.cotangents(BASE, problem)
+    dlse = np.random.default_rng(3).standard_normal((2, BASE.H, BASE.T)).astype(np.float32)
+    alone = replace(cotangents, dout=0 * cotangents.dout, dlse=dlse)
+    fault = locate(observe(trial, problem, alone))
+    assert (fault.step, fault.form) == ("dq", "")
+
+
 def test_values_left_out_are_of_o_and_hidden_keys_of_the_mask():
     """The weight of a key that is hidden goes to the others; that of a value left out, to none."""
 
@@ -366,10 +416,10 @@ def without_sum(dout, q, k, v, *, out, lse, factor=1):
     return tuple(x.astype(q.dtype) for x in (grads.q, factor * grads.k, grads.v))
 
 
-def test_a_result_of_another_shape_has_no_place_and_no_window():
+def test_a_result_of_another_shape_is_wrong_in_whole_problems_and_has_no_window():
     report = npattn.testing.check(attend, backward=without_sum, only=["structure"], examples=1)
     cause = next(c for c in report.causes if c.step == "dk")
-    assert (cause.where, cause.reading) == ("", None)
+    assert (cause.where, cause.reading) == ("B > 1", None)
     assert "not summed over the axes that were broadcast, shape (2, 2, " in cause.text
 
 

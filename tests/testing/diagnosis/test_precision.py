@@ -44,13 +44,13 @@ AS_LARGE = "the errors of {} are as large as rounding {} to {} makes them"
         (
             "float32",
             "float64",
-            "o is computed in float32: the errors have the size of its roundings",
+            "the errors of o are as large as computing in float32 makes them",
         ),
         ("bfloat16", "float64", AS_LARGE.format("o", "the weights", "bfloat16")),
         (
             "bfloat16",
             "float32",
-            "o is computed in bfloat16: the errors have the size of its roundings",
+            "the errors of o are as large as computing in bfloat16 makes them",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def rounding(operands=keep, weights=keep, dv_weights=keep, ds=keep):
 
 
 TO = to_bfloat16, to_float16
-WHOLE = "o, dq, dk, dv are computed in bfloat16: the errors have the size of its roundings"
+WHOLE = "the errors of o, dq, dk, dv are as large as computing in bfloat16 makes them"
 
 
 @pytest.mark.parametrize(

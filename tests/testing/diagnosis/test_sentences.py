@@ -37,7 +37,7 @@ def test_what_no_line_computes_has_none():
             "the mask is wrong in the backward, and right in the forward, where mask: hidden keys "
             "take weight",
         ),
-        (("dq", "e ≥ 8", "0"), "dq is wrong where e ≥ 8: 0"),
+        (("dq", "e ≥ 8", "0"), "dq is 0 where e ≥ 8"),
         (("nan", "mask", "o is NaN"), "results are not finite where mask: o is NaN"),
         (("nan", "", "o is finite where it must be NaN"),
          "a NaN is swallowed: o is finite where it must be NaN"),
@@ -45,12 +45,12 @@ def test_what_no_line_computes_has_none():
          "the scores s are wrong for some values of q and k, and right for others"),
         (("o", "h ≥ 1 and weights", "values of head 0"),
          "o is wrong where h ≥ 1 and weights: values of head 0"),
-        (("dsinks", "sinks", "0"), "dsinks is wrong where sinks: 0"),
+        (("dsinks", "sinks", "0"), "dsinks is 0 where sinks"),
         (("dgate", "", ""), "dgate is wrong"),
         (("layout", "everywhere", "BTHD"), "results are arranged otherwise: BTHD"),
         (("precision", "", ""), "results are less precise than the dtype allows"),
         (("state", "everywhere", "depends on earlier calls"),
-         "results depend on earlier calls: depends on earlier calls"),
+         "results depend on earlier calls"),
         (("", "", ""), "no step was found: results are out of tolerance"),
     ],
 )  # fmt: skip

@@ -36,6 +36,13 @@ def test_suspicion_is_explained_by_what_gives_its_errors():
     assert not evidence.reproduces("o", [exact.astype(np.float32)])
 
 
+def test_errors_larger_than_the_tolerance_are_not_hidden_by_it():
+    assert suspect(trial_of(gained)).hides
+    wrong = suspect(trial_of(lambda q, k, v: (npattn.attention(q, k, v) * 1.03).astype(q.dtype)))
+    assert not wrong.hides
+    assert causes._read_suspicion(wrong.trial, wrong.outcome) is None
+
+
 def test_errors_of_rounding_are_no_suspicion():
     def right(q, k, v):
         return npattn.attention(q, k, v).astype(q.dtype)

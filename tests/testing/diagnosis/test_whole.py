@@ -96,7 +96,7 @@ def test_no_pair_of_conventions_fills_hidden_scores_twice(field, declared):
         for mask in ("matrix", None)
     )
     named = [c for c in convention_candidates(hides) if f"{field}=" in c.name]
-    others = [two.conventions for own in named for two in with_another(own, plain)]
+    others = [two.conventions for own in named for _, two in with_another(own, plain)]
     assert len(others) > 10
     assert all(None in (c.hidden_add, c.hidden_fill) for c in others)
 
