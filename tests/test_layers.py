@@ -96,6 +96,7 @@ CONFINED = {
     "neuralnetworknumpy": ("testing/targets/numpy_public.py",),
     "gpt2": ("testing/targets/numpy_public.py",),
     "hypothesis": (
+        "testing/cases/search.py",
         "testing/cases/strategies.py",
         "testing/runner/search.py",
         "testing/reference/search.py",

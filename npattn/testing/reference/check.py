@@ -16,9 +16,10 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import qualified_name
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.search import shrink
 from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis.place import EVERYWHERE
-from npattn.testing.power import Power
+from npattn.testing.power import Power, describe_unjudged, keep_judged
 from npattn.testing.reference.amount import describe_amount
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
@@ -380,10 +381,8 @@ class Found:
             yield f"{about}: its results in {self.dtype} stand for exact ones"
         for name in sorted(self.narrowed):
             yield f"a cast to {name} in {reference}, which was computed without it"
-        for name, powers in self.powers.items():
-            if len(_keep_judged(powers)) < len(powers) and name not in self.failed:
-                count = f"{len(_keep_judged(powers))} of {len(powers)}"
-                yield f"{self.dtype}: {name} was judged on {count} problems"
+        passed = {name: x for name, x in self.powers.items() if name not in self.failed}
+        yield from (f"{self.dtype}: {line}" for line in describe_unjudged(passed))
         for name, power in self.union().items():
             at_kinks = self.crossed.get(name, 0)
             why = "rounding crosses a kink there" if at_kinks else f"{reference} is NaN there"
@@ -396,7 +395,7 @@ class Found:
         In 16 bits the sums of large cases tell little, and these have most elements: cases that do
         not judge a result are left out, and said, if half of all do.
         """
-        return {name: Power.union(_keep_judged(powers)) for name, powers in self.powers.items()}
+        return {name: Power.union(keep_judged(powers)) for name, powers in self.powers.items()}
 
     def outcomes(
         self, reference: str, shrink: bool, diagnosis: bool
@@ -446,7 +445,7 @@ class Found:
         if name not in self.failed:
             passed = Outcome(rule, "", about, self.dtype, "passed", self.worst[name], tried)
             of_result = self.powers.get(name)
-            powers = {name: Power.union(_keep_judged(of_result))} if of_result else {}
+            powers = {name: Power.union(keep_judged(of_result))} if of_result else {}
             return passed.with_powers(powers) if powers else passed
         case, c = self.failed[name]
         return Outcome(
@@ -456,20 +455,8 @@ class Found:
 
     def shrink(self) -> None:
         """Find a smaller failing case, and use it for each result that fails on it."""
-        end = time.process_time() + SHRINK_SECONDS
-        case = first = next(iter(self.failed.values()))[0]
-        seen = {case}
-        again = True
-        while again and time.process_time() < end:
-            again = False
-            for small in self.pair.smaller(case):
-                if small in seen or time.process_time() > end:
-                    continue
-                seen.add(small)
-                found = self._judge(small, quick=True)
-                if found is not None and not found.passed:
-                    case, again = small, True
-                    break
+        first = next(iter(self.failed.values()))[0]
+        case = shrink(first, self.pair.smaller, lambda x: self._fails(x) is True, SHRINK_SECONDS)
         found = self._judge(case)
         if found is None or found.passed:  # the quick look was mistaken
             case, found = first, self._judge(first)
@@ -477,15 +464,15 @@ class Found:
             self.failed |= {c.name: (case, c) for c in found.comparisons if not c.passed}
         self.base = case
 
+    def _fails(self, case: Any) -> bool | None:
+        """Return True if the function fails on a case; None if one of them does not take it."""
+        found = self._judge(case, quick=True)
+        return None if found is None else not found.passed
+
     def find_place(self) -> tuple[str, int]:
         """Return "fails only where …", and the number of cases that say so."""
         base = self.base if self.base is not None else next(iter(self.failed.values()))[0]
-
-        def fails(case: Any) -> bool | None:
-            found = self._judge(case, quick=True)
-            return None if found is None else not found.passed
-
-        text, count = self.pair.place(base, fails, self.asked, PLACE_SECONDS)
+        text, count = self.pair.place(base, self._fails, self.asked, PLACE_SECONDS)
         if text in ("", EVERYWHERE):
             return "", 0
         return f"fails only where {text}", count
@@ -495,12 +482,6 @@ def _note_defect(outcome: Outcome, unseen: Sequence[str]) -> Outcome:
     """Return the outcome without a verdict, if changes of its result would have passed."""
     undetected = [x for x in unseen if f"reference-{x.partition(':')[0]}" == outcome.rule]
     return outcome.with_defects(undetected) if outcome.status == "passed" else outcome
-
-
-def _keep_judged(powers: Sequence[Power]) -> Sequence[Power]:
-    """Return the powers of the cases that judge a result; all if these are fewer than half."""
-    judged = [one for one in powers if one.judged]
-    return judged if 2 * len(judged) >= len(powers) else powers
 
 
 def _count_wrong(found: Judgement) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.cases.search import try_examples
 from npattn.testing.comparison import Comparison
+from npattn.testing.power import Power
+from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.reproducer import write_docstring
 
 FEW = 3
@@ -74,9 +78,7 @@ class Search:
     judge: Callable[[Any], Sequence[Comparison]]
     # the first stands: a function that differs between two calls may not confuse a search
     answers: dict[Any, Answer] = field(default_factory=dict)
-    # largest error / tolerance of each result, over cases that passed
-    worst: dict[str, float] = field(default_factory=dict)
-    tried: int = 0  # number of cases, before one failed
+    worst: float = 0.0  # largest error / tolerance, over cases that passed
     failure: Answer | None = None  # of the smallest failing case
 
     def run(
@@ -91,24 +93,14 @@ class Search:
         The values of each field stand with the simplest first; `build` makes a case of fields;
         `start` is a seed.
         """
-        from hypothesis import HealthCheck, Phase, given, seed, settings  # slow to load
-        from hypothesis import strategies as st
+        from hypothesis import strategies as st  # slow to load
 
-        @seed(start)
-        @settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-        )
-        @given(st.fixed_dictionaries({n: st.sampled_from(list(x)) for n, x in choices.items()}))
-        def attempt(fields: dict[str, Any]) -> None:
-            self._try(build(fields))
-
+        pools = {n: st.sampled_from(list(x)) for n, x in choices.items()}
         try:
-            attempt()
+            try_examples(
+                lambda fields: self._try(build(fields)),
+                st.fixed_dictionaries(pools), start, examples,
+            )  # fmt: skip
         except _Failed:
             pass
         except ExceptionGroup as group:  # a case failed, and another one is not judged at all
@@ -118,7 +110,6 @@ class Search:
 
     def _try(self, case: Any) -> None:
         """Judge a case once; raise _Failed if it is wrong or raises, else keep its ratios."""
-        self.tried += self.failure is None
         if case not in self.answers:
             try:
                 self.answers[case] = Answer(case, self.judge(case))
@@ -128,8 +119,35 @@ class Search:
         if answer.error or answer.wrong:
             self.failure = answer
             raise _Failed
-        for c in answer.comparisons:
-            self.worst[c.name] = max(self.worst.get(c.name, 0.0), c.ratio)
+        self.worst = max([self.worst, *(c.ratio for c in answer.comparisons)])
+
+    def powers(self) -> dict[str, list[Power]]:
+        """Return the powers of each result."""
+        powers: dict[str, list[Power]] = {}
+        for c in chain.from_iterable(x.comparisons for x in self.answers.values()):
+            if c.power is not None:
+                powers.setdefault(c.name, []).append(c.power)
+        return powers
+
+    def conclude(self, outcome: Outcome, write_script: Callable[[Any, str], str]) -> Outcome:
+        """Return the outcome with what was found; the script is of a case and a message."""
+        outcome = replace(outcome, status="passed", worst=self.worst, examples=len(self.answers))
+        if self.failure is None:
+            return outcome
+        # Results before gradients: a wrong output makes these wrong.
+        wrong = sorted(self.failure.wrong, key=lambda c: (c.name.startswith("d"), -c.ratio))
+        case, _, error = self.failure
+        message = error or "\n".join(map(str, wrong))
+        return replace(
+            outcome,
+            status="error" if error else "failed",
+            worst=wrong[0].ratio if wrong else 0.0,
+            message=message,
+            comparisons=tuple(wrong),
+            recipe=repr(case),
+            script_text=write_script(case, message),
+            kind="raised" if error else "",
+        )
 
 
 def write_replay(headline: str, message: str, setup: str, case: Any, arguments: str) -> str:
