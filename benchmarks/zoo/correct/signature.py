@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def with_every_option(*without: str) -> Callable[[Function], Function]:
-    """Replace ``**options`` in the signature of a function by those of `npattn.problem.options`."""
+    """Return the function with the options of `npattn.problem` in place of ``**options``."""
 
     def sign(f: Function) -> Function:
         own = inspect.signature(f).parameters
@@ -23,8 +24,13 @@ def with_every_option(*without: str) -> Callable[[Function], Function]:
             for option in OPTIONS.values()
             if option.name not in (*own, *without)
         ]
+
+        @functools.wraps(f)
+        def signed(*args: Any, **kwargs: Any) -> Any:
+            return f(*args, **kwargs)
+
         signature = inspect.Signature([*positional, *options, *keywords])
-        f.__signature__ = signature  # type: ignore[attr-defined]
-        return f
+        signed.__signature__ = signature  # type: ignore[attr-defined]
+        return signed  # type: ignore[return-value]
 
     return sign

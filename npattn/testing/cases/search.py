@@ -27,7 +27,14 @@ def try_examples(
         print_blob=False,
         **settings,
     )
-    h.seed(start)(profile(h.given(strategy)(attempt)))()
+
+    @h.seed(start)
+    @profile
+    @h.given(strategy)
+    def test(value: Any) -> None:
+        attempt(value)
+
+    test()
 
 
 def shrink(
