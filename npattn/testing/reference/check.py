@@ -55,52 +55,21 @@ def check_reference(
     f: Callable[..., Any] | Implementation,
     reference: Any,
     *,
-    inputs: Mapping[str, str] | None = None,
-    options: Mapping[str, Sequence[Any]] | None = None,
-    sizes: Mapping[str, Sequence[int]] | None = None,
     dtypes: Sequence[str] = ("float32",),
-    backward: Callable[..., Any] | None = None,
-    framework: str = "auto",
-    reference_framework: str = "auto",
-    device: str | None = None,
     examples: int = EXAMPLES,
     budget: float | None = None,
     seed: int = 0,
     shrink: bool = True,
     diagnosis: bool = True,
+    **options: Any,
 ) -> Report:
     """Judge a function by another one; arguments as of `npattn.testing.check`.
 
-    Parameters
-    ----------
-    f : callable or Implementation
-    reference : callable, (callable, backward), or Implementation
-        A right function of the same arguments; `backward` is that of a NumPy function.
-    inputs : mapping of str to str, optional
-        Axes of each array by letters; default: f and reference are attention of q, k, v.
-    options : mapping of str to sequence, optional
-        Values of each option, the plainest first.
-    reference_framework : str
-        Framework of the reference, as `framework` is that of `f`.
-    budget : float, optional
-        Seconds, of processor time with `inputs`; default: 60. The first calls plan for them: where
-        they are too few, large sizes and then further cases are left out, which the report says.
-    sizes, dtypes, backward, framework, device, examples, seed, shrink, diagnosis
-        As of `check`; letters in `sizes` are those of `inputs`.
-
-    Returns
-    -------
-    Report
-
-    Raises
-    ------
-    OptionError
-        If an argument is not legal, or f and reference accept no problem in common.
+    `options` are those of `make_pairs`. Seconds of a budget are of processor time with `inputs`, 60
+    by default. The first calls plan for them: where they are too few, large sizes and then further
+    cases are left out, which the report says.
     """
-    make = _pairs(
-        f, reference, inputs=inputs, options=options, sizes=sizes, backward=backward,
-        framework=framework, reference_framework=reference_framework, device=device,
-    )  # fmt: skip
+    make = make_pairs(f, reference, **options)
     g, _ = _read_reference(reference)
     name, reference_name = (
         x.name if isinstance(x, Implementation) else qualified_name(x) for x in (f, g)
@@ -111,7 +80,7 @@ def check_reference(
     untested: dict[str, None] = {}
     seconds = (BUDGET if budget is None else budget) / len(dtypes)
     # Other work on the machine must cost no power; what a worker does, the wall clock alone tells.
-    clock = time.monotonic if inputs is None else time.process_time
+    clock = time.process_time if options.get("inputs") else time.monotonic
     start = clock()
     for i, dtype in enumerate(dtypes, 1):
         pair = make(dtype)
@@ -145,7 +114,7 @@ def replay(
     case : Case or Recipe
     dtype : str
     **arguments
-        inputs, options, backward, framework, device, as of `check_reference`.
+        As of `make_pairs`.
 
     Returns
     -------
@@ -157,7 +126,7 @@ def replay(
     ImplementationError
         If one of them raises, or returns something else.
     """
-    made = _pairs(f, reference, **arguments)(dtype)
+    made = make_pairs(f, reference, **arguments)(dtype)
     if isinstance(made, tuple):
         raise ImplementationError("; ".join(made))
     return judge(made.call(case), dtype, case.seed, ALARM).comparisons
@@ -168,7 +137,7 @@ def _read_reference(reference: Any) -> tuple[Any, Any]:
     return reference if isinstance(reference, tuple) else (reference, None)
 
 
-def _pairs(
+def make_pairs(
     f: Any,
     reference: Any,
     *,
@@ -180,7 +149,22 @@ def _pairs(
     reference_framework: str = "auto",
     device: str | None = None,
 ) -> Callable[[str], Pair | tuple[str, ...]]:
-    """Return what makes the pair of a dtype, or why one of them answers nothing there."""
+    """Return what makes the pair of a dtype, or why one of them answers nothing there.
+
+    Raises OptionError if an argument is not legal, or f and reference accept no problem in common.
+
+    Parameters
+    ----------
+    f : callable or Implementation
+    reference : callable, (callable, backward), or Implementation
+        A right function of the same arguments; `backward` is that of a NumPy function.
+    inputs : mapping of str to str, optional
+        Axes of each array by letters; default: f and reference are attention of q, k, v.
+    options : mapping of str to sequence, optional
+        Values of each option, the plainest first.
+    sizes, backward, framework, reference_framework, device
+        As of `npattn.testing.check`; letters in `sizes` are those of `inputs`.
+    """
     g, g_backward = _read_reference(reference)
     if inputs is None:
         if options is not None:
