@@ -31,29 +31,17 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Question:
-    """A question to the judge.
-
-    Attributes
-    ----------
-    name, about : str
-    goal : float
-        Most seconds, or with `share` the least share of the mutants that are red within three.
-    arguments : tuple of str
-        Of ``python -m``, with "{jobs}" for the number of processes.
-    needs : str or None
-        The module without which it cannot be asked, or "tests/" for a checkout.
-    share : bool
-    usual : bool
-        True if it is asked by default. Others take long.
-    """
+    """A question to the judge."""
 
     name: str
     about: str
+    # most seconds, or with `share` the least share of the mutants that are red within three
     goal: float
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # of ``python -m``, with "{jobs}" for the number of processes
+    # the module without which it cannot be asked, or "tests/" for a checkout
     needs: str | None = None
     share: bool = False
-    usual: bool = True
+    usual: bool = True  # True if it is asked by default. Others take long
 
     @property
     def missing(self) -> str | None:
@@ -106,26 +94,13 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Time of one question.
-
-    Attributes
-    ----------
-    name : str
-    goal : float
-        That of the question, when it was asked.
-    figure : float or None
-        Seconds, or a share of mutants. None: not measured.
-    processor : float or None
-        Processor seconds of all its processes. None: not measured.
-    verdict : {"reached", "missed", "not asked", "no answer"}
-    note : str
-    """
+    """Time of one question."""
 
     name: str
-    goal: float
-    figure: float | None
-    processor: float | None
-    verdict: str
+    goal: float  # that of the question, when it was asked
+    figure: float | None  # Seconds, or a share of mutants. None: not measured
+    processor: float | None  # Processor seconds of all its processes. None: not measured
+    verdict: str  # {"reached", "missed", "not asked", "no answer"}
     note: str = ""
 
     @property
@@ -135,27 +110,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Run:
-    """Answers that were measured together.
+    """Answers that were measured together."""
 
-    Attributes
-    ----------
-    about : dict
-        Date, versions, processor, load, number of processes.
-    answers : tuple of Answer
-    """
-
-    about: dict[str, Any]
+    about: dict[str, Any]  # date, versions, processor, load, number of processes
     answers: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
 class History:
-    """Runs, the latest last.
-
-    Attributes
-    ----------
-    runs : tuple of Run
-    """
+    """Runs, the latest last."""
 
     runs: tuple[Run, ...]
 

@@ -40,31 +40,16 @@ LETTERS = {
 
 @dataclass(frozen=True)
 class Row:
-    """Statuses of one implementation under every rule.
+    """Statuses of one implementation under every rule."""
 
-    Attributes
-    ----------
-    name, kind, family : str
-        The kind is "mutant" or "correct".
-    statuses : dict
-        Rule → its worst status over the tested dtypes.
-    killers : tuple of str
-        Rules of which one must fail; none for a correct implementation.
-    alarm : str
-        First lines of the false alarms of a correct implementation.
-    seconds : float
-    lost : str
-        Why it was not judged; "" if it was.
-    """
-
-    name: str
+    name: str  # the kind is "mutant" or "correct"
     kind: str
     family: str
-    statuses: dict[str, str]
-    killers: tuple[str, ...] = ()
-    alarm: str = ""
+    statuses: dict[str, str]  # rule → its worst status over the tested dtypes
+    killers: tuple[str, ...] = ()  # rules of which one must fail; none for a correct implementation
+    alarm: str = ""  # first lines of the false alarms of a correct implementation
     seconds: float = 0.0
-    lost: str = ""
+    lost: str = ""  # why it was not judged; "" if it was
 
     @property
     def detected_by(self) -> tuple[str, ...]:
@@ -97,13 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Zoo:
-    """Results of the judge on mutants and correct implementations.
-
-    Attributes
-    ----------
-    rows : tuple of Row
-    seconds : float
-    """
+    """Results of the judge on mutants and correct implementations."""
 
     rows: tuple[Row, ...]
     seconds: float
@@ -242,22 +221,13 @@ def rules_of(kind: str, name: str, rules: str) -> tuple[str, ...] | None:
 
 
 class Task(NamedTuple):
-    """One implementation to judge, as it is sent to another process.
+    """One implementation to judge, as it is sent to another process."""
 
-    Attributes
-    ----------
-    kind : {"mutant", "correct"}
-    name : str
-    rules : tuple of str or None
-        None for all, or for those that a correct implementation must keep.
-    examples, seed : int
-        As for `check`.
-    """
-
-    kind: str
+    kind: str  # {"mutant", "correct"}
     name: str
+    # None for all, or for those that a correct implementation must keep
     rules: tuple[str, ...] | None
-    examples: int
+    examples: int  # as for `check`
     seed: int
 
 
