@@ -100,7 +100,7 @@ class Answer:
     goal: float  # that of the question, when it was asked
     figure: float | None  # Seconds, or a share of mutants. None: not measured
     processor: float | None  # Processor seconds of all its processes. None: not measured
-    verdict: str  # {"reached", "missed", "not asked", "no answer"}
+    verdict: str  # "reached", "missed", "not asked" or "no answer"
     note: str = ""
 
     @property

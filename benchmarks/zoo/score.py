@@ -223,7 +223,7 @@ def rules_of(kind: str, name: str, rules: str) -> tuple[str, ...] | None:
 class Task(NamedTuple):
     """One implementation to judge, as it is sent to another process."""
 
-    kind: str  # {"mutant", "correct"}
+    kind: str  # "mutant" or "correct"
     name: str
     # None for all, or for those that a correct implementation must keep
     rules: tuple[str, ...] | None

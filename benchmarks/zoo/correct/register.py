@@ -37,7 +37,7 @@ class Correct:
     # rounding model that it declares; None declares nothing, which allows the most
     rounding: Rounding | None = None
     beyond: bool = False  # True if it rounds more than the tolerance of an undeclared model
-    framework: str = "numpy"  # {"numpy", "torch", "jax"}
+    framework: str = "numpy"  # "numpy", "torch" or "jax"
     conventions: Conventions = Conventions()  # noqa: RUF009  it is frozen
     needs: str | None = None  # package that it needs
     # sizes to sample, if it is slow: ``{"T": (2, 3)}``
