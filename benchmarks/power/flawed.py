@@ -426,10 +426,7 @@ CONTINUOUS: dict[str, Sized] = {
         ("fwd: masked keys leak, weight e", lambda e: {"steps": {"exp": leaking(e)}}, "causal"),
         ("fwd: ALiBi slope x(1+e)", lambda e: {"inputs": rescale("bias", e)}, "ALiBi"),
         ("bwd: D x(1+e)", lambda e: {"steps": {"delta": times(1 + e)}}),
-        (
-            "bwd: P recomputed with scale x(1+e)",
-            lambda e: {"steps": {"scores": times(1 + e)}},
-        ),
+        ("bwd: P recomputed with scale x(1+e)", lambda e: {"steps": {"scores": times(1 + e)}}),
         ("bwd: LSE off by e", lambda e: {"steps": {"lse": plus(e)}}),
         ("bwd: dQ scale x(1+e)", lambda e: {"steps": {"dq": times(1 + e)}}),
         ("bwd: dK scale x(1+e)", lambda e: {"steps": {"dk": times(1 + e)}}),

@@ -57,13 +57,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10)
     options = parser.parse_args()
     unit = replace(UNIT, target=options.target, rules=(options.rule,), examples=options.examples)
-    heads = [
-        "place",
-        "at once",
-        "seconds a unit",
-        "processor seconds",
-        "units a minute",
-    ]
+    heads = ["place", "at once", "seconds a unit", "processor seconds", "units a minute"]
     print(markdown(heads, [measure(place, unit, options.count) for place in options.places]))
 
 

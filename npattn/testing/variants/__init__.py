@@ -5,11 +5,4 @@ from npattn.testing.variants.check import check_variant, replay
 from npattn.testing.variants.differential import DifferentialCase
 from npattn.testing.variants.linear import LinearCase
 
-__all__ = [
-    "Case",
-    "DifferentialCase",
-    "LinearCase",
-    "Request",
-    "check_variant",
-    "replay",
-]
+__all__ = ["Case", "DifferentialCase", "LinearCase", "Request", "check_variant", "replay"]
