@@ -130,13 +130,8 @@ LOW = ("float16", "bfloat16")
 EAGER, FUSED = Rounding.eager(), Rounding.fused()
 UNDECLARED = Rounding.undeclared("bfloat16")
 
-correct(
-    "gated base of the zoo",
-    "Base of the mutants of gates: float64 inside.",
-    Gated().forward,
-    Gated().backward,
-    rounding=Rounding.upcast(),
-)
+correct("gated base of the zoo", "Base of the mutants of gates: float64 inside.", Gated().forward,
+        Gated().backward, rounding=Rounding.upcast())  # fmt: skip
 for _name, _sentence, _dtypes, _kernel in (
     ("gate last", "The gate multiplies o in the accumulator.", ("float64", "float32", *LOW),
      GatedKernel(tile=7)),

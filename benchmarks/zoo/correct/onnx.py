@@ -60,21 +60,9 @@ def runtime(
     return attention(q, k, v, mask, causal=causal, bias=bias, **options)
 
 
-correct(
-    "onnx.reference",
-    "The operator Attention of ONNX by its reference evaluator.",
-    reference,
-    dtypes=("float32",),
-    conventions=PROFILES["onnx"].conventions,
-    needs="onnx",
-    breaks=NAN,
-)
-correct(
-    "onnxruntime",
-    "The operator Attention of ONNX by ONNX Runtime, on the CPU.",
-    runtime,
-    dtypes=("float32", "float16"),
-    conventions=PROFILES["onnx"].conventions,
-    needs="onnxruntime",
-    breaks=(*NAN, "hidden-finite"),
-)
+correct("onnx.reference", "The operator Attention of ONNX by its reference evaluator.", reference,
+        dtypes=("float32",), conventions=PROFILES["onnx"].conventions, needs="onnx",
+        breaks=NAN)  # fmt: skip
+correct("onnxruntime", "The operator Attention of ONNX by ONNX Runtime, on the CPU.", runtime,
+        dtypes=("float32", "float16"), conventions=PROFILES["onnx"].conventions,
+        needs="onnxruntime", breaks=(*NAN, "hidden-finite"))  # fmt: skip

@@ -74,12 +74,9 @@ def by_dense(problem: Problem) -> tuple[Array, Array, Array]:
 
 WIDE = Rounding(name="float64 inside", accumulator="float64")
 
-correct(
-    "dense",
-    "The dense oracle, rounded once at the end.",
-    *implementation(by_dense, lambda problem, *douts: backward(evaluate(problem), *douts)),
-    rounding=WIDE,
-)
+correct("dense", "The dense oracle, rounded once at the end.",
+        *implementation(by_dense, lambda problem, *douts: backward(evaluate(problem), *douts)),
+        rounding=WIDE)  # fmt: skip
 correct(
     "loops",
     "The oracle in plain Python, one query at a time.",
@@ -94,17 +91,8 @@ correct(
         "E": (2, 1),
     },
 )
-correct(
-    "numpy.flash",
-    "The target that ships with npattn: online softmax, backward in two passes over the keys.",
-    flash,
-    flash_backward,
-    rounding=Rounding.upcast(),
-)
-correct(
-    "base of the zoo",
-    "Base of the mutants: float64 inside.",
-    base,
-    base_backward,
-    rounding=Rounding.upcast(),
-)
+correct("numpy.flash",
+        "The target that ships with npattn: online softmax, backward in two passes over the keys.",
+        flash, flash_backward, rounding=Rounding.upcast())  # fmt: skip
+correct("base of the zoo", "Base of the mutants: float64 inside.", base, base_backward,
+        rounding=Rounding.upcast())  # fmt: skip

@@ -123,36 +123,19 @@ def _errs_on(recipe: Recipe) -> bool:
     )
 
 
-correct(
-    "torch eager",
-    "One line per equation, every result a tensor in the dtype of q.",
-    attention(lambda q, k, scale: scale * (q @ k.mT)),
-    **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}),
-)
-correct(
-    "torch eager, scale on q",
-    "The same with q · scale as a tensor, as in torch.nn.MultiheadAttention.",
-    attention(lambda q, k, scale: (scale * q) @ k.mT),
-    **TORCH,
-)
-correct(
-    "torch, through the maximum",
-    "A softmax by hand, whose gradient goes through the maximum of each row: exactly, it is 0.",
-    attention(lambda q, k, scale: scale * (q @ k.mT), through_maximum),
-    **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}),
-)
-correct(
-    "torch.sdpa-math",
-    "torch.nn.functional.scaled_dot_product_attention with its MATH backend.",
-    math,
-    conventions=TOP_LEFT,
-    **TORCH,
-)
-correct(
-    "torch.sdpa",
-    "The same with the backend chosen here; causal with a scale ≤ 0 is wrong.",
-    default,
-    conventions=TOP_LEFT,
-    errs_on=_errs_on,
-    **(TORCH | {"breaks": (*NAN, "nan-query")}),
-)
+correct("torch eager", "One line per equation, every result a tensor in the dtype of q.",
+        attention(lambda q, k, scale: scale * (q @ k.mT)),
+        **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}))  # fmt: skip
+correct("torch eager, scale on q",
+        "The same with q · scale as a tensor, as in torch.nn.MultiheadAttention.",
+        attention(lambda q, k, scale: (scale * q) @ k.mT), **TORCH)  # fmt: skip
+correct("torch, through the maximum",
+        "A softmax by hand, whose gradient goes through the maximum of each row: exactly, it is 0.",
+        attention(lambda q, k, scale: scale * (q @ k.mT), through_maximum),
+        **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}))  # fmt: skip
+correct("torch.sdpa-math",
+        "torch.nn.functional.scaled_dot_product_attention with its MATH backend.", math,
+        conventions=TOP_LEFT, **TORCH)  # fmt: skip
+correct("torch.sdpa", "The same with the backend chosen here; causal with a scale ≤ 0 is wrong.",
+        default, conventions=TOP_LEFT, errs_on=_errs_on,
+        **(TORCH | {"breaks": (*NAN, "nan-query")}))  # fmt: skip
