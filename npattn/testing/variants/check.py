@@ -25,7 +25,7 @@ from npattn.testing.variants.case import Case
 from npattn.testing.variants.differential import DifferentialCase
 from npattn.testing.variants.linear import LinearCase
 
-VARIANTS: dict[str, type[Any]] = {"linear": LinearCase, "differential": DifferentialCase}
+VARIANTS: dict[str, type[Case]] = {"linear": LinearCase, "differential": DifferentialCase}
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -51,7 +51,7 @@ def check_variant(
         ``f(q1, k1, q2, k2, v, lam=lam, **options)`` for "differential". It is tested on the options
         that it names. It returns out; if it names ``return_state``, that is True, and it returns
         (out, state), and with normalisation (out, state, normaliser).
-    variant : {"linear", "differential"} or a class with the protocol `Case`
+    variant : {"linear", "differential"} or a subclass of `Case`
     backward : callable, optional
         ``backward(dout, *arrays, **options)``, with `dstate` and `dnormaliser` if it names them:
         returns a mapping of gradients by the names of the arrays, or a tuple in their order. A
@@ -96,20 +96,17 @@ def check_variant(
         raise DtypeError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
     check_integer("examples", examples)
     check_integer("seed", seed, 0)
-    if isinstance(variant, str) and variant not in VARIANTS:
-        raise OptionError(f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}")
-    if not isinstance(variant, str) and not hasattr(variant, "choices"):
+    kind = VARIANTS.get(variant) if isinstance(variant, str) else variant
+    if not isinstance(kind, type) or not issubclass(kind, Case):
         raise OptionError(
-            f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}, or a class with the "
-            "protocol Case"
+            f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}, or a subclass of Case"
         )
-    kind = VARIANTS[variant] if isinstance(variant, str) else variant
     target = _Target(f, backward, framework, device)
     choices = kind.choices(target.names, values or {})
     search = Search(lambda case: target.compare(case, dtype))
 
     def build(fields: dict[str, Any]) -> Case:
-        case: Case = kind.build(fields)
+        case = kind.build(fields)
         target.note_changed(values or {}, case)
         return case
 

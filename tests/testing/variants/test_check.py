@@ -432,9 +432,10 @@ def test_illegal_values_name_the_legal_ones(values, words):
         check_variant(f, "linear", values=values, framework="numpy")
 
 
-def test_a_variant_is_a_name_or_a_class():
-    with pytest.raises(OptionError, match="variant is 7, must be one of linear, differential"):
-        check_variant(oracle("recurrent")[0], 7, framework="numpy")
+@pytest.mark.parametrize("variant", [7, int, "quadratic"])
+def test_a_variant_is_a_name_or_a_class(variant):
+    with pytest.raises(OptionError, match="must be one of linear, differential, or a subclass"):
+        check_variant(oracle("recurrent")[0], variant, framework="numpy")
 
 
 @pytest.mark.thorough
