@@ -110,12 +110,8 @@ def choose_targets(
     A target that is named and cannot run here is an error; one of many is a row without results.
     With a folder of environments, what can be installed can run.
 
-    Raises
-    ------
-    OptionError
-        If a word is no target, or what it begins.
-    MissingExtraError
-        If a target that is named needs a package that is not installed.
+    Raises OptionError if a word is no target, or what it begins. Raises MissingExtraError if a
+    target that is named needs a package that is not installed.
     """
     if words is None:
         return [TARGETS[name] for name in (TARGETS if device is None else on_device.TARGETS)]

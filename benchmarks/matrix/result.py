@@ -113,10 +113,7 @@ class Matrix:
 def read_matrix(path: str | os.PathLike[str]) -> Matrix:
     """Read a matrix from the file that `Matrix.to_json` wrote.
 
-    Raises
-    ------
-    OptionError
-        If it cannot be read, or is no matrix of this version.
+    Raises OptionError if it cannot be read, or is no matrix of this version.
     """
     try:
         content = json.loads(Path(path).read_text("utf-8"))
@@ -141,10 +138,7 @@ def read_matrix(path: str | os.PathLike[str]) -> Matrix:
 def merge_matrices(matrices: Sequence[Matrix]) -> Matrix:
     """Return the matrices of several devices as one, by the settings of the first.
 
-    Raises
-    ------
-    OptionError
-        If two have a run of the same target, dtype and device.
+    Raises OptionError if two have a run of the same target, dtype and device.
     """
     rules = list(dict.fromkeys(rule for one in matrices for rule in one.rules))
     rows = {row.name: row for one in reversed(matrices) for row in one.targets}

@@ -141,10 +141,7 @@ class History:
 def read_history(path: str | Path) -> History:
     """Read runs from a file of `History.to_json`.
 
-    Raises
-    ------
-    OptionError
-        If the file cannot be read, or is of another kind.
+    Raises OptionError if the file cannot be read, or is of another kind.
     """
     try:
         content = json.loads(Path(path).read_text("utf-8"))
@@ -165,36 +162,18 @@ def read_history(path: str | Path) -> History:
 
 
 def ask(
-    names: Sequence[str] = (),
+    names: Sequence[str] = (),  # Names in `QUESTIONS`. Default: those that take minutes at most
     *,
+    # Processes of a check. Default: 2, or the number of cores if that is 1
     jobs: int | None = None,
-    every: int = 1,
+    every: int = 1,  # of the mutants each `every`-th is timed
+    # called with the name, the number of questions done, and of all
     progress: Progress | None = None,
 ) -> Run:
     """Ask the judge and time its answers, one after another.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Names in `QUESTIONS`. Default: those that take minutes at most.
-    jobs : int, optional
-        Processes of a check. Default: 2, or the number of cores if that is 1.
-    every : int, default 1
-        Of the mutants each `every`-th is timed.
-    progress : callable, optional
-        Called with the name, the number of questions done, and of all.
+    Raises OptionError if a name is unknown, or a number not positive.
 
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    OptionError
-        If a name is unknown, or a number not positive.
-
-    Notes
-    -----
     Commands run in processes of their own, from the start of Python to its end, in an empty
     folder (the test suite: here). Exit code 1, a red report, is an answer; others are none.
     """

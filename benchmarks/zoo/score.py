@@ -147,41 +147,19 @@ def describe_miss(row: Row) -> str:
 
 def zoo(
     *,
-    only: Iterable[str] = (),
-    kind: str = "all",
+    only: Iterable[str] = (),  # names, or prefixes of names
+    kind: str = "all",  # "all", "mutant", "correct"
+    # every rule, or for a mutant its killers, until one of them fails: "all", "killers"
     rules: str = "all",
-    examples: int = 200,
+    examples: int = 200,  # as for `check`
     seed: int = 0,
-    executor: Executor | None = None,
-    journal: Journal | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    executor: Executor | None = None,  # its workers judge; default: this process does
+    journal: Journal | None = None,  # takes each row; rows of an earlier run are not judged again
+    progress: Callable[[str, int, int], None] | None = None,  # called with ``(name, done, total)``
 ) -> Zoo:
     """Run the judge on the mutants and the correct implementations.
 
-    Parameters
-    ----------
-    only : iterable of str, optional
-        Names, or prefixes of names.
-    kind : {"all", "mutant", "correct"}
-    rules : {"all", "killers"}
-        Every rule, or for a mutant its killers, until one of them fails.
-    examples, seed : int
-        As for `check`.
-    executor : concurrent.futures.Executor, optional
-        Its workers judge; default: this process does.
-    journal : Journal, optional
-        Takes each row; rows of an earlier run are not judged again.
-    progress : callable, optional
-        Called with ``(name, done, total)``.
-
-    Returns
-    -------
-    Zoo
-
-    Raises
-    ------
-    OptionError
-        If a name is not in the zoo, or `kind` or `rules` is not one of its values.
+    Raises OptionError if a name is not in the zoo, or `kind` or `rules` is not one of its values.
     """
     if kind not in ("all", "mutant", "correct"):
         raise OptionError(f"kind is {kind!r}, must be all, mutant or correct")
