@@ -31,17 +31,29 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Question:
-    """A question to the judge."""
+    """A question to the judge.
+
+    Attributes
+    ----------
+    name, about : str
+    goal : float
+        Most seconds, or with `share` the least share of the mutants that are red within three.
+    arguments : tuple of str
+        Of ``python -m``, with "{jobs}" for the number of processes.
+    needs : str or None
+        The module without which it cannot be asked, or "tests/" for a checkout.
+    share : bool
+    usual : bool
+        True if it is asked by default. Others take long.
+    """
 
     name: str
     about: str
-    # most seconds, or with `share` the least share of the mutants that are red within three
     goal: float
-    arguments: tuple[str, ...] = ()  # of ``python -m``, with "{jobs}" for the number of processes
-    # the module without which it cannot be asked, or "tests/" for a checkout
+    arguments: tuple[str, ...] = ()
     needs: str | None = None
     share: bool = False
-    usual: bool = True  # True if it is asked by default. Others take long
+    usual: bool = True
 
     @property
     def missing(self) -> str | None:
@@ -89,13 +101,26 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Time of one question."""
+    """Time of one question.
+
+    Attributes
+    ----------
+    name : str
+    goal : float
+        That of the question, when it was asked.
+    figure : float or None
+        Seconds, or a share of mutants. None: not measured.
+    processor : float or None
+        Processor seconds of all its processes. None: not measured.
+    verdict : {"reached", "missed", "not asked", "no answer"}
+    note : str
+    """
 
     name: str
-    goal: float  # that of the question, when it was asked
-    figure: float | None  # Seconds, or a share of mutants. None: not measured
-    processor: float | None  # Processor seconds of all its processes. None: not measured
-    verdict: str  # "reached", "missed", "not asked" or "no answer"
+    goal: float
+    figure: float | None
+    processor: float | None
+    verdict: str
     note: str = ""
 
     @property
@@ -105,15 +130,27 @@ class Answer:
 
 @dataclass(frozen=True)
 class Run:
-    """Answers that were measured together."""
+    """Answers that were measured together.
 
-    about: dict[str, Any]  # date, versions, processor, load, number of processes
+    Attributes
+    ----------
+    about : dict
+        Date, versions, processor, load, number of processes.
+    answers : tuple of Answer
+    """
+
+    about: dict[str, Any]
     answers: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
 class History:
-    """Runs, the latest last."""
+    """Runs, the latest last.
+
+    Attributes
+    ----------
+    runs : tuple of Run
+    """
 
     runs: tuple[Run, ...]
 
@@ -141,7 +178,10 @@ class History:
 def read_history(path: str | Path) -> History:
     """Read runs from a file of `History.to_json`.
 
-    Raises OptionError if the file cannot be read, or is of another kind.
+    Raises
+    ------
+    OptionError
+        If the file cannot be read, or is of another kind.
     """
     try:
         content = json.loads(Path(path).read_text("utf-8"))
@@ -162,18 +202,36 @@ def read_history(path: str | Path) -> History:
 
 
 def ask(
-    names: Sequence[str] = (),  # Names in `QUESTIONS`. Default: those that take minutes at most
+    names: Sequence[str] = (),
     *,
-    # Processes of a check. Default: 2, or the number of cores if that is 1
     jobs: int | None = None,
-    every: int = 1,  # of the mutants each `every`-th is timed
-    # called with the name, the number of questions done, and of all
+    every: int = 1,
     progress: Progress | None = None,
 ) -> Run:
     """Ask the judge and time its answers, one after another.
 
-    Raises OptionError if a name is unknown, or a number not positive.
+    Parameters
+    ----------
+    names : sequence of str
+        Names in `QUESTIONS`. Default: those that take minutes at most.
+    jobs : int, optional
+        Processes of a check. Default: 2, or the number of cores if that is 1.
+    every : int, default 1
+        Of the mutants each `every`-th is timed.
+    progress : callable, optional
+        Called with the name, the number of questions done, and of all.
 
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    OptionError
+        If a name is unknown, or a number not positive.
+
+    Notes
+    -----
     Commands run in processes of their own, from the start of Python to its end, in an empty
     folder (the test suite: here). Exit code 1, a red report, is an answer; others are none.
     """

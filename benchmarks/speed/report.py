@@ -33,19 +33,32 @@ class Times:
 
 @dataclass(frozen=True)
 class Cell:
-    """One contestant on one case, dtype and length."""
+    """One contestant on one case, dtype and length.
+
+    Attributes
+    ----------
+    case, dtype : str
+    T : int
+    contestant : Contestant
+    status : str
+        "ok", "wrong", "refused" (it raised, or its process ended) or "skipped" (it would take too
+        much time or memory).
+    note : str
+        The reason for a status other than "ok".
+    forward, both : Times or None
+    inputs, memory_forward, memory_both : int or None
+        Bytes of the inputs, and of the peak above them.
+    """
 
     case: str
     dtype: str
     T: int
     contestant: Contestant
-    # "ok", "wrong", "refused" (it raised, or its process ended) or "skipped" (it would take too
-    # much time or memory)
     status: str = "ok"
-    note: str = ""  # the reason for a status other than "ok"
+    note: str = ""
     forward: Times | None = None
     both: Times | None = None
-    inputs: int | None = None  # bytes of the inputs, and of the peak above them
+    inputs: int | None = None
     memory_forward: int | None = None
     memory_both: int | None = None
 
@@ -72,9 +85,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of `bench`."""
+    """Result of `bench`.
 
-    about: dict[str, Any]  # versions, machine, settings
+    Attributes
+    ----------
+    about : dict
+        Versions, machine, settings.
+    cells : tuple of Cell
+    """
+
+    about: dict[str, Any]
     cells: tuple[Cell, ...]
 
     def groups(self) -> dict[tuple[str, str, int], tuple[Cell, ...]]:

@@ -37,6 +37,28 @@ SHARE = 0.8
 class Settings:
     """Settings of a run, checked when made.
 
+    Parameters
+    ----------
+    cases : tuple of str
+        Names in `CASES`. Default: all.
+    lengths : tuple of int
+        T, in keys; there are as many queries. Default: 128, 256, … 16384.
+    contestants : tuple of str
+        Names in `CONTESTANTS`. Default: all that run here.
+    dtypes : tuple of str
+        Of "float32", "float64". Default: both.
+    rounds : int, default 7
+        Every contestant has one turn per round.
+    seconds : float, default 240
+        Limit for one contestant at one length. It has fewer rounds if that is short, and is
+        skipped if it would have fewer than three.
+    memory : int, optional
+        Bytes to use. Default: 0.8 of what is available.
+    threads : int, optional
+        Threads per contestant. Default: as many as BLAS would use.
+    seed : int, default 0
+        Everything random comes from it.
+
     Raises
     ------
     OptionError
@@ -45,18 +67,15 @@ class Settings:
         If the package of a contestant is not installed.
     """
 
-    cases: tuple[str, ...] = tuple(CASES)  # Names in `CASES`. Default: all
-    # T, in keys; there are as many queries. Default: 128, 256, … 16384
+    cases: tuple[str, ...] = tuple(CASES)
     lengths: tuple[int, ...] = LENGTHS
-    contestants: tuple[str, ...] = ()  # Names in `CONTESTANTS`. Default: all that run here
-    dtypes: tuple[str, ...] = DTYPES  # Of "float32", "float64". Default: both
-    rounds: int = 7  # every contestant has one turn per round
-    # Limit for one contestant at one length. It has fewer rounds if that is short, and is skipped
-    # if it would have fewer than three
+    contestants: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = DTYPES
+    rounds: int = 7
     seconds: float = 240.0
-    memory: int | None = None  # Bytes to use. Default: 0.8 of what is available
-    threads: int | None = None  # Threads per contestant. Default: as many as BLAS would use
-    seed: int = 0  # everything random comes from it
+    memory: int | None = None
+    threads: int | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         put = self.__dict__.__setitem__
