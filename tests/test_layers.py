@@ -96,10 +96,8 @@ CONFINED = {
     "neuralnetworknumpy": ("testing/targets/numpy_public.py",),
     "gpt2": ("testing/targets/numpy_public.py",),
     "hypothesis": (
-        "testing/cases/search.py",
         "testing/cases/strategies.py",
         "testing/runner/search.py",
-        "testing/reference/search.py",
     ),
     "pytest": ("mutants/runs.py", "testing/pytest_plugin.py", "testing/suite.py"),
     "matplotlib": ("plot/",),

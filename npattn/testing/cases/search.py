@@ -1,40 +1,12 @@
-"""Simpler cases: by Hypothesis of what it samples, or step by step of a case that fails."""
+"""The search for a simpler case that fails, step by step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Case = TypeVar("Case")
-
-
-def try_examples(
-    attempt: Callable[[Any], None], strategy: Any, start: int, examples: int, **settings: Any
-) -> None:
-    """Let Hypothesis call `attempt` on values that it samples, and simplify one that raises.
-
-    `start` is a seed; `settings` are more of Hypothesis'.
-    """
-    import hypothesis as h  # slow to load
-
-    profile = h.settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        phases=(h.Phase.generate, h.Phase.shrink),
-        suppress_health_check=list(h.HealthCheck),
-        print_blob=False,
-        **settings,
-    )
-
-    @h.seed(start)
-    @profile
-    @h.given(strategy)
-    def test(value: Any) -> None:
-        attempt(value)
-
-    test()
 
 
 def shrink(

@@ -24,15 +24,13 @@ from npattn.testing.reference.amount import describe_amount
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
 from npattn.testing.reference.pairs import AttentionPair, Function, FunctionPair, Pair, reason
-from npattn.testing.reference.search import FEW, NO_TIME, Time
+from npattn.testing.reference.search import FEW, NO_TIME, SHRINK_SECONDS, Time
 from npattn.testing.reference.sides import Sides, open_sides
 from npattn.testing.reference.spread import ALARM, Judgement, judge
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 
-SHRINK_SECONDS = 6.0
-"""Processor time for the search for the smallest failing case of a dtype."""
 PLACE_SECONDS = 6.0
 """Processor time for the cases that say where they differ."""
 ENOUGH = 5

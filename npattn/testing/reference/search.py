@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.cases.search import try_examples
+from npattn.testing.cases.search import shrink
 from npattn.testing.comparison import Comparison
 from npattn.testing.power import Power
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.reproducer import write_docstring
 
+SHRINK_SECONDS = 6.0
+"""Processor time for the search for the smallest failing case."""
 FEW = 3
 """Examples that are asked whatever the time, and of which the cost is measured."""
 
@@ -66,10 +70,6 @@ class Answer(NamedTuple):
         return tuple(c for c in self.comparisons if not c.passed)
 
 
-class _Failed(Exception):
-    pass
-
-
 @dataclass
 class Search:
     """A search, and what it found."""
@@ -86,30 +86,26 @@ class Search:
         choices: Mapping[str, Sequence[Any]],
         build: Callable[[dict[str, Any]], Any],
         examples: int,
-        start: int,
+        seed: int,
     ) -> None:
-        """Judge cases with fields sampled from `choices` until one fails, then smaller ones.
+        """Judge cases with fields sampled from `choices` until one fails, then simpler ones.
 
-        The values of each field stand with the simplest first; `build` makes a case of fields;
-        `start` is a seed.
+        The values of each field stand with the simplest first; `build` makes a case of fields.
         """
-        from hypothesis import strategies as st  # slow to load
 
-        pools = {n: st.sampled_from(list(x)) for n, x in choices.items()}
-        try:
-            try_examples(
-                lambda fields: self._try(build(fields)),
-                st.fixed_dictionaries(pools), start, examples,
-            )  # fmt: skip
-        except _Failed:
-            pass
-        except ExceptionGroup as group:  # a case failed, and another one is not judged at all
-            _, others = group.split(_Failed)
-            if others is not None:
-                raise others.exceptions[0] from None
+        def fails(places: tuple[int, ...]) -> bool:
+            fields = zip(choices.items(), places, strict=True)
+            return self._fails(build({name: values[i] for (name, values), i in fields}))
 
-    def _try(self, case: Any) -> None:
-        """Judge a case once; raise _Failed if it is wrong or raises, else keep its ratios."""
+        rng, sizes = np.random.default_rng(seed), [len(x) for x in choices.values()]
+        for number in range(examples):
+            places = tuple(int(rng.integers(n)) if number else 0 for n in sizes)
+            if fails(places):
+                shrink(places, _simpler, fails, SHRINK_SECONDS)
+                return
+
+    def _fails(self, case: Any) -> bool:
+        """Judge a case once; return True if it is wrong or raises, and else keep its ratios."""
         if case not in self.answers:
             try:
                 self.answers[case] = Answer(case, self.judge(case))
@@ -118,8 +114,9 @@ class Search:
         answer = self.answers[case]
         if answer.error or answer.wrong:
             self.failure = answer
-            raise _Failed
+            return True
         self.worst = max([self.worst, *(c.ratio for c in answer.comparisons)])
+        return False
 
     def powers(self) -> dict[str, list[Power]]:
         """Return the powers of each result."""
@@ -148,6 +145,13 @@ class Search:
             script_text=write_script(case, message),
             kind="raised" if error else "",
         )
+
+
+def _simpler(places: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of values in their fields, one of them nearer to the simplest value."""
+    for at, place in enumerate(places):
+        for less in dict.fromkeys((0, place // 2, place - 1)) if place else ():
+            yield (*places[:at], less, *places[at + 1 :])
 
 
 def write_replay(headline: str, message: str, setup: str, case: Any, arguments: str) -> str:

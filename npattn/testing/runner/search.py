@@ -13,7 +13,6 @@ from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, T
 from npattn.testing.capabilities import blame_condition, blame_structure
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.cases.search import try_examples
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.power import PlainPowers
 from npattn.testing.rules import Property
@@ -142,12 +141,24 @@ class RuleSearch:
 
     def _shrink(self, failure: Failure, pools: Pools, seed: int) -> None:
         """Let Hypothesis find the simplest failing recipe near the one that failed."""
-        from hypothesis.errors import Flaky  # slow to load
+        from hypothesis import HealthCheck, Phase, given, settings  # slow to load
+        from hypothesis import seed as hypothesis_seed
+        from hypothesis.errors import Flaky
 
         self._shrinks_until = min(time.monotonic() + SHRINK_SECONDS, self.deadline)
+        profile = settings(
+            max_examples=200,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            print_blob=False,
+        )
         near = pools.near(failure.recipe.seed)
+        test = hypothesis_seed(seed)(profile(given(near)(self.try_recipe)))
         try:
-            try_examples(self.try_recipe, near, seed, 200, report_multiple_bugs=False)
+            test()
         except (Violation, ImplementationError):
             pass  # the last one, the simplest, is in self.failure
         except Flaky:
