@@ -97,9 +97,14 @@ class Search:
             fields = zip(choices.items(), places, strict=True)
             return self._fails(build({name: values[i] for (name, values), i in fields}))
 
-        rng, sizes = np.random.default_rng(seed), [len(x) for x in choices.values()]
+        rng = np.random.default_rng(seed)
+        # Each value of a field occurs as often as others, in an order that is no other field's.
+        columns = [
+            np.concatenate([rng.permutation(len(x)) for _ in range(examples // len(x) + 1)])
+            for x in choices.values()
+        ]
         for number in range(examples):
-            places = tuple(int(rng.integers(n)) if number else 0 for n in sizes)
+            places = tuple(int(column[number]) for column in columns)
             if fails(places):
                 shrink(places, _simpler, fails, SHRINK_SECONDS)
                 return

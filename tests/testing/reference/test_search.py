@@ -38,6 +38,16 @@ def test_a_case_that_fails_once_stays_a_failure():
     assert search.failure.case == 7
 
 
+def test_each_value_of_a_field_is_asked_as_often():
+    asked = []
+    search = Search(lambda case: asked.append(case) or judge(1))
+    search.run({"x": range(5), "y": (7, 11)}, lambda fields: (*fields.values(), len(asked)), 30, 3)
+    assert search.failure is None
+    assert [sum(x == n for x, *_ in asked) for n in range(5)] == [6] * 5
+    assert [sum(y == n for _, y, _ in asked) for n in (7, 11)] == [15, 15]
+    assert len({case[:2] for case in asked}) > 7  # not in step
+
+
 def test_an_outcome_says_results_before_gradients():
     ratios = {"dq": 7.0, "o": 2.0, "lse": 3.0, "dk": 0.5}
     shown = [Comparison(n, x, (0,), 0.0, 0.0, 0.0, int(x > 1), 1) for n, x in ratios.items()]
