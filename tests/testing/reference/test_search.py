@@ -41,11 +41,25 @@ def test_a_case_that_fails_once_stays_a_failure():
 def test_each_value_of_a_field_is_asked_as_often():
     asked = []
     search = Search(lambda case: asked.append(case) or judge(1))
-    search.run({"x": range(5), "y": (7, 11)}, lambda fields: (*fields.values(), len(asked)), 30, 3)
+    fields = {"x": range(5), "y": range(7, 12)}
+    search.run(fields, lambda case: (*case.values(), len(asked)), 30, 3)
     assert search.failure is None
     assert [sum(x == n for x, *_ in asked) for n in range(5)] == [6] * 5
-    assert [sum(y == n for _, y, _ in asked) for n in (7, 11)] == [15, 15]
-    assert len({case[:2] for case in asked}) > 7  # not in step
+    assert [sum(y == n for _, y, _ in asked) for n in range(7, 12)] == [6] * 5
+    assert len({case[:2] for case in asked}) > 10  # not in step
+
+
+def test_each_field_of_a_failure_is_made_simpler():
+    asked = []
+
+    def wrong_beyond(case):
+        asked.append(case)
+        return judge(7 if case[0] > 11 and case[1] > 2 else 1)
+
+    search = Search(wrong_beyond)
+    search.run({"x": range(31), "y": range(7)}, lambda case: tuple(case.values()), 30, 0)
+    assert search.failure.case == (12, 3)
+    assert len(set(asked)) == len(asked)  # the first answer stands
 
 
 def test_an_outcome_says_results_before_gradients():
