@@ -38,6 +38,13 @@ def test_a_case_that_fails_once_stays_a_failure():
     assert search.failure.case == 7
 
 
+def test_a_case_is_judged_once():
+    asked = []
+    search = Search(lambda case: asked.append(case) or judge(1))
+    search.run({"x": range(31)}, lambda fields: fields["x"] % 5, 30, 0)
+    assert sorted(asked) == list(range(5))
+
+
 def test_each_value_of_a_field_is_asked_as_often():
     asked = []
     search = Search(lambda case: asked.append(case) or judge(1))
