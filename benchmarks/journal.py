@@ -41,10 +41,7 @@ class Journal:
     ) -> Journal:
         """Return a new journal; nothing is written before `begin`.
 
-        Raises
-        ------
-        OptionError
-            If the file exists, or its folder does not.
+        Raises OptionError if the file exists, or its folder does not.
         """
         check_is_new(path)
         return cls(command, path, question)
@@ -53,10 +50,7 @@ class Journal:
     def resume(cls, command: str, path: str | os.PathLike[str]) -> Journal:
         """Go on with the file of a command that ended early.
 
-        Raises
-        ------
-        OptionError
-            If it is the journal of another command, or of other versions.
+        Raises OptionError if it is the journal of another command, or of other versions.
         """
         lines = read_lines(Path(path))
         if not lines or lines[0].get(f"{command} journal") != VERSION:
@@ -75,10 +69,7 @@ class Journal:
     def begin(self) -> None:
         """Write what is asked; in a file that is continued, remove a half line at its end.
 
-        Raises
-        ------
-        OptionError
-            If the file cannot be written.
+        Raises OptionError if the file cannot be written.
         """
         if self.path.exists():
             cut_last_line(self.path)

@@ -13,28 +13,16 @@ from npattn.errors import OptionError
 
 
 def open_journal(
-    command: str,
-    new: str | None,
+    command: str,  # "matrix", "zoo"
+    new: str | None,  # paths of --journal and --resume
     resumed: str | None,
-    asked: Mapping[str, Any],
+    asked: Mapping[str, Any],  # what a new journal is to remember
+    # parameters that may stand beside --resume, since they change nothing of the result
     allowed: Sequence[str],
 ) -> Journal | None:
     """Return the journal of the command that runs, new or one to go on from; None without one.
 
-    Parameters
-    ----------
-    command : {"matrix", "zoo"}
-    new, resumed : str or None
-        Paths of --journal and --resume.
-    asked : mapping
-        What a new journal is to remember.
-    allowed : sequence of str
-        Parameters that may stand beside --resume, since they change nothing of the result.
-
-    Raises
-    ------
-    OptionError
-        If another option stands beside --resume, or a file cannot be a journal.
+    Raises OptionError if another option stands beside --resume, or a file cannot be a journal.
     """
     if resumed is None:
         return None if new is None else Journal.create(command, new, asked)

@@ -342,6 +342,11 @@ def test_a_module_that_raises_when_it_is_imported_is_no_verdict(command, tmp_pat
     assert "cannot be imported: ValueError: math domain error (raising_at_once.py:3)" in output
 
 
+@pytest.mark.parametrize(("name", "examples"), [("check", 200), ("variant", 100), ("diff", 24)])
+def test_help_says_the_default_of_the_command(name, examples):
+    assert f"[default: {examples}]" in told(run(name, "--help"))
+
+
 @pytest.mark.parametrize("name", ["diff", "fingerprint", "variant", "list"])
 def test_an_interrupt_is_no_verdict(name, monkeypatch):
     def stop(*_):

@@ -98,7 +98,6 @@ CONFINED = {
     "hypothesis": (
         "testing/cases/strategies.py",
         "testing/runner/search.py",
-        "testing/reference/search.py",
     ),
     "pytest": ("mutants/runs.py", "testing/pytest_plugin.py", "testing/suite.py"),
     "matplotlib": ("plot/",),

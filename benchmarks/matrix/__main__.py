@@ -22,17 +22,10 @@ from benchmarks.matrix.run import run_matrix
 from benchmarks.options import list_flags_beside, open_journal
 from npattn.cli import Command
 from npattn.cli.cluster import open_cluster
+from npattn.cli.flags import add_flags
 from npattn.errors import NpattnError, OptionError
 from npattn.testing.judging import DTYPES
-from npattn.testing.parsing import (
-    INTERRUPTED,
-    interruptible,
-    parse_memory,
-    parse_processes,
-    parse_seconds,
-    parse_seed,
-    path_to_write,
-)
+from npattn.testing.parsing import INTERRUPTED, interruptible, parse_seconds, path_to_write
 
 OUTPUTS = ("json_path", "markdown_path", "html_path")
 """Parameters that name what is written: they may stand beside --read."""
@@ -47,35 +40,12 @@ ELSEWHERE = (*OUTPUTS, "processes", "cluster", "budget")
     help="Names that npattn list shows, beginnings of them, or specs.  [default: all]",
 )
 @click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    type=click.Choice(DTYPES),
-    help="May be given several times.  [default: float32, and float64 where it is native]",
-)
-@click.option("--examples", default=20, show_default=True, type=click.IntRange(1), help="Per rule.")
-@click.option(
-    "--seed",
-    metavar="N|random",
-    default="0",
-    show_default=True,
-    callback=lambda _, __, text: parse_seed(text),
-    help="Seed of everything random.",
-)
-@click.option("--only", multiple=True, metavar="RULE", help="A rule, or a prefix of several.")
-@click.option(
     "--blocks",
     default=1,
     show_default=True,
     type=click.IntRange(1),
     help="Parts into which the rules of a target are split, for more machines than targets.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds a call.  [default: 10; 120 for the first of a shape where it compiles]",
-)
-@click.option("--memory", metavar="SIZE", help="Memory that a target may use, as 500M or 4G.")
 @click.option(
     "--limit",
     metavar="TIME",
@@ -84,37 +54,16 @@ ELSEWHERE = (*OUTPUTS, "processes", "cluster", "budget")
     callback=lambda _, __, text: parse_seconds(text),
     help="Time for one target in one dtype, as 60s, 10m or 2h.",
 )
-@click.option(
-    "--device",
-    metavar="NAME",
-    help="Device of the targets' arrays, as cuda: by default targets and dtypes of GPUs.",
-)
-@click.option(
-    "--budget",
-    metavar="TIME",
-    callback=lambda _, __, text: None if text is None else parse_seconds(text),
-    help="Ask no more after this time, as 12m; the most telling rules come first.",
-)
-@click.option(
-    "-n",
-    "--processes",
-    metavar="N|auto",
-    default="1",
-    show_default=True,
-    callback=lambda _, __, text: parse_processes(text),
-    help="Targets that are judged at once; auto: one for each core.",
-)
-@click.option(
-    "--envs",
-    metavar="DIR",
-    type=click.Path(file_okay=False),
-    help="Folder of virtual environments: where a target needs packages that are not here, pip "
-    "installs them there, and its worker runs in it.",
-)
-@click.option(
-    "--cluster",
-    metavar="WHERE",
-    help="Judge on a cluster of Dask: local:N for N workers here, or the address of a scheduler.",
+@add_flags(
+    *("dtypes", "examples", "seed", "only", "timeout", "memory", "device", "budget", "processes"),
+    *("envs", "cluster"),
+    dtypes={"choices": DTYPES, "default": "float32, and float64 where it is native"},
+    examples={"value": 20, "help": "Per rule."},
+    seed={"value": "0"},
+    device={"help": "Device of the targets' arrays, as cuda: by default those of GPUs."},
+    budget={"help": "Ask no more after this time, as 12m; the most telling rules come first."},
+    processes={"value": "1", "help": "Targets that are judged at once; auto: one for each core."},
+    envs={"help": "Folder of virtual environments: pip installs there what a target lacks."},
 )
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write everything to this file."
@@ -158,7 +107,6 @@ def matrix_command(
     resume_path: str | None,
     processes: int,
     cluster: str | None,
-    memory: str | None,
     **asked: Any,
 ) -> None:
     """Judge many targets in their dtypes by every rule, and print a table.
@@ -172,8 +120,8 @@ def matrix_command(
         paths = (json_path, markdown_path, html_path)
         json_file, markdown_file, html_file = map(path_to_write, paths)
         asked |= {"targets": None if targets is None else targets.split(",")}
-        asked |= {"memory": parse_memory(memory)}
-        asked |= {name: list(asked[name]) or None for name in ("dtypes", "only")}
+        lists = {name: asked[name] for name in ("dtypes", "only")}
+        asked |= {name: None if x is None else list(x) for name, x in lists.items()}
         new, budget = (None if read_paths else journal_path), asked["budget"]
         journal = open_journal("matrix", new, resume_path, asked, ELSEWHERE)
         asked = asked if journal is None else journal.question

@@ -36,10 +36,7 @@ SHADOWS = ("flash_attn",)
 def fetch(projects: Sequence[str] = ()) -> int:
     """Download the wheels of some projects, or of all; return their bytes.
 
-    Raises
-    ------
-    SystemExit
-        If pip cannot get one, or all are too large.
+    Raises SystemExit if pip cannot get one, or all are too large.
     """
     platforms = [f"manylinux_2_{n}_x86_64" for n in GLIBC]
     platforms += ["manylinux2014_x86_64", "manylinux1_x86_64"]
@@ -76,10 +73,7 @@ def install(target: str) -> None:
 def run(command: str, *arguments: str) -> None:
     """Run pip.
 
-    Raises
-    ------
-    SystemExit
-        If it fails.
+    Raises SystemExit if it fails.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     done = subprocess.run([*pip, command, "--no-cache-dir", *arguments], check=False)

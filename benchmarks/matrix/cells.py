@@ -12,23 +12,12 @@ from npattn.testing.report.outcome import OUT_OF_TIME
 
 @dataclass(frozen=True)
 class State:
-    """A state of a cell.
-
-    Attributes
-    ----------
-    name : str
-    symbol : str
-        One character, told from the others without colours.
-    key : str
-        One letter, of which the page makes a class.
-    about : str
-        What it means, for a legend.
-    """
+    """A state of a cell."""
 
     name: str
-    symbol: str
-    key: str
-    about: str
+    symbol: str  # one character, told from the others without colours
+    key: str  # one letter, of which the page makes a class
+    about: str  # what it means, for a legend
 
 
 STATES = {
@@ -57,21 +46,13 @@ BAD = ("failed", "error", "crashed", "timed out")
 
 @dataclass(frozen=True)
 class Cell:
-    """The result of one rule in one run.
-
-    Attributes
-    ----------
-    state : State
-    ratio : float
-        Largest error / tolerance; of the smallest failing problem, if one failed. 0 if there is
-        no number.
-    outcome : mapping or None
-        The outcome in the report; None if it has none.
-    """
+    """The result of one rule in one run."""
 
     state: State
+    # Largest error / tolerance; of the smallest failing problem, if one failed. 0 if there is no
+    # number
     ratio: float = 0.0
-    outcome: Mapping[str, Any] | None = None
+    outcome: Mapping[str, Any] | None = None  # the outcome in the report; None if it has none
 
     @property
     def failed(self) -> bool:

@@ -22,17 +22,10 @@ Content = Mapping[str, Any]
 
 
 class Extent(NamedTuple):
-    """How much of a failure is shown.
+    """How much of a failure is shown."""
 
-    Attributes
-    ----------
-    maps : int
-        Results that are drawn, the worst first.
-    longest : int
-        Characters of the longest script; in place of a longer one stands the command for it.
-    """
-
-    maps: int
+    maps: int  # results that are drawn, the worst first
+    # characters of the longest script; in place of a longer one stands the command for it
     longest: int
 
 

@@ -34,20 +34,11 @@ LEAST = 5.0
 
 @dataclass
 class Budget:
-    """Time of a matrix, shared evenly by the units that are left.
-
-    Attributes
-    ----------
-    seconds : float
-    processes : int
-        Units that are judged at once.
-    clock : callable
-        Seconds, as of `time.monotonic`.
-    """
+    """Time of a matrix, shared evenly by the units that are left."""
 
     seconds: float
-    processes: int = 1
-    clock: Callable[[], float] = time.monotonic
+    processes: int = 1  # units that are judged at once
+    clock: Callable[[], float] = time.monotonic  # seconds, as of `time.monotonic`
     ends: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -24,32 +24,17 @@ DEFAULT_DTYPES = ("float32", "float64")
 
 @dataclass
 class Pair:
-    """A target in one dtype, and how far its judging has come.
-
-    Attributes
-    ----------
-    target, dtype : str
-    lacks : str
-        Why it cannot run here; "" if it can.
-    asked : list of Unit
-        Units that ask, and whose answers `report` takes; none if it asks itself.
-    report : Unit
-    sweep : Unit or None
-        Unit that samples problems on the device, and adds its outcomes to the report.
-    device : str
-        Name of the device, as a matrix has it.
-    results : dict
-        Results by key of a unit.
-    """
+    """A target in one dtype, and how far its judging has come."""
 
     target: str
     dtype: str
-    lacks: str
-    asked: list[Unit]
+    lacks: str  # why it cannot run here; "" if it can
+    asked: list[Unit]  # units that ask, and whose answers `report` takes; none if it asks itself
     report: Unit
+    # unit that samples problems on the device, and adds its outcomes to the report
     sweep: Unit | None = None
-    device: str = "CPU"
-    results: dict[str, Result] = field(default_factory=dict)
+    device: str = "CPU"  # name of the device, as a matrix has it
+    results: dict[str, Result] = field(default_factory=dict)  # results by key of a unit
 
     @property
     def units(self) -> list[Unit]:
@@ -125,12 +110,8 @@ def choose_targets(
     A target that is named and cannot run here is an error; one of many is a row without results.
     With a folder of environments, what can be installed can run.
 
-    Raises
-    ------
-    OptionError
-        If a word is no target, or what it begins.
-    MissingExtraError
-        If a target that is named needs a package that is not installed.
+    Raises OptionError if a word is no target, or what it begins. Raises MissingExtraError if a
+    target that is named needs a package that is not installed.
     """
     if words is None:
         return [TARGETS[name] for name in (TARGETS if device is None else on_device.TARGETS)]

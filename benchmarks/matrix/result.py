@@ -38,27 +38,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Row:
-    """A target.
-
-    Attributes
-    ----------
-    name : str
-    project : str
-        The project that wrote it, by the name of its package: targets are grouped by it.
-    about : str
-    versions : mapping
-        Of its packages, by name, as its worker says; empty if it did not run.
-    device : str
-    words : str
-        What it means, in one line.
-    """
+    """A target."""
 
     name: str
-    project: str
+    project: str  # the project that wrote it, by the name of its package: targets are grouped by it
     about: str
+    # of its packages, by name, as its worker says; empty if it did not run
     versions: Mapping[str, str]
     device: str
-    words: str
+    words: str  # what it means, in one line
 
     @classmethod
     def of(cls, target: Target, versions: Mapping[str, str] | None = None) -> Row:
@@ -72,56 +60,33 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """A target judged in one dtype.
-
-    Attributes
-    ----------
-    target, dtype : str
-    state : {"done", "not run", "not asked", "crashed", "timed out"}
-        What became of the judging: a target that fails rules, or crashes in some, is done.
-    why : str
-        Reason of another state than "done".
-    seconds : float
-    report : dict or None
-        `Report.as_dict`, as npattn/testing/report/schema.json describes it.
-    device : str
-        Short name of the device that it ran on, as H200; results of earlier versions have none,
-        and ran on a CPU.
-    """
+    """A target judged in one dtype."""
 
     target: str
     dtype: str
+    # what became of the judging: a target that fails rules, or crashes in some, is done: "done",
+    # "not run", "not asked", "crashed", "timed out"
     state: State
-    why: str = ""
+    why: str = ""  # reason of another state than "done"
     seconds: float = 0.0
+    # `Report.as_dict`, as npattn/testing/report/schema.json describes it
     report: dict[str, Any] | None = None
+    # short name of the device that it ran on, as H200; results of earlier versions have none, and
+    # ran on a CPU
     device: str = "CPU"
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Result of a matrix.
+    """Result of a matrix."""
 
-    Attributes
-    ----------
-    settings : mapping
-        What was asked: dtypes, examples, seed, only, timeout, memory.
-    rules : tuple of Rule
-    targets : tuple of Row
-    runs : tuple of Run
-        In the order of the targets, then of the dtypes.
-    made : str
-        ISO date, in UTC.
-    version : str
-        Version of npattn.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # what was asked: dtypes, examples, seed, only, timeout, memory
     rules: tuple[Rule, ...]
     targets: tuple[Row, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # in the order of the targets, then of the dtypes
+    # ISO date, in UTC
     made: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
-    version: str = npattn.__version__
+    version: str = npattn.__version__  # version of npattn
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the JSON, in its types."""
@@ -148,10 +113,7 @@ class Matrix:
 def read_matrix(path: str | os.PathLike[str]) -> Matrix:
     """Read a matrix from the file that `Matrix.to_json` wrote.
 
-    Raises
-    ------
-    OptionError
-        If it cannot be read, or is no matrix of this version.
+    Raises OptionError if it cannot be read, or is no matrix of this version.
     """
     try:
         content = json.loads(Path(path).read_text("utf-8"))
@@ -176,10 +138,7 @@ def read_matrix(path: str | os.PathLike[str]) -> Matrix:
 def merge_matrices(matrices: Sequence[Matrix]) -> Matrix:
     """Return the matrices of several devices as one, by the settings of the first.
 
-    Raises
-    ------
-    OptionError
-        If two have a run of the same target, dtype and device.
+    Raises OptionError if two have a run of the same target, dtype and device.
     """
     rules = list(dict.fromkeys(rule for one in matrices for rule in one.rules))
     rows = {row.name: row for one in reversed(matrices) for row in one.targets}

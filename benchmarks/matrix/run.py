@@ -39,81 +39,46 @@ SAVE_SECONDS = 20.0
 
 
 def run_matrix(
+    # names, beginnings of names, or specs; default: all that are known, of which those that cannot
+    # run here are rows without results
     targets: Sequence[str] | None = None,
     *,
+    # default: float32, and float64 where a target computes in it
     dtypes: Sequence[str] | None = None,
-    examples: int = 20,
+    examples: int = 20,  # as of `npattn.testing.check`
     seed: int = 0,
-    only: Iterable[str] | None = None,
+    only: Iterable[str] | None = None,  # rules, or beginnings of their names
+    # parts into which the rules of a target are split, so that several can be asked at once
     blocks: int = 1,
-    timeout: float | None = None,
-    memory: int | None = None,
+    timeout: float | None = None,  # seconds a call; default: as of `check`
+    memory: int | None = None,  # bytes that a target may use
+    # seconds for one target in one dtype: what is not known by then is "timed out"
     limit: float | None = None,
+    # folder of virtual environments, in which pip installs what known targets need: they are made
+    # where a unit is judged, and found there again
     envs: str | None = None,
+    # Device of the targets' arrays, as "cuda". The default targets and dtypes are then those of
+    # `benchmarks.matrix.device`
     device: str | None = None,
+    # Seconds after which no more is asked. Each unit has an even share of what is left, and asks
+    # the most telling rules first; problems of torch are also sampled on the device
     budget: float | None = None,
+    # where units are judged, each in a process of its own; default: here, one at a time
     executor: Executor | None = None,
-    processes: int = 1,
+    processes: int = 1,  # units that the executor judges at once, by which a budget is shared
+    # takes each result; results of an earlier run are not asked again
     journal: Journal | None = None,
+    # called with a `Status` whenever that changes, and twice a second
     progress: Progress | None = None,
+    # called with the matrix so far, after a result and not more often than every 20 seconds
     save: Callable[[Matrix], object] | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.monotonic,  # seconds that a budget is counted in
 ) -> Matrix:
     """Judge targets in dtypes by rules.
 
-    Parameters
-    ----------
-    targets : sequence of str, optional
-        Names, beginnings of names, or specs; default: all that are known, of which those that
-        cannot run here are rows without results.
-    dtypes : sequence of str, optional
-        Default: float32, and float64 where a target computes in it.
-    examples, seed : int
-        As of `npattn.testing.check`.
-    only : iterable of str, optional
-        Rules, or beginnings of their names.
-    blocks : int, default 1
-        Parts into which the rules of a target are split, so that several can be asked at once.
-    timeout : float, optional
-        Seconds a call; default: as of `check`.
-    memory : int, optional
-        Bytes that a target may use.
-    limit : float, optional
-        Seconds for one target in one dtype: what is not known by then is "timed out".
-    envs : str, optional
-        Folder of virtual environments, in which pip installs what known targets need: they are
-        made where a unit is judged, and found there again.
-    device : str, optional
-        Device of the targets' arrays, as "cuda". The default targets and dtypes are then those of
-        `benchmarks.matrix.device`.
-    budget : float, optional
-        Seconds after which no more is asked. Each unit has an even share of what is left, and asks
-        the most telling rules first; problems of torch are also sampled on the device.
-    executor : concurrent.futures.Executor, optional
-        Where units are judged, each in a process of its own; default: here, one at a time.
-    processes : int, default 1
-        Units that the executor judges at once, by which a budget is shared.
-    journal : Journal, optional
-        Takes each result; results of an earlier run are not asked again.
-    progress : callable, optional
-        Called with a `Status` whenever that changes, and twice a second.
-    save : callable, optional
-        Called with the matrix so far, after a result and not more often than every 20 seconds.
-    clock : callable
-        Seconds that a budget is counted in.
-
-    Returns
-    -------
-    Matrix
-
-    Raises
-    ------
-    OptionError
-        If an argument is not legal; before any work.
-    MissingExtraError
-        If a target that is named cannot run here.
-    KeyboardInterrupt
-        If it is interrupted; its attribute `matrix` is what is known by then.
+    Raises OptionError if an argument is not legal; before any work. Raises MissingExtraError if a
+    target that is named cannot run here. Raises KeyboardInterrupt if it is interrupted; its
+    attribute `matrix` is what is known by then.
     """
     if budget is not None and blocks != 1:
         raise OptionError(f"blocks is {blocks}, must be 1 with a budget, which asks for less")

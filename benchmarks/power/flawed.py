@@ -29,26 +29,15 @@ LOG2E = np.float32(1 / math.log(2))
 
 @dataclass(frozen=True, eq=False)
 class KernelInputs:
-    """Inputs of a kernel: q (H, T, D), k, v (K, S, D), as float32 with values of dtype.
-
-    Attributes
-    ----------
-    heads : int array (H,)
-        Key head of each query head.
-    visible : bool array (H, T, S)
-    bias : array, or 0
-        Broadcasts against (H, T, S).
-    keep : array, or 1
-        1 for kept weights, 0 for dropped ones.
-    """
+    """Inputs of a kernel: q (H, T, D), k, v (K, S, D), as float32 with values of dtype."""
 
     q: Array
     k: Array
     v: Array
-    heads: Array
-    visible: Array
-    bias: Any
-    keep: Any
+    heads: Array  # (H,) key head of each query head
+    visible: Array  # (H, T, S)
+    bias: Any  # broadcasts against (H, T, S)
+    keep: Any  # 1 for kept weights, 0 for dropped ones
     rate: float
     scale: float
     dtype: Any
@@ -108,27 +97,15 @@ RIGHT: dict[str, Step] = {"weights": store_as, "dv weights": store_as, "dscores"
 
 @dataclass(frozen=True, kw_only=True)
 class Flash:
-    """Flash-like kernel.
+    """Flash-like kernel."""
 
-    Attributes
-    ----------
-    steps : mapping
-        Replacements of scores, exp, weights, sum, l, acc, out; of lse, delta, dp, dscores, dq sum,
-        dv weights, heads, dq, dk, dv. A step without one is as in `RIGHT`, or exact.
-    tile : int
-        Keys per step.
-    repeats : int
-        Keys of the first tile that the second repeats.
-    unscaled : {"", "l", "acc"}
-        Sum that is not rescaled in the second tile.
-    product : callable, optional
-        (q, k, dtype) → q kᵀ.
-    """
-
+    # Replacements of scores, exp, weights, sum, l, acc, out; of lse, delta, dp, dscores, dq sum, dv
+    # weights, heads, dq, dk, dv. A step without one is as in `RIGHT`, or exact
     steps: Mapping[str, Step] = field(default_factory=dict)
-    tile: int = TILE
-    repeats: int = 0
-    unscaled: str = ""
+    tile: int = TILE  # keys per step
+    repeats: int = 0  # keys of the first tile that the second repeats
+    unscaled: str = ""  # sum that is not rescaled in the second tile: "", "l", "acc"
+    # (q, k, dtype) → q kᵀ
     product: Callable[[Array, Array, Any], Array] = lambda q, k, dtype: q @ k.swapaxes(-1, -2)
 
     def step(self, name: str, x: Array, inputs: KernelInputs) -> Array:
@@ -218,27 +195,15 @@ class Flash:
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """A mistake of the kernel.
-
-    Attributes
-    ----------
-    name : str
-    problem : str
-        Name of a problem of detection.py.
-    kernel : Flash
-    inputs : callable
-        Changes the inputs of the kernel.
-    backward : bool
-        True for a mistake in backward.
-    narrow : bool
-        True if something is stored in the dtype of q, which is no mistake in float32.
-    """
+    """A mistake of the kernel."""
 
     name: str
-    problem: str = "plain"
+    problem: str = "plain"  # name of a problem of detection.py
     kernel: Flash = Flash()
+    # changes the inputs of the kernel
     inputs: Callable[[KernelInputs], KernelInputs] = lambda inputs: inputs
-    backward: bool = False
+    backward: bool = False  # True for a mistake in backward
+    # True if something is stored in the dtype of q, which is no mistake in float32
     narrow: bool = False
 
     def results(self, right: KernelInputs, out: Array, lse: Array, dout: Array) -> dict[str, Array]:
@@ -461,10 +426,7 @@ CONTINUOUS: dict[str, Sized] = {
         ("fwd: masked keys leak, weight e", lambda e: {"steps": {"exp": leaking(e)}}, "causal"),
         ("fwd: ALiBi slope x(1+e)", lambda e: {"inputs": rescale("bias", e)}, "ALiBi"),
         ("bwd: D x(1+e)", lambda e: {"steps": {"delta": times(1 + e)}}),
-        (
-            "bwd: P recomputed with scale x(1+e)",
-            lambda e: {"steps": {"scores": times(1 + e)}},
-        ),
+        ("bwd: P recomputed with scale x(1+e)", lambda e: {"steps": {"scores": times(1 + e)}}),
         ("bwd: LSE off by e", lambda e: {"steps": {"lse": plus(e)}}),
         ("bwd: dQ scale x(1+e)", lambda e: {"steps": {"dq": times(1 + e)}}),
         ("bwd: dK scale x(1+e)", lambda e: {"steps": {"dk": times(1 + e)}}),

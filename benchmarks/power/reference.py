@@ -236,182 +236,140 @@ def conv_of(padded, w, n):
 
 
 EVEN = {"D": (2, 8, 16, 64), "H": (1, 2)}
+# fmt: off
 TABLE = {
-    "layer norm": Row(
-        layer_norm,
-        {"x": "B T C", "w": "C", "b": "C"},
-        {
-            "torch": lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
-            "in float32": layer_norm_float32,
-            "var in float32": lambda x, w, b: (
-                (x - x.to(wide(x)).mean(-1, keepdim=True))
-                * (x.to(wide(x)).var(-1, keepdim=True, correction=0) + 1e-5).rsqrt()
-                * w
-                + b
-            ).to(x.dtype),
-            "by mean of squares": lambda x, w, b: (
-                F.rms_norm(x - x.mean(-1, keepdim=True), x.shape[-1:], w, 1e-5) + b
-            ),
-        },
-        {
-            "eps 1e-4": lambda x, w, b: layer_norm(x, w, b, 1e-4),
-            "n - 1": lambda x, w, b: layer_norm(x, w, b, ddof=1),
-            "eps after the root": lambda x, w, b: (
-                (x - x.mean(-1, keepdim=True))
-                / (x.var(-1, keepdim=True, correction=0).sqrt() + 1e-5)
-                * w
-                + b
-            ),
-            "no mean": lambda x, w, b: rms_norm(x, w) + b,
-            "mean has no gradient": lambda x, w, b: (
-                layer_norm(x, w, b)
-                + (x.mean(-1, keepdim=True) - x.mean(-1, keepdim=True).detach()) * w
-            ),
-        },
-    ),
-    "RMS norm": Row(
-        rms_norm,
-        {"x": "B T C", "w": "C"},
-        {
-            "torch": lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6),
-            "rsqrt in float32": lambda x, w: (
-                x * T.rsqrt(x.to(wide(x)).pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype) * w
-            ),
-            "weight first": lambda x, w: (x * w) / (x.square().mean(-1, True) + 1e-6).sqrt(),
-        },
-        {
-            "eps 1e-5": lambda x, w: rms_norm(x, w, 1e-5),
-            "1 + w": lambda x, w: rms_norm(x, 1 + w),
-            "sum for mean": lambda x, w: x / ((x * x).sum(-1, keepdim=True) + 1e-6).sqrt() * w,
-            "root has no gradient": lambda x, w: (
-                x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt().detach() * w
-            ),
-        },
-    ),
-    "softmax (NumPy)": Row(
-        softmax_numpy,
-        {"x": "B S"},
-        {
-            "by logarithm": softmax_division_last,
-            "reciprocal": lambda x: (
+    "layer norm": Row(layer_norm, {"x": "B T C", "w": "C", "b": "C"}, {
+        "torch": lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
+        "in float32": layer_norm_float32,
+        "var in float32": lambda x, w, b: (
+            (x - x.to(wide(x)).mean(-1, keepdim=True))
+            * (x.to(wide(x)).var(-1, keepdim=True, correction=0) + 1e-5).rsqrt()
+            * w
+            + b
+        ).to(x.dtype),
+        "by mean of squares": lambda x, w, b: (
+            F.rms_norm(x - x.mean(-1, keepdim=True), x.shape[-1:], w, 1e-5) + b
+        ),
+    }, {
+        "eps 1e-4": lambda x, w, b: layer_norm(x, w, b, 1e-4),
+        "n - 1": lambda x, w, b: layer_norm(x, w, b, ddof=1),
+        "eps after the root": lambda x, w, b: (
+            (x - x.mean(-1, keepdim=True))
+            / (x.var(-1, keepdim=True, correction=0).sqrt() + 1e-5)
+            * w
+            + b
+        ),
+        "no mean": lambda x, w, b: rms_norm(x, w) + b,
+        "mean has no gradient": lambda x, w, b: (
+            layer_norm(x, w, b)
+            + (x.mean(-1, keepdim=True) - x.mean(-1, keepdim=True).detach()) * w
+        ),
+    }),
+    "RMS norm": Row(rms_norm, {"x": "B T C", "w": "C"}, {
+        "torch": lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-6),
+        "rsqrt in float32": lambda x, w: (
+            x * T.rsqrt(x.to(wide(x)).pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype) * w
+        ),
+        "weight first": lambda x, w: (x * w) / (x.square().mean(-1, True) + 1e-6).sqrt(),
+    }, {
+        "eps 1e-5": lambda x, w: rms_norm(x, w, 1e-5),
+        "1 + w": lambda x, w: rms_norm(x, 1 + w),
+        "sum for mean": lambda x, w: x / ((x * x).sum(-1, keepdim=True) + 1e-6).sqrt() * w,
+        "root has no gradient": lambda x, w: (
+            x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt().detach() * w
+        ),
+    }),
+    "softmax (NumPy)": Row(softmax_numpy, {"x": "B S"}, {
+        "by logarithm": softmax_division_last,
+        "reciprocal": lambda x: (
+            np.exp(x - x.max(-1, keepdims=True))
+            * (1 / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        ),
+    }, {
+        "other axis": lambda x: softmax_numpy(x.T).T,
+        "base 2": lambda x: softmax_numpy(x * x.dtype.type(0.6931)),
+        "last block left out": lambda x: (
+            softmax_numpy(x)
+            if x.shape[-1] < 65
+            else (
                 np.exp(x - x.max(-1, keepdims=True))
-                * (1 / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
-            ),
-        },
-        {
-            "other axis": lambda x: softmax_numpy(x.T).T,
-            "base 2": lambda x: softmax_numpy(x * x.dtype.type(0.6931)),
-            "last block left out": lambda x: (
-                softmax_numpy(x)
-                if x.shape[-1] < 65
-                else (
-                    np.exp(x - x.max(-1, keepdims=True))
-                    / np.exp(x[:, :64] - x.max(-1, keepdims=True)).sum(-1, keepdims=True)
-                )
-            ),
-        },
-    ),
-    "linear": Row(
-        linear,
-        {"x": "B T C", "w": "C 3C", "b": "3C"},
-        {
-            "addmm": lambda x, w, b: F.linear(x, w.T, b),
-            "in blocks": linear_in_blocks,
-            "einsum": lambda x, w, b: T.einsum("btc,cd->btd", x, w) + b,
-            "products summed": lambda x, w, b: (x[..., None] * w).sum(-2) + b,
-        },
-        {
-            "tail of 8 left out": linear_tail,
-            "bias twice": lambda x, w, b: linear(x, w, 2 * b),
-            "last column": lambda x, w, b: T.cat([linear(x, w, b)[..., :-1], x @ w[:, -1:]], -1),
-            "bias has no gradient": lambda x, w, b: linear(x, w, b.detach()),
-        },
-    ),
-    "GELU": Row(
-        gelu,
-        {"x": "T C"},
-        {
-            "torch": F.gelu,
-            "erfc": lambda x: 0.5 * x * T.erfc(-x / 2**0.5),
-            "half later": lambda x: x * (0.5 + 0.5 * T.erf(x * 0.5**0.5)),
-        },
-        {
-            "tanh": lambda x: F.gelu(x, approximate="tanh"),
-            "sigmoid": lambda x: x * T.sigmoid(1.702 * x),
-        },
-    ),
-    "SwiGLU": Row(
-        swiglu,
-        {"x": "T C", "w": "C 2C", "u": "C 2C", "d": "2C C"},
-        {
-            "silu": swiglu_with(),
-            "packed": lambda x, w, u, d: (lambda y: (F.silu(y[0]) * y[1]) @ d)(
-                (x @ T.cat([w, u], -1)).chunk(2, -1)
-            ),
-            "1 - sigmoid(-x)": swiglu_with(lambda a: a * (1 - T.sigmoid(-a))),
-        },
-        {
-            "GELU": swiglu_with(F.gelu),
-            "gate and value exchanged": swiglu_with(gate="u"),
-            "last left out": swiglu_with(drop=1),
-        },
-    ),
-    "rotary attention": Row(
-        rope_attention,
-        {"q": "B H T D", "k": "B H T D", "v": "B H T D"},
-        {
-            "scaled_dot_product_attention": rope_sdpa,
-            "in chunks": rope_chunked,
-            "scale first": lambda q, k, v, causal=False: rope_attention(
-                q * q.shape[-1] ** -0.25, k * q.shape[-1] ** -0.25, v, causal, scale=1.0
-            ),
-        },
-        {
-            "base from key 64 on": lambda q, k, v, causal=False: rope_attention(
-                q, k, v, causal, turn_k=late_base
-            ),
-            "base 10001": lambda q, k, v, causal=False: rope_attention(
-                q, k, v, causal, lambda x: rotate(x, 1.0001e4)
-            ),
-            "pairs": lambda q, k, v, causal=False: rope_attention(
-                q, k, v, causal, lambda x: rotate(x, layout="pairs")
-            ),
-            "keys one later": lambda q, k, v, causal=False: rope_attention(
-                q, k, v, causal, turn_k=lambda x: rotate(x, first=1)
-            ),
-            "√D twice": lambda q, k, v, causal=False: rope_attention(
-                q, k, v, causal, scale=1 / q.shape[-1]
-            ),
-            "causal ignored": lambda q, k, v, causal=False: rope_attention(q, k, v),
-            "softmax over queries": lambda q, k, v, causal=False: rope_attention(
-                q, k, v, causal, soft=-2
-            ),
-            "causal with -1e4": lambda q, k, v, causal=False: (
-                rope_attention(q, k, v, causal) + (1e-3 if causal and q.shape[-2] > 32 else 0)
-            ),
-        },
-        {"causal": (False, True)},
-        EVEN,
-    ),
-    "block": Row(
-        block,
-        {"x": "B T 4C", "w": "4C 12C", "o": "4C 4C", "mask": "T T bool"},
-        {
-            "scaled_dot_product_attention": block_sdpa,
-            "the least number": block_with(fill=-1e4),
-            "same, other order": block_with(),
-        },
-        {
-            "order kqv": block_with("kqv"),
-            "heads not moved back": block_with(merge=False),
-            "no residual": block_with(residual=0.0),
-            "whole width": block_with(power=0.25),
-            "mask ignored": block_with(hide=False),
-            "mask of -1": block_with(fill=-1.0),
-            "residual 0.999": block_with(residual=0.999),
-        },
-        sizes={"T": (3, 2, 5, 8, 17, 33, 65), "C": (2, 1, 3, 4, 8)},
-    ),
+                / np.exp(x[:, :64] - x.max(-1, keepdims=True)).sum(-1, keepdims=True)
+            )
+        ),
+    }),
+    "linear": Row(linear, {"x": "B T C", "w": "C 3C", "b": "3C"}, {
+        "addmm": lambda x, w, b: F.linear(x, w.T, b),
+        "in blocks": linear_in_blocks,
+        "einsum": lambda x, w, b: T.einsum("btc,cd->btd", x, w) + b,
+        "products summed": lambda x, w, b: (x[..., None] * w).sum(-2) + b,
+    }, {
+        "tail of 8 left out": linear_tail,
+        "bias twice": lambda x, w, b: linear(x, w, 2 * b),
+        "last column": lambda x, w, b: T.cat([linear(x, w, b)[..., :-1], x @ w[:, -1:]], -1),
+        "bias has no gradient": lambda x, w, b: linear(x, w, b.detach()),
+    }),
+    "GELU": Row(gelu, {"x": "T C"}, {
+        "torch": F.gelu,
+        "erfc": lambda x: 0.5 * x * T.erfc(-x / 2**0.5),
+        "half later": lambda x: x * (0.5 + 0.5 * T.erf(x * 0.5**0.5)),
+    }, {
+        "tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "sigmoid": lambda x: x * T.sigmoid(1.702 * x),
+    }),
+    "SwiGLU": Row(swiglu, {"x": "T C", "w": "C 2C", "u": "C 2C", "d": "2C C"}, {
+        "silu": swiglu_with(),
+        "packed": lambda x, w, u, d: (lambda y: (F.silu(y[0]) * y[1]) @ d)(
+            (x @ T.cat([w, u], -1)).chunk(2, -1)
+        ),
+        "1 - sigmoid(-x)": swiglu_with(lambda a: a * (1 - T.sigmoid(-a))),
+    }, {
+        "GELU": swiglu_with(F.gelu),
+        "gate and value exchanged": swiglu_with(gate="u"),
+        "last left out": swiglu_with(drop=1),
+    }),
+    "rotary attention": Row(rope_attention, {"q": "B H T D", "k": "B H T D", "v": "B H T D"}, {
+        "scaled_dot_product_attention": rope_sdpa,
+        "in chunks": rope_chunked,
+        "scale first": lambda q, k, v, causal=False: rope_attention(
+            q * q.shape[-1] ** -0.25, k * q.shape[-1] ** -0.25, v, causal, scale=1.0
+        ),
+    }, {
+        "base from key 64 on": lambda q, k, v, causal=False: rope_attention(
+            q, k, v, causal, turn_k=late_base
+        ),
+        "base 10001": lambda q, k, v, causal=False: rope_attention(
+            q, k, v, causal, lambda x: rotate(x, 1.0001e4)
+        ),
+        "pairs": lambda q, k, v, causal=False: rope_attention(
+            q, k, v, causal, lambda x: rotate(x, layout="pairs")
+        ),
+        "keys one later": lambda q, k, v, causal=False: rope_attention(
+            q, k, v, causal, turn_k=lambda x: rotate(x, first=1)
+        ),
+        "√D twice": lambda q, k, v, causal=False: rope_attention(
+            q, k, v, causal, scale=1 / q.shape[-1]
+        ),
+        "causal ignored": lambda q, k, v, causal=False: rope_attention(q, k, v),
+        "softmax over queries": lambda q, k, v, causal=False: rope_attention(
+            q, k, v, causal, soft=-2
+        ),
+        "causal with -1e4": lambda q, k, v, causal=False: (
+            rope_attention(q, k, v, causal) + (1e-3 if causal and q.shape[-2] > 32 else 0)
+        ),
+    }, {"causal": (False, True)}, EVEN),
+    "block": Row(block, {"x": "B T 4C", "w": "4C 12C", "o": "4C 4C", "mask": "T T bool"}, {
+        "scaled_dot_product_attention": block_sdpa,
+        "the least number": block_with(fill=-1e4),
+        "same, other order": block_with(),
+    }, {
+        "order kqv": block_with("kqv"),
+        "heads not moved back": block_with(merge=False),
+        "no residual": block_with(residual=0.0),
+        "whole width": block_with(power=0.25),
+        "mask ignored": block_with(hide=False),
+        "mask of -1": block_with(fill=-1.0),
+        "residual 0.999": block_with(residual=0.999),
+    }, sizes={"T": (3, 2, 5, 8, 17, 33, 65), "C": (2, 1, 3, 4, 8)}),
     "decay": Row(
         decay,
         {"x": "B T C", "a": "C"},
@@ -424,11 +382,10 @@ TABLE = {
         {"x": "B V", "ids": "B int V"},
         {"torch": F.cross_entropy, "logsumexp": cross_entropy_lse},
         {
-            "sum": lambda x, ids: cross_entropy(x, ids) * len(x),
-            "next class": lambda x, ids: cross_entropy(x, (ids + 1) % x.shape[-1]),
-            "smoothing": lambda x, ids: F.cross_entropy(x, ids, label_smoothing=0.01),
-        },
-    ),
+        "sum": lambda x, ids: cross_entropy(x, ids) * len(x),
+        "next class": lambda x, ids: cross_entropy(x, (ids + 1) % x.shape[-1]),
+        "smoothing": lambda x, ids: F.cross_entropy(x, ids, label_smoothing=0.01),
+    }),
     "causal convolution": Row(
         conv,
         {"x": "B C T", "w": "C 3"},
@@ -436,6 +393,7 @@ TABLE = {
         {"centred": conv_with(pad=(1, 1)), "flipped": conv_with(flip=True)},
     ),
 }
+# fmt: on
 
 
 TABLE |= {

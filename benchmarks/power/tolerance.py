@@ -123,10 +123,7 @@ def sizes(dtypes: tuple[str, ...], lengths: tuple[int, ...]) -> str:
             reference = {"o": fwd.out} | {f"d{n}": x for n, x in vars(backward(fwd, dout)).items()}
             cells = []
             for name in SIZED:
-                size, error = (
-                    rms(reference[name]),
-                    rms(got[name].astype(float) - reference[name]),
-                )
+                size, error = (rms(reference[name]), rms(got[name].astype(float) - reference[name]))
                 numbers = [np.median(worst[name]), 8 * np.median(sigma[name])]
                 numbers += [np.median(half_ulp(got[name])), error]
                 cells.append(" / ".join(f"{x / size:.1e}" for x in numbers))

@@ -1,30 +1,35 @@
-"""False words of first causes: a place, a condition or an amount that is not so.
+"""Step, place and false words of the first cause of every registered mistake.
 
     python -m benchmarks.power.words --every 24 --start 5
+    python -m benchmarks.power.words --examples 20 --only window
 
-Each mistake is checked as a user does it. A place is false if it names other elements than the
-declared one on more than 2 % of 200 random problems; a condition of problems, if it passes a
-problem on which the declared place holds, as often; an amount, if the wrong numbers that stand
-beside it in the report are others. What is not said is not false.
+Each mistake is checked as a user does it. Its `step` and `where` were written down from the code,
+before any diagnosis was run. A step is false if it is named, and is another one; a place, if it
+names other elements than the declared one on more than 2 % of 200 random problems; a condition of
+problems, if it passes a problem on which the declared place holds, as often; an amount, if the
+wrong numbers that stand beside it in the report are others. What is not said is not false.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import click
 import numpy as np
 
 from benchmarks.power import fresh
-from benchmarks.power.diagnosis import COMPARISONS, explain, first_cause
 from npattn.mistakes import MISTAKES, Mistake
-from npattn.testing import Cause
+from npattn.testing import Cause, Report, check
+from npattn.testing.diagnosis import causes
 from npattn.testing.diagnosis.amount import SEEN
+from npattn.testing.diagnosis.causes import diagnose
 
 PROBLEMS, ELEMENTS = 200, 400
 """Random problems, and elements of each on which two places are compared."""
@@ -36,7 +41,38 @@ OPTIONS = (
     "mask", "causal", "window", "bias", "scale", "softcap", "sinks", "dropout", "gate", "contents",
     "dlse", "dweights", "weights",
 )  # fmt: skip
+COMPARISONS = {"≥": ">=", "≤": "<=", "≠": "!=", "=": "==", "<": "<", ">": ">"}
 Elements = Mapping[str, Any]
+
+
+def explain(mistake: Mistake, examples: int | None) -> tuple[Report, float]:
+    """Judge a mistake as a user does; return the report, and the seconds of its explanation."""
+    seconds = 0.0
+
+    def time_diagnosis(*args: Any) -> Any:
+        nonlocal seconds
+        began = time.process_time()
+        try:
+            return diagnose(*args)
+        finally:
+            seconds += time.process_time() - began
+
+    given: dict[str, Any] = {} if examples is None else {"examples": examples}
+    with mock.patch.object(causes, "diagnose", time_diagnosis):
+        report = check(
+            mistake.forward,
+            backward=mistake.backward,
+            framework="numpy",
+            dtypes=mistake.dtypes,
+            rounding=mistake.rounding,
+            **given,
+        )
+    return report, seconds
+
+
+def first_cause(report: Report) -> Cause:
+    """Return the first cause, of rules that are not required if no other failed."""
+    return next(iter((*report.causes, *report.other_causes)), Cause("", ()))
 
 
 def problems() -> Iterator[Elements]:
@@ -175,11 +211,15 @@ def main(examples: int | None, only: str, every: int, start: int, newer: bool) -
         if not any(outcome.failed for outcome in report.outcomes):
             print(f"{name:40} not found", flush=True)
             continue
-        mark, words = grade(mistake, first_cause(report))
+        first = first_cause(report)
+        mark, words = grade(mistake, first)
         counts[mark] += 1
         false += bool(words)
         took.append(seconds)
         print(f"{name:40} {mark:20} {seconds:5.1f} s", *words, sep="\n    ", flush=True)
+        if mark != "right step and place":
+            print(f"    declared {mistake.step}: {mistake.where}")
+            print(f"    stated   {first.step}: {first.where} ({first.amount})", flush=True)
     total = sum(counts.values())
     print(", ".join(f"{mark} {n}" for mark, n in counts.most_common()), f"of {total}")
     if took:

@@ -24,29 +24,16 @@ DOCUMENTS = 8
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of attention.
-
-    Attributes
-    ----------
-    name, about : str
-    H, K, D : int
-        Query heads, key/value heads and size of a head.
-    causal : bool
-    window : (int, int) or None
-        As `npattn.attention` takes it.
-    documents : int
-        Number of documents that are packed into the sequence, or 0.
-    alibi : bool
-    """
+    """One kind of attention."""
 
     name: str
     about: str
-    H: int = 8
+    H: int = 8  # query heads, key/value heads and size of a head
     K: int = 8
     D: int = 64
     causal: bool = False
-    window: tuple[int, int] | None = None
-    documents: int = 0
+    window: tuple[int, int] | None = None  # as `npattn.attention` takes it
+    documents: int = 0  # number of documents that are packed into the sequence, or 0
     alibi: bool = False
 
 
@@ -64,27 +51,16 @@ CASES = {case.name: case for case in _ALL}
 
 
 class Task(NamedTuple):
-    """A case at one length: the input of every contestant.
-
-    Attributes
-    ----------
-    case : Case
-    q, k, v, dout : array
-        (1, H, T, D), k and v (1, K, T, D), in the dtype of the task.
-    mask, bias : one of npattn.masks, npattn.biases, or None
-        In the form of npattn; causal is not in the mask.
-    arrays : Arrays
-        The same as arrays, made on first use.
-    """
+    """A case at one length: the input of every contestant."""
 
     case: Case
-    q: Array
+    q: Array  # (1, H, T, D), k and v (1, K, T, D), in the dtype of the task
     k: Array
     v: Array
     dout: Array
-    mask: Mask | None
+    mask: Mask | None  # in the form of npattn; causal is not in the mask
     bias: Bias | None
-    arrays: Arrays
+    arrays: Arrays  # the same as arrays, made on first use
 
     @property
     def T(self) -> int:

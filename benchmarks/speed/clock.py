@@ -1,10 +1,11 @@
-"""Seconds of a call, next to other calls whose threads may still be awake."""
+"""Seconds of a call beside others: made in turns, or next to threads that may still be awake."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 TURN = 0.02
@@ -43,6 +44,32 @@ class Clock:
             self.sleep(STEP)
             if self.processor_time() - before < REST * (self.now() - start):
                 return
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def times_in_turns(
+    calls: Iterable[Callable[[], Any]],
+    rounds: int,
+    seconds: float = 0.0,
+    clock: Callable[[], float] = time.process_time,
+) -> list[list[float]]:
+    """Return the times of each call, made in turns: so many rounds at least, for so many seconds.
+
+    What disturbs one call disturbs all.
+    """
+    pairs = [(call, list[float]()) for call in calls]
+    end, done = time.monotonic() + seconds, 0
+    while done < rounds or time.monotonic() < end:
+        done += 1
+        for call, times in pairs:
+            start = clock()
+            call()
+            times.append(clock() - start)
+    return [times for _, times in pairs]
 
 
 def turn(call: Callable[[], Any], clock: Clock) -> float:

@@ -14,48 +14,25 @@ from npattn.problem.arrays import Array
 
 
 class Calls(NamedTuple):
-    """One contestant on one task, ready to run: converted and compiled.
+    """One contestant on one task, ready to run: converted and compiled."""
 
-    Attributes
-    ----------
-    forward : callable
-        Computes out.
-    both : callable or None
-        Computes out, dq, dk and dv; None where there is no gradient.
-    read : callable or None
-        Converts their results to (out,) or (out, dq, dk, dv), NumPy arrays with npattn's shapes.
-        None for the bounds, whose results are not attention.
-    bytes : int
-        Size of its inputs, masks and biases included.
-    """
-
-    forward: Callable[[], Any]
-    both: Callable[[], Any] | None
+    forward: Callable[[], Any]  # computes out
+    both: Callable[[], Any] | None  # computes out, dq, dk and dv; None where there is no gradient
+    # Converts their results to (out,) or (out, dq, dk, dv), NumPy arrays with npattn's shapes. None
+    # for the bounds, whose results are not attention
     read: Callable[[Any], tuple[Array, ...]] | None
-    bytes: int
+    bytes: int  # size of its inputs, masks and biases included
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """An implementation to measure, or a bound.
-
-    Attributes
-    ----------
-    name : str
-    role : str
-        "npattn", "peer", "ceiling" (no engine with such tiles can be faster) or "floor".
-    module, function : str
-        Location of a function (task, threads) → Calls.
-    needs : str or None
-        Package that it needs.
-    about : str
-    """
+    """An implementation to measure, or a bound."""
 
     name: str
-    role: str
-    module: str
+    role: str  # "npattn", "peer", "ceiling" (no engine with such tiles can be faster) or "floor"
+    module: str  # location of a function (task, threads) → Calls
     function: str
-    needs: str | None
+    needs: str | None  # package that it needs
     about: str
 
     @property

@@ -93,12 +93,7 @@ QUESTIONS = {
             usual=False,
         ),
         Question(
-            "suite",
-            "the test suite",
-            360,
-            ("pytest", "-q", "-n", "{jobs}"),
-            "tests/",
-            usual=False,
+            "suite", "the test suite", 360, ("pytest", "-q", "-n", "{jobs}"), "tests/", usual=False
         ),
     )
 }

@@ -26,13 +26,17 @@ def description(threads: int, contestants: tuple[str, ...], memory: str) -> dict
     return {
         "versions": versions | {"Python": platform.python_version()},
         "system": platform.platform(),
-        "cpu": _field("model name") or platform.processor() or "unknown",
+        "cpu": cpu(),
         "avx512": _avx512(),
         "cores": os.cpu_count(),
         "threads": threads,
         "memory_by": memory,
         "load": load(),
     }
+
+
+def cpu() -> str:
+    return _field("model name") or platform.processor() or "unknown"
 
 
 def load() -> float | None:

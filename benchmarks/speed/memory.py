@@ -30,25 +30,13 @@ REFUSALS = (RuntimeError, ValueError, TypeError, MemoryError)
 
 @dataclass(frozen=True)
 class Probe:
-    """Measurements of one process.
+    """Measurements of one process."""
 
-    Attributes
-    ----------
-    inputs : int
-        Bytes of the inputs.
-    forward, both : int or None
-        Peak of bytes above the inputs; results are part of it.
-    seconds : float
-        One call of either, together.
-    refused : str
-        Reason for not computing, or "".
-    """
-
-    inputs: int = 0
-    forward: int | None = None
+    inputs: int = 0  # bytes of the inputs
+    forward: int | None = None  # peak of bytes above the inputs; results are part of it
     both: int | None = None
-    seconds: float = 0.0
-    refused: str = ""
+    seconds: float = 0.0  # one call of either, together
+    refused: str = ""  # reason for not computing, or ""
 
 
 def describe_method() -> str:

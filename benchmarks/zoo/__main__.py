@@ -17,30 +17,23 @@ from rich.table import Table
 from benchmarks.options import open_journal
 from npattn.cli import Command
 from npattn.cli.cluster import open_cluster
-from npattn.cli.flags import refuse_beside_cluster
+from npattn.cli.flags import add_flags, refuse_beside_cluster
 from npattn.engines.threads import one_thread_in_children
 from npattn.errors import NpattnError
-from npattn.testing.parsing import INTERRUPTED, interruptible, parse_processes, path_to_write
+from npattn.testing.parsing import INTERRUPTED, interruptible, path_to_write
 from npattn.testing.report.progress import ProgressBar
 
-ELSEWHERE = ("json_path", "jobs", "cluster")
+ELSEWHERE = ("json_path", "processes", "cluster")
 """Parameters that change nothing of the rows, and may stand beside --resume."""
 
 
 @click.command("zoo", cls=Command)
 @click.argument("names", nargs=-1)
-@click.option(
-    "--examples", default=200, show_default=True, type=click.IntRange(1), help="As of npattn check."
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of everything random.")
-@click.option(
-    "-j",
-    "--jobs",
-    metavar="N|auto",
-    default="1",
-    show_default=True,
-    callback=lambda _, __, text: parse_processes(text),
-    help="Processes; auto: one for each core.",
+@add_flags(
+    *("examples", "seed", "processes", "cluster"),
+    examples={"value": 200, "help": "As of npattn check."},
+    seed={"value": "0"},
+    processes={"value": "1", "flags": ("-j", "--jobs"), "help": "Processes; auto: all cores."},
 )
 @click.option(
     "--rules",
@@ -55,12 +48,6 @@ ELSEWHERE = ("json_path", "jobs", "cluster")
     show_default=True,
     type=click.Choice(["all", "mutant", "correct"]),
     help="Mutants, correct implementations, or both.",
-)
-@click.option(
-    "--cluster",
-    metavar="WHERE",
-    help="Judge each in a process of its own, on a cluster of Dask: local:N for N workers here, "
-    "or the address of a scheduler.",
 )
 @click.option("--list", "lists", is_flag=True, help="List the zoo and exit.")
 @click.option(
@@ -83,7 +70,7 @@ def zoo_command(
     lists: bool,
     json_path: str | None,
     cluster: str | None,
-    jobs: int,
+    processes: int,
     journal_path: str | None,
     resume_path: str | None,
     **options: Any,
@@ -111,10 +98,10 @@ def zoo_command(
     try:
         json_file = path_to_write(json_path)
         if cluster is not None:
-            refuse_beside_cluster("jobs")
+            refuse_beside_cluster("processes")
         journal = open_journal("zoo", journal_path, resume_path, asked, ELSEWHERE)
         asked = asked if journal is None else journal.question
-        with ProgressBar() as bar, interruptible(), _open_executor(jobs, cluster) as executor:
+        with ProgressBar() as bar, interruptible(), _open_executor(processes, cluster) as executor:
             score = zoo(
                 **asked,
                 executor=executor,

@@ -40,31 +40,16 @@ LETTERS = {
 
 @dataclass(frozen=True)
 class Row:
-    """Statuses of one implementation under every rule.
+    """Statuses of one implementation under every rule."""
 
-    Attributes
-    ----------
-    name, kind, family : str
-        The kind is "mutant" or "correct".
-    statuses : dict
-        Rule → its worst status over the tested dtypes.
-    killers : tuple of str
-        Rules of which one must fail; none for a correct implementation.
-    alarm : str
-        First lines of the false alarms of a correct implementation.
-    seconds : float
-    lost : str
-        Why it was not judged; "" if it was.
-    """
-
-    name: str
+    name: str  # the kind is "mutant" or "correct"
     kind: str
     family: str
-    statuses: dict[str, str]
-    killers: tuple[str, ...] = ()
-    alarm: str = ""
+    statuses: dict[str, str]  # rule → its worst status over the tested dtypes
+    killers: tuple[str, ...] = ()  # rules of which one must fail; none for a correct implementation
+    alarm: str = ""  # first lines of the false alarms of a correct implementation
     seconds: float = 0.0
-    lost: str = ""
+    lost: str = ""  # why it was not judged; "" if it was
 
     @property
     def detected_by(self) -> tuple[str, ...]:
@@ -97,13 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Zoo:
-    """Results of the judge on mutants and correct implementations.
-
-    Attributes
-    ----------
-    rows : tuple of Row
-    seconds : float
-    """
+    """Results of the judge on mutants and correct implementations."""
 
     rows: tuple[Row, ...]
     seconds: float
@@ -168,41 +147,19 @@ def describe_miss(row: Row) -> str:
 
 def zoo(
     *,
-    only: Iterable[str] = (),
-    kind: str = "all",
+    only: Iterable[str] = (),  # names, or prefixes of names
+    kind: str = "all",  # "all", "mutant", "correct"
+    # every rule, or for a mutant its killers, until one of them fails: "all", "killers"
     rules: str = "all",
-    examples: int = 200,
+    examples: int = 200,  # as for `check`
     seed: int = 0,
-    executor: Executor | None = None,
-    journal: Journal | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    executor: Executor | None = None,  # its workers judge; default: this process does
+    journal: Journal | None = None,  # takes each row; rows of an earlier run are not judged again
+    progress: Callable[[str, int, int], None] | None = None,  # called with ``(name, done, total)``
 ) -> Zoo:
     """Run the judge on the mutants and the correct implementations.
 
-    Parameters
-    ----------
-    only : iterable of str, optional
-        Names, or prefixes of names.
-    kind : {"all", "mutant", "correct"}
-    rules : {"all", "killers"}
-        Every rule, or for a mutant its killers, until one of them fails.
-    examples, seed : int
-        As for `check`.
-    executor : concurrent.futures.Executor, optional
-        Its workers judge; default: this process does.
-    journal : Journal, optional
-        Takes each row; rows of an earlier run are not judged again.
-    progress : callable, optional
-        Called with ``(name, done, total)``.
-
-    Returns
-    -------
-    Zoo
-
-    Raises
-    ------
-    OptionError
-        If a name is not in the zoo, or `kind` or `rules` is not one of its values.
+    Raises OptionError if a name is not in the zoo, or `kind` or `rules` is not one of its values.
     """
     if kind not in ("all", "mutant", "correct"):
         raise OptionError(f"kind is {kind!r}, must be all, mutant or correct")
@@ -242,22 +199,13 @@ def rules_of(kind: str, name: str, rules: str) -> tuple[str, ...] | None:
 
 
 class Task(NamedTuple):
-    """One implementation to judge, as it is sent to another process.
+    """One implementation to judge, as it is sent to another process."""
 
-    Attributes
-    ----------
-    kind : {"mutant", "correct"}
-    name : str
-    rules : tuple of str or None
-        None for all, or for those that a correct implementation must keep.
-    examples, seed : int
-        As for `check`.
-    """
-
-    kind: str
+    kind: str  # "mutant" or "correct"
     name: str
+    # None for all, or for those that a correct implementation must keep
     rules: tuple[str, ...] | None
-    examples: int
+    examples: int  # as for `check`
     seed: int
 
 

@@ -57,6 +57,8 @@ def add_flags(*names: str, **changes: dict[str, Any]) -> Callable[[F], F]:
             spec, one = known[name]
             change = dict(changes.get(name, {}))
             default = change.pop("value", None)
+            if default is not None:
+                change.setdefault("default", str(default))
             command = _add_flag(command, name, spec, replace(one, **change), default)
         return command
 

@@ -28,7 +28,7 @@ from npattn.testing.variants.check import DTYPES, VARIANTS, check_variant
     "causal=true, feature_map=relu.",
 )
 @add_flags(
-    *("dtypes", "framework", "backward", "seed", "examples", "device", "script"),
+    *("dtypes", "framework", "backward", "seed", "examples", "accept", "device", "script"),
     dtypes={"value": "float32", "choices": DTYPES, "multiple": False},
     framework={"value": "auto"},
     seed={"value": "0"},
@@ -40,17 +40,20 @@ def variant_command(
     backward: str | None,
     dtypes: str,
     script: Path | None,
+    accept: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
     """Judge TARGET, module:function or path/file.py:function, as VARIANT of attention.
 
-    It is called in this process. Exit code 0: passed; 1: failed; 2: wrong usage; 130: interrupted.
+    It is called in this process. Exit code 0: passed; 1: failed; 2: no verdict, or wrong usage;
+    130: interrupted.
     """
     with report_import_errors():
         f, known = load(target)
         known = known if backward is None else load(backward)[0]
-    report = check_variant(f, variant, backward=known, dtype=dtypes, **options)
+    accepted = accept or ()
+    report = check_variant(f, variant, backward=known, dtype=dtypes, accept=accepted, **options)
     click.echo(str(report))
-    if script is not None and not report.passed:
+    if script is not None and report.script():
         script.write_text(report.script(), "utf-8")
-    sys.exit(0 if report.passed else 1)
+    sys.exit(report.conclusion.exit_code)

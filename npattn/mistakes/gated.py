@@ -110,7 +110,3 @@ def with_gate(cls: type[Attention]) -> type[Attention]:
     if issubclass(cls, Gated):
         return cls
     return type(f"Gated{cls.__name__}", (Gated, cls), {})
-
-
-base = Gated().forward
-base_backward = Gated().backward

@@ -30,6 +30,7 @@ R = TypeVar("R")
 class Arrays:
     """Functions on NumPy arrays, and attention on them."""
 
+    LIBRARY: Any = np
     reads_numbers = True
     """True if a check may look at the numbers of an array."""
     ENGINE = "dense"
@@ -39,21 +40,12 @@ class Arrays:
     forward: Any = staticmethod(api.forward)
     evaluate: Any = staticmethod(api.evaluate)
     rope: Any = staticmethod(rope)
-    matmul: Any = staticmethod(np.matmul)
-
     add_parts: Any = staticmethod(sum)  # one after another
-    amax: Any = staticmethod(np.amax)
-    asarray: Any = staticmethod(np.asarray)
-    broadcast_to = staticmethod(np.broadcast_to)
-    concatenate = staticmethod(np.concatenate)
-    contiguous = staticmethod(np.ascontiguousarray)
-    exp, exp2, log, log2 = np.exp, np.exp2, np.log, np.log2
-    isnan = staticmethod(np.isnan)
-    isneginf = staticmethod(np.isneginf)
-    repeat = staticmethod(np.repeat)
-    sqrt = np.sqrt
-    take_along_axis = staticmethod(np.take_along_axis)
-    where = staticmethod(np.where)
+    contiguous: Any = staticmethod(np.ascontiguousarray)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a function that NumPy and torch call alike."""
+        return getattr(self.LIBRARY, name)
 
     def read(self, beside: Any = None, **given: Any) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return floating arrays by name, and arrays of their shapes and dtypes for checks."""

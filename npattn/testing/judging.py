@@ -136,25 +136,15 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
 
 @dataclass
 class _Plan:
-    """Settings of a check, read: the judges of its dtypes, and what they ask.
-
-    Attributes
-    ----------
-    sweeps : tuple of str
-        Rules that sample on the device.
-    required : tuple of str
-        Levels and rules that must pass.
-    refused : list of str
-        Structure that its profile refuses.
-    """
+    """Settings of a check, read: the judges of its dtypes, and what they ask."""
 
     settings: Settings
     implementation: Implementation
     rounding: Rounding | str | None
     rules: list[Property]
-    sweeps: tuple[str, ...]
-    required: tuple[str, ...]
-    refused: list[str]
+    sweeps: tuple[str, ...]  # rules that sample on the device
+    required: tuple[str, ...]  # levels and rules that must pass
+    refused: list[str]  # structure that its profile refuses
     judges: list[Judge]
     journal: Journal | None
     bar: ProgressBar
@@ -310,9 +300,7 @@ def name_rules(only: Iterable[str] | None, sweep: int) -> list[str]:
 
 
 def _choose_sweeps(
-    implementation: Implementation,
-    sweep: int,
-    only: Iterable[str] | None,
+    implementation: Implementation, sweep: int, only: Iterable[str] | None
 ) -> tuple[str, ...]:
     """Return the rules to ask that sample on the device."""
     named = tuple(rule for rule in SWEEPS if rule in (only or ()))
@@ -337,38 +325,21 @@ def _choose_sweeps(
 
 @dataclass
 class _Answers:
-    """Answers that are known, also if the check is interrupted.
+    """Answers that are known, also if the check is interrupted."""
 
-    Attributes
-    ----------
-    rounds : list of Round
-        One for each dtype that was begun.
-    judged : list of (Trial, list of Outcome)
-        The same, when everything was asked.
-    explained : list of Outcome
-        Their outcomes with causes.
-    defect : dict
-        A setting of the report, if the diagnosis failed.
-    left : str
-        Steps that an interrupt leaves out.
-    way_out : tuple of str
-        Settings with which problems are taken, where all were refused: a line each.
-    sharper : tuple of str
-        Which errors a declared rounding would see.
-    few : tuple of str
-        Dtypes in which few problems are taken.
-    """
-
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)  # one for each dtype that was begun
+    # the same, when everything was asked
     judged: list[tuple[Trial, list[Outcome]]] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
-    explained: list[Outcome] = field(default_factory=list)
+    explained: list[Outcome] = field(default_factory=list)  # their outcomes with causes
     causes: tuple[Cause, ...] = ()
+    # a setting of the report, if the diagnosis failed
     defect: dict[str, str] = field(default_factory=dict)
-    left: str = "what was not asked yet"
+    left: str = "what was not asked yet"  # steps that an interrupt leaves out
+    # settings with which problems are taken, where all were refused: a line each
     way_out: tuple[str, ...] = ()
-    few: tuple[str, ...] = ()
-    sharper: tuple[str, ...] = ()
+    few: tuple[str, ...] = ()  # dtypes in which few problems are taken
+    sharper: tuple[str, ...] = ()  # which errors a declared rounding would see
 
     def collect(self, implementation: Implementation) -> None:
         """Take the outcomes of the rounds."""

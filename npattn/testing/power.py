@@ -165,6 +165,22 @@ def union(powers: Iterable[Mapping[str, Power]]) -> dict[str, Power]:
     return {name: Power.union(own) for name, own in together.items()}
 
 
+def keep_judged(powers: Sequence[Power]) -> Sequence[Power]:
+    """Return the powers of the problems that judge a result; all if these are fewer than half."""
+    judged = [one for one in powers if one.judged]
+    return judged if 2 * len(judged) >= len(powers) else powers
+
+
+def describe_unjudged(powers: Mapping[str, Sequence[Power]]) -> list[str]:
+    """Return a line for each result that only some problems judge."""
+    kept = {name: len(keep_judged(own)) for name, own in powers.items()}
+    return [
+        f"{name} was judged on {kept[name]} of {len(own)} problems"
+        for name, own in powers.items()
+        if kept[name] < len(own)
+    ]
+
+
 @dataclass
 class PlainPowers:
     """Power of each result in problems that passed."""

@@ -8,7 +8,6 @@ module adds the checks that NumPy has no counterpart for: tensors and devices.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -30,16 +29,12 @@ Tensor = torch.Tensor
 class Namespace:
     """Functions with NumPy's names and arguments, on tensors of one device."""
 
-    nan = math.nan
-    broadcast_to = staticmethod(torch.broadcast_to)
-    full_like = staticmethod(torch.full_like)
-    tanh = staticmethod(torch.tanh)
-    unravel_index = staticmethod(torch.unravel_index)
-    where = staticmethod(torch.where)
-    zeros_like = staticmethod(torch.zeros_like)
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a function that torch and NumPy call alike."""
+        return getattr(torch, name)
 
     def arange(self, n: int) -> Tensor:
         return torch.arange(n, device=self.device)

@@ -32,6 +32,7 @@ Tensor = torch.Tensor
 class Tensors(twins.Arrays):
     """Functions on tensors, and attention on them, for the module of npattn.torch that is named."""
 
+    LIBRARY = torch
     reads_numbers = False
     ENGINE = "auto"
     WIDE = "float32 or float64"
@@ -40,19 +41,11 @@ class Tensors(twins.Arrays):
     forward = staticmethod(api.forward)
     evaluate = staticmethod(api.evaluate)
     rope = staticmethod(rope)
-    matmul = staticmethod(torch.matmul)
 
-    broadcast_to: Any = staticmethod(torch.broadcast_to)
-    concatenate: Any = staticmethod(torch.cat)
     contiguous: Any = staticmethod(torch.Tensor.contiguous)
-    exp, exp2, log, log2 = map(staticmethod, (torch.exp, torch.exp2, torch.log, torch.log2))  # type: ignore
-    isnan: Any = staticmethod(torch.isnan)
-    isneginf: Any = staticmethod(torch.isneginf)
     repeat: Any = staticmethod(torch.repeat_interleave)
-    sqrt: Any = staticmethod(torch.sqrt)
     stack: Any = staticmethod(torch.stack)
     take_along_axis: Any = staticmethod(torch.take_along_dim)
-    where: Any = staticmethod(torch.where)
 
     def __init__(self, module: str) -> None:
         self.module, self.home = module, module.replace(".torch", "")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 from npattn.conventions import Conventions
-from npattn.mistakes import base, base_backward, gated
+from npattn.mistakes import Attention, Gated
 from npattn.testing import Implementation, Rounding
 from npattn.testing.capabilities import probe
 from npattn.testing.cases.space import Space
@@ -23,7 +23,8 @@ def probe_trial(implementation, dtype, rounding=None):
 
 @cache
 def probed_base(dtype, rounding, with_gate):
-    forward, backward = (gated.base, gated.base_backward) if with_gate else (base, base_backward)
+    right = Gated() if with_gate else Attention()
+    forward, backward = right.forward, right.backward
     return probe_trial(Implementation(forward, backward=backward), dtype, rounding)
 
 

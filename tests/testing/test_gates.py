@@ -8,7 +8,7 @@ import pytest
 import npattn.oracle.api
 from benchmarks.zoo.correct.gated import GatedKernel
 from npattn.conventions import Conventions
-from npattn.mistakes import MISTAKES, gated
+from npattn.mistakes import MISTAKES, Gated
 from npattn.problem.options import OPTIONS
 from npattn.testing import Cotangents, Implementation, Recipe, Rounding, check, compare
 from npattn.testing.adapters.base import ImplementationError
@@ -123,7 +123,7 @@ SMALL = {"examples": 10, "only": RULES, "diagnosis": False, "shrink": False}
 
 @pytest.mark.thorough
 def test_the_gated_base_passes():
-    report = check(gated.base, backward=gated.base_backward, **SMALL)
+    report = check(Gated().forward, backward=Gated().backward, **SMALL)
     asked = {o.rule: o.status for o in report.outcomes if o.rule in RULES}
     assert asked == dict.fromkeys(RULES, "passed"), str(report)
 

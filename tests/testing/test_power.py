@@ -14,8 +14,10 @@ from npattn.testing.power import (
     Power,
     conclude,
     describe,
+    describe_unjudged,
     find_unjudged,
     find_unseen,
+    keep_judged,
     union,
 )
 
@@ -76,6 +78,14 @@ def test_union_takes_the_median_over_problems() -> None:
     assert one["o"].best == pytest.approx(0.1)
     assert find_unjudged(one) == ("dq",)
     assert Power.from_dict(one["o"].as_dict()) == one["o"]
+
+
+def test_problems_that_judge_nothing_are_left_out_if_half_judge() -> None:
+    seen, unseen = Power.of(np.ones(5), np.full(5, 0.1)), Power.of(np.ones(5), np.full(5, 7.0))
+    assert keep_judged([seen, unseen]) == [seen]
+    assert keep_judged([seen, unseen, unseen]) == [seen, unseen, unseen]
+    powers = {"o": [seen, unseen], "lse": [seen], "dq": [unseen, unseen, seen]}
+    assert describe_unjudged(powers) == ["o was judged on 1 of 2 problems"]
 
 
 def test_words_name_what_would_have_been_seen() -> None:

@@ -30,6 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import npattn
 import npattn.torch.kernels
+from benchmarks.speed import machine
 
 Tensor = torch.Tensor
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -249,7 +250,7 @@ def flex_window(T: int, left: int, device: torch.device) -> Attention:
 
 
 def describe(device: torch.device) -> dict[str, str]:
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu()
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else machine.cpu()
     return {
         "device": card,
         "torch": torch.__version__,
@@ -258,13 +259,6 @@ def describe(device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
-    return models[0] if models else platform.processor() or "CPU"
 
 
 def bytes_of(count: int | None) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from train.model import ATTENTION, attention_module, loss_and_gradients, random_
 from train.settings import Settings
 
 import npattn
+from benchmarks.speed.clock import times_in_turns
 from npattn.weights.torch import to_torch
 
 EMBED, HEADS = 512, 8
@@ -34,22 +34,6 @@ LEAST = 3
 """Rounds."""
 
 Call = Callable[[], Any]
-
-
-def seconds(call: Call) -> float:
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-def measure(own: Call, peer: Call, budget: float) -> tuple[float, float]:
-    best = [float("inf"), float("inf")]
-    end, rounds = time.monotonic() + budget, 0
-    while rounds < LEAST or time.monotonic() < end:
-        rounds += 1
-        for i, call in enumerate((own, peer)):
-            best[i] = min(best[i], seconds(call))
-    return best[0], best[1]
 
 
 def attention(B: int, T: int, dtype: str) -> tuple[Call, Call, Call, Call]:
@@ -149,12 +133,13 @@ def main() -> None:
     for dtype, (B, T) in itertools.product(("float32", "float64"), SHAPES):
         forward, both, peer_forward, peer_both = attention(B, T, dtype)
         for name, own, peer in (("forward", forward, peer_forward), ("both", both, peer_both)):
-            show(f"attention {B} × {T}, {name}", dtype, *measure(own, peer, budget))
+            show(f"attention {B} × {T}, {name}", dtype, (own, peer), budget)
     for dtype in ("float32", "float64"):
-        show("step of python docs/examples/train", dtype, *measure(*training(dtype), budget))
+        show("step of python docs/examples/train", dtype, training(dtype), budget)
 
 
-def show(name: str, dtype: str, own: float, peer: float) -> None:
+def show(name: str, dtype: str, calls: tuple[Call, Call], budget: float) -> None:
+    own, peer = map(min, times_in_turns(calls, LEAST, budget))
     print(f"{name:28} {dtype}  {1e3 * own:7.2f}  {1e3 * peer:7.2f}  {peer / own:5.2f}", flush=True)
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from benchmarks.speed.cases import CASES, make_task
+from benchmarks.speed.clock import times_in_turns
 from benchmarks.speed.contestants import CONTESTANTS, Calls
 
 NAMES = ("npattn.tiled", "torch.fused", "products+exp")
@@ -28,23 +27,11 @@ LEAST = 3
 """Rounds."""
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-def measure(calls: list[Calls], budget: float) -> list[tuple[float, float]]:
-    """Least processor times of forward, and of forward and backward, of each."""
-    best = [(float("inf"), float("inf"))] * len(calls)
-    end, rounds = time.monotonic() + budget, 0
-    while rounds < LEAST or time.monotonic() < end:
-        rounds += 1
-        for i, one in enumerate(calls):
-            assert one.both is not None
-            times = seconds(one.forward), seconds(one.both)
-            best[i] = min(best[i][0], times[0]), min(best[i][1], times[1])
-    return best
+def measure(calls: list[Calls], budget: float) -> list[list[float]]:
+    """Least processor times of each: of forward, and of forward and backward."""
+    each: list[Any] = [call for one in calls for call in (one.forward, one.both)]
+    best = [min(times) for times in times_in_turns(each, LEAST, budget)]
+    return [best[::2], best[1::2]]
 
 
 def main() -> None:
@@ -59,7 +46,7 @@ def main() -> None:
         task = make_task(CASES[case], T, dtype, 0)
         found = measure([CONTESTANTS[name].start(task, 1) for name in NAMES], budget)
         row = ""
-        for own, peer, floor in zip(*found, strict=True):
+        for own, peer, floor in found:
             row += f"  {1e3 * own:7.1f}  {peer / own:5.2f}  {floor / own:5.2f}"
         print(f"{case:7} {dtype} {T:5}     {row}", flush=True)
 

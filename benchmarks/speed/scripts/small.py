@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 import npattn
+from benchmarks.speed.clock import times_in_turns
 
 
 def bare(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -29,16 +30,10 @@ def main() -> None:
         "npattn.attention": lambda: npattn.attention(q, k, v),
         "npattn.attention, causal": lambda: npattn.attention(q, k, v, causal=True),
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(2000):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    floor = statistics.median(times["bare NumPy"])
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"{name:26s} {1e6 * median:7.1f} µs   {median / floor:5.2f} × bare")
+    times = times_in_turns(calls.values(), 2000, clock=time.perf_counter)
+    medians = [statistics.median(seconds) for seconds in times]
+    for name, median in zip(calls, medians, strict=True):
+        print(f"{name:26s} {1e6 * median:7.1f} µs   {median / medians[0]:5.2f} × bare")
 
 
 if __name__ == "__main__":

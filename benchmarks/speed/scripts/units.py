@@ -12,24 +12,18 @@ first unit of each place, for which a Dask worker imports npattn, is not counted
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 
 from benchmarks.power.tables import markdown
+from benchmarks.speed.clock import processor_seconds
 from npattn.cli.cluster import open_cluster
 from npattn.testing.units.processes import Jobs
 from npattn.testing.units.unit import Unit
 
 UNIT = Unit(target="numpy.naive", dtype="float32", rules=("agreement-o",), asks=True)
-
-
-def processor_seconds() -> float:
-    """Return the processor seconds of this process and of its ended children."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def judge(executor: Executor, unit: Unit, seeds: range) -> None:
@@ -63,13 +57,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10)
     options = parser.parse_args()
     unit = replace(UNIT, target=options.target, rules=(options.rule,), examples=options.examples)
-    heads = [
-        "place",
-        "at once",
-        "seconds a unit",
-        "processor seconds",
-        "units a minute",
-    ]
+    heads = ["place", "at once", "seconds a unit", "processor seconds", "units a minute"]
     print(markdown(heads, [measure(place, unit, options.count) for place in options.places]))
 
 

@@ -8,12 +8,12 @@ lines it is. These check nothing, know no option, and overflow where decays are 
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.speed.clock import times_in_turns
 from npattn import cache
 from npattn.variants import linear
 
@@ -22,13 +22,7 @@ rng = np.random.default_rng(0)
 
 
 def compare(name: str, plain: Call, ours: Call) -> None:
-    times: dict[Call, list[float]] = {plain: [], ours: []}
-    for _ in range(7):
-        for call, taken in times.items():
-            start = time.process_time()
-            call()
-            taken.append(time.process_time() - start)
-    floor, own = (1e3 * statistics.median(taken) for taken in times.values())
+    floor, own = (1e3 * statistics.median(taken) for taken in times_in_turns((plain, ours), 7))
     print(f"{name:44s} {floor:8.1f} {own:8.1f} {own / floor:6.2f}", flush=True)
 
 

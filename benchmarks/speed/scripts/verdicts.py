@@ -21,6 +21,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.speed.clock import processor_seconds
 from benchmarks.speed.judge import JITTED
 from npattn.testing import Session
 
@@ -81,21 +82,15 @@ COMMANDS = {
 SLOW = ("npattn check torch.sdpa", "npattn check jax.nn", "npattn check jitted")
 
 
-def spent() -> float:
-    """Processor seconds of this process and of all that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
 def time_command(words: list[str], checkout: Path, folder: Path) -> float:
     """Return the processor seconds of a command of npattn, and of all processes it starts."""
-    before = spent()
+    before = processor_seconds()
     variables = os.environ | {"PYTHONPATH": str(checkout)}
     command = [sys.executable, "-m", "npattn", *words]
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, check=False)
     if done.returncode not in (0, 1):
         raise click.ClickException(done.stderr.decode())
-    return spent() - before
+    return processor_seconds() - before
 
 
 def compare_checkouts(before: Path, turns: int, slow: bool, folder: Path) -> None:
@@ -115,9 +110,9 @@ def measure_throughput(count: int, folder: Path) -> None:
     rates = []
 
     def report(way: str, judge: Callable[[], list[bool]]) -> None:
-        before = spent()
+        before = processor_seconds()
         passed = judge()
-        rates.append(60 * count / (spent() - before))
+        rates.append(60 * count / (processor_seconds() - before))
         missed = sum(p != (n == "right") for p, n in zip(passed, names, strict=True))
         shown = f"{rates[-1]:7.1f} a minute{rates[-1] / rates[0]:8.2f} times"
         click.echo(f"{way:48}{shown}, {missed} of {count} wrong")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.speed.clock import times_in_turns
 from npattn.problem import Cotangents, Problem
 from npattn.testing import Implementation, check
 from npattn.testing.targets import load_implementation
@@ -33,13 +34,8 @@ def echo(q: Any, k: Any, v: Any) -> Any:
 
 def measure(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median seconds of each call, made in turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    times = times_in_turns(calls.values(), rounds, clock=time.perf_counter)
+    return dict(zip(calls, map(statistics.median, times), strict=True))
 
 
 def time_calls(rounds: int = 1000) -> dict[str, tuple[float, float]]:

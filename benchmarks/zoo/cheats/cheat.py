@@ -13,30 +13,14 @@ FUTURE = "from __future__ import annotations\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Cheat:
-    """A function in a file of `benchmarks.zoo.cheats.targets`.
+    """A function in a file of `benchmarks.zoo.cheats.targets`."""
 
-    Attributes
-    ----------
-    name : str
-        Of the function.
-    family : str
-        Of the file.
-    sentence : str
-        How it cheats; for an honest one, why it looks as if it did.
-    source : str
-        Where it was reported, ``owner/repo#number``, or "".
-    declared : str
-        Why no judge of a black box catches it, or "".
-    backward : str
-        Name of its backward, or "".
-    """
-
-    name: str
-    family: str
-    sentence: str
-    source: str = ""
-    declared: str = ""
-    backward: str = ""
+    name: str  # of the function
+    family: str  # of the file
+    sentence: str  # how it cheats; for an honest one, why it looks as if it did
+    source: str = ""  # where it was reported, ``owner/repo#number``, or ""
+    declared: str = ""  # why no judge of a black box catches it, or ""
+    backward: str = ""  # name of its backward, or ""
 
     @property
     def is_honest(self) -> bool:

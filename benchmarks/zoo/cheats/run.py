@@ -22,20 +22,11 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a judge to one cheat.
-
-    Attributes
-    ----------
-    cheat : Cheat
-    exit_code : int or None
-        Of the last check; None if it took too long.
-    lines : str
-        Last lines that it printed.
-    """
+    """Answer of a judge to one cheat."""
 
     cheat: Cheat
-    exit_code: int | None
-    lines: str = ""
+    exit_code: int | None  # of the last check; None if it took too long
+    lines: str = ""  # last lines that it printed
 
     @property
     def verdict(self) -> str:

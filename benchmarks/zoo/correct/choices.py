@@ -16,51 +16,32 @@ class Choices:
 
     With a `tile` the softmax is online, the weights are rounded before they are normalised, and
     backward rebuilds them from lse; without, rows are whole and normalised weights are stored.
-
-    Parameters
-    ----------
-    rounding : Rounding
-        The arrays that are stored, and their formats.
-    order : {"blas", "first", "last", "pairwise", "kahan"}
-        Order of sums; "last" begins with the last key, and with the last tile.
-    tile : int, optional
-        Keys per step of an online softmax.
-    splits : int
-        Parts of the keys, each with an online softmax, merged by their lse; needs a tile.
-    scaled : {"scores", "queries", "keys", "both"}
-        Operand of the scale; both: each is multiplied by its root.
-    binary : bool
-        exp2 of scores times log₂e, folded into the scale if no option comes between.
-    log_softmax : bool
-        Weights are exp(s − m − log Σ), not exp(s − m) / Σ; whole rows only.
-    sink : {"first", "last", "key"}
-        The sink starts the softmax, joins it at the end (with a tile), or is a key with value 0.
-    hides : {"select", "bias"}
-        Hidden scores are replaced by −inf, or it is added to them.
-    channels : bool
-        The bias enters the product as T more channels of q and k, if there is no softcap; the
-        scale must then be on q or k.
-    flushes : bool
-        Results below the least normal number become 0.
-    apart : bool
-        Gradients through lse and through out are stored separately, then added.
-    forgets_delta : bool
-        Wrong: dS = P dP, without the rank-1 term.
-    conventions : Conventions
-        Supported are `hidden_fill`, `empty_row` ("zero", "mean"), `lse_base`, `lse_empty`.
     """
 
+    # the arrays that are stored, and their formats
     rounding: Rounding = Rounding.upcast()  # noqa: RUF009  it is frozen
+    # order of sums; "last" begins with the last key, and with the last tile: "blas", "first",
+    # "last", "pairwise", "kahan"
     order: Order = "blas"
-    tile: int | None = None
+    tile: int | None = None  # keys per step of an online softmax
+    # parts of the keys, each with an online softmax, merged by their lse; needs a tile
     splits: int = 1
+    # operand of the scale; both: each is multiplied by its root: "scores", "queries", "keys",
+    # "both"
     scaled: Literal["scores", "queries", "keys", "both"] = "scores"
+    # exp2 of scores times log₂e, folded into the scale if no option comes between
     binary: bool = False
-    log_softmax: bool = False
+    log_softmax: bool = False  # weights are exp(s − m − log Σ), not exp(s − m) / Σ; whole rows only
+    # the sink starts the softmax, joins it at the end (with a tile), or is a key with value 0:
+    # "first", "last", "key"
     sink: Literal["first", "last", "key"] = "first"
+    # hidden scores are replaced by −inf, or it is added to them: "select", "bias"
     hides: Literal["select", "bias"] = "select"
+    # the bias enters the product as T more channels of q and k, if there is no softcap; the scale
+    # must then be on q or k
     channels: bool = False
-    flushes: bool = False
-    apart: bool = False
-    forgets_delta: bool = False
+    flushes: bool = False  # results below the least normal number become 0
+    apart: bool = False  # gradients through lse and through out are stored separately, then added
+    forgets_delta: bool = False  # wrong: dS = P dP, without the rank-1 term
+    # supported are `hidden_fill`, `empty_row` ("zero", "mean"), `lse_base`, `lse_empty`
     conventions: Conventions = Conventions()  # noqa: RUF009  it is frozen

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.zoo.correct.forward import SavedState
-from benchmarks.zoo.correct.kernel import Kernel
+from benchmarks.zoo.correct.kernel import Kernel, forward
 from benchmarks.zoo.correct.register import STORES_PRODUCTS, correct
 from benchmarks.zoo.correct.run import Run
 from benchmarks.zoo.correct.signature import with_every_option
-from npattn.mistakes import gated
+from npattn.mistakes import Gated
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import Rounding
@@ -31,35 +31,15 @@ class GatedKernel(Kernel):
 
     place: Place = "last"
 
-    def __call__(
-        self,
-        problem: Problem,
-        dout: Array | None = None,
-        dlse: Array | None = None,
-        dweights: Array | None = None,
-    ) -> dict[str, Array]:
-        """Return o, lse, weights and, with dout, the gradients, by name."""
+    def run(self, problem: Problem) -> Run:
         if problem.gate is None:
-            return super().__call__(problem, dout, dlse, dweights)
+            return super().run(problem)
         by_row = self.place == "weights" and problem.gate.shape[-1] == 1
-        place = "apart" if self.place == "weights" and not by_row else self.place
-        return RUNS[place](self, problem).results(dout, dlse, dweights)
+        return RUNS["apart" if self.place == "weights" and not by_row else self.place](
+            self, problem
+        )
 
-    @with_every_option()
-    def forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        mask: Array | None = None,
-        *,
-        return_lse: bool = False,
-        return_weights: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Return out, or the tuple of out and those of lse and weights that are requested."""
-        flags = {"return_lse": return_lse, "return_weights": return_weights}
-        return super().forward(q, k, v, mask, **flags, **options)
+    forward = with_every_option()(forward)
 
 
 class GatedRun(Run):
@@ -150,13 +130,8 @@ LOW = ("float16", "bfloat16")
 EAGER, FUSED = Rounding.eager(), Rounding.fused()
 UNDECLARED = Rounding.undeclared("bfloat16")
 
-correct(
-    "gated base of the zoo",
-    "Base of the mutants of gates: float64 inside.",
-    gated.base,
-    gated.base_backward,
-    rounding=Rounding.upcast(),
-)
+correct("gated base of the zoo", "Base of the mutants of gates: float64 inside.", Gated().forward,
+        Gated().backward, rounding=Rounding.upcast())  # fmt: skip
 for _name, _sentence, _dtypes, _kernel in (
     ("gate last", "The gate multiplies o in the accumulator.", ("float64", "float32", *LOW),
      GatedKernel(tile=7)),

@@ -87,19 +87,9 @@ JAX: dict[str, Any] = {
     "sizes": {"B": (2,), "H": (4,), "K": (2,), "T": (5,), "S": (7,), "D": (8,), "E": (8,)},
 }
 
-correct(
-    "jnp eager",
-    "One line per equation in the dtype of q; the softmax in float32, as in jax.nn.",
-    eager,
-    breaks=NAN,
-    **JAX,
-)
-correct(
-    "jax.nn",
-    "jax.nn.dot_product_attention; in float64 its softmax is float32.",
-    own,
-    dtypes=("float32", "float16", "bfloat16"),
-    conventions=PROFILES["jax.nn"].conventions,
-    breaks=("nan-query-alone",),
-    **JAX,
-)
+correct("jnp eager",
+        "One line per equation in the dtype of q; the softmax in float32, as in jax.nn.", eager,
+        breaks=NAN, **JAX)  # fmt: skip
+correct("jax.nn", "jax.nn.dot_product_attention; in float64 its softmax is float32.", own,
+        dtypes=("float32", "float16", "bfloat16"), conventions=PROFILES["jax.nn"].conventions,
+        breaks=("nan-query-alone",), **JAX)  # fmt: skip

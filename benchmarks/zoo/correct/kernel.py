@@ -12,6 +12,24 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array
 
 
+def forward(
+    self: Kernel,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None = None,
+    *,
+    return_lse: bool = False,
+    return_weights: bool = False,
+    **options: Any,
+) -> Any:
+    """Return out, or the tuple of out and those of lse and weights that are requested."""
+    results = self(Problem(q, k, v, mask, alignment="bottom_right", **options))
+    names = ["o"] + ["lse"] * return_lse + ["weights"] * return_weights
+    requested = tuple(results[name] for name in names)
+    return requested if len(requested) > 1 else requested[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel(Choices):
     """A correct implementation of every option but the gate, with the given choices."""
@@ -24,25 +42,12 @@ class Kernel(Choices):
         dweights: Array | None = None,
     ) -> dict[str, Array]:
         """Return o, lse, weights and, with dout, the gradients, by name."""
-        return Run(self, problem).results(dout, dlse, dweights)
+        return self.run(problem).results(dout, dlse, dweights)
 
-    @with_every_option("gate")
-    def forward(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        mask: Array | None = None,
-        *,
-        return_lse: bool = False,
-        return_weights: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Return out, or the tuple of out and those of lse and weights that are requested."""
-        results = self(Problem(q, k, v, mask, alignment="bottom_right", **options))
-        names = ["o"] + ["lse"] * return_lse + ["weights"] * return_weights
-        requested = tuple(results[name] for name in names)
-        return requested if len(requested) > 1 else requested[0]
+    def run(self, problem: Problem) -> Run:
+        return Run(self, problem)
+
+    forward = with_every_option("gate")(forward)
 
     def backward(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.zoo.correct.register import correct
+from benchmarks.zoo.correct.signature import imported
 from benchmarks.zoo.correct.torch import NAN
 from npattn.problem.arrays import Array
 from npattn.profiles import PROFILES
@@ -41,40 +42,11 @@ def reference(
     return attention(q, k, v, mask, causal=causal, bias=bias, **options)
 
 
-def runtime(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
-    *,
-    causal: bool = False,
-    bias: Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    return_weights: bool = False,
-) -> Any:
-    from npattn.testing.targets.onnxruntime import attention  # which needs onnxruntime
-
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap}
-    options["return_weights"] = return_weights
-    return attention(q, k, v, mask, causal=causal, bias=bias, **options)
-
-
-correct(
-    "onnx.reference",
-    "The operator Attention of ONNX by its reference evaluator.",
-    reference,
-    dtypes=("float32",),
-    conventions=PROFILES["onnx"].conventions,
-    needs="onnx",
-    breaks=NAN,
-)
-correct(
-    "onnxruntime",
-    "The operator Attention of ONNX by ONNX Runtime, on the CPU.",
-    runtime,
-    dtypes=("float32", "float16"),
-    conventions=PROFILES["onnx"].conventions,
-    needs="onnxruntime",
-    breaks=(*NAN, "hidden-finite"),
-)
+correct("onnx.reference", "The operator Attention of ONNX by its reference evaluator.", reference,
+        dtypes=("float32",), conventions=PROFILES["onnx"].conventions, needs="onnx",
+        breaks=NAN)  # fmt: skip
+correct("onnxruntime", "The operator Attention of ONNX by ONNX Runtime, on the CPU.",
+        imported("npattn.testing.targets.onnxruntime", "attention", "causal", "bias", "scale",
+                 "softcap", "return_weights"),
+        dtypes=("float32", "float16"), conventions=PROFILES["onnx"].conventions,
+        needs="onnxruntime", breaks=(*NAN, "hidden-finite"))  # fmt: skip

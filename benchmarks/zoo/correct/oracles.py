@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-import npattn
 from benchmarks.zoo.correct.arithmetic import cast
 from benchmarks.zoo.correct.register import correct
 from benchmarks.zoo.correct.signature import with_every_option
 from npattn.engines import loops
 from npattn.mistakes.attention import base, base_backward
-from npattn.problem import Forward, Gradients, Problem
+from npattn.oracle.api import backward, evaluate
+from npattn.problem import Gradients, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.targets.numpy import flash, flash_backward
@@ -20,101 +21,66 @@ from npattn.testing.targets.numpy import flash, flash_backward
 GRADIENTS = ("q", "k", "v", "bias", "sinks", "gate")
 
 
-def bottom_right(causal: bool) -> Any:
-    return "bottom_right" if causal else False
+Pair = tuple[Callable[..., Any], Callable[..., Any]]
 
 
-@with_every_option()
-def dense(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
-    *,
-    causal: bool = False,
-    return_lse: bool = False,
-    return_weights: bool = False,
-    **options: Any,
-) -> Any:
-    fwd = npattn.forward(q, k, v, mask, causal=bottom_right(causal), **options)
-    return select(fwd.out, fwd.lse, fwd.weights if return_weights else None, q, return_lse)
+def implementation(
+    evaluate: Callable[[Problem], tuple[Array, Array, Array]],
+    pull_back: Callable[[Problem, Array, Array | None, Array | None], Gradients],
+) -> Pair:
+    """Return an oracle as an implementation and its backward, rounded to the dtype of q."""
+
+    def problem_of(
+        q: Array, k: Array, v: Array, *, causal: bool = False, **options: Any
+    ) -> Problem:
+        return Problem(q, k, v, causal="bottom_right" if causal else False, **options)
+
+    @with_every_option()
+    def forward(
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        *,
+        return_lse: bool = False,
+        return_weights: bool = False,
+        **options: Any,
+    ) -> Any:
+        out, lse, weights = evaluate(problem_of(q, k, v, mask=mask, **options))
+        results = [cast(out, q.dtype)] + [lse] * return_lse + [weights] * return_weights
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def backward(
+        dout: Array,
+        *arrays: Array,
+        dlse: Array | None = None,
+        dweights: Array | None = None,
+        **options: Any,
+    ) -> dict[str, Array]:
+        grads = pull_back(problem_of(*arrays, **options), dout, dlse, dweights)
+        found = {n: x for n in GRADIENTS if (x := getattr(grads, n)) is not None}
+        return {
+            n: cast(x, arrays[0].dtype) if n in ("q", "k", "v") else np.asarray(x)
+            for n, x in found.items()
+        }
+
+    return forward, backward
 
 
-def dense_backward(
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    dlse: Array | None = None,
-    dweights: Array | None = None,
-    causal: bool = False,
-    **options: Any,
-) -> dict[str, Array]:
-    fwd: Forward = npattn.forward(q, k, v, causal=bottom_right(causal), **options)
-    return round_gradients(npattn.backward(fwd, dout, dlse, dweights), q)
-
-
-@with_every_option()
-def by_loops(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
-    *,
-    causal: bool = False,
-    return_lse: bool = False,
-    return_weights: bool = False,
-    **options: Any,
-) -> Any:
-    problem = Problem(q, k, v, mask, causal=bottom_right(causal), **options)
-    out, lse, weights = loops.forward(problem)
-    return select(out, lse, weights if return_weights else None, q, return_lse)
-
-
-def loops_backward(
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    dlse: Array | None = None,
-    dweights: Array | None = None,
-    causal: bool = False,
-    **options: Any,
-) -> dict[str, Array]:
-    problem = Problem(q, k, v, causal=bottom_right(causal), **options)
-    return round_gradients(loops.backward(problem, dout, dlse, dweights), q)
-
-
-def select(out: Array, lse: Array, weights: Array | None, q: Array, return_lse: bool) -> Any:
-    """Return out in the dtype of q, with lse and weights if they are requested."""
-    results = [cast(out, q.dtype)] + [lse] * return_lse + ([] if weights is None else [weights])
-    return results[0] if len(results) == 1 else tuple(results)
-
-
-def round_gradients(grads: Gradients, q: Array) -> dict[str, Array]:
-    """Return the gradients by input name; those of q, k, v in the dtype of q."""
-    arrays = {n: getattr(grads, n) for n in GRADIENTS if getattr(grads, n) is not None}
-    return {
-        n: cast(x, q.dtype) if n in ("q", "k", "v") else np.asarray(x) for n, x in arrays.items()
-    }
+def by_dense(problem: Problem) -> tuple[Array, Array, Array]:
+    fwd = evaluate(problem)
+    return fwd.out, fwd.lse, fwd.weights
 
 
 WIDE = Rounding(name="float64 inside", accumulator="float64")
 
-correct(
-    "dense",
-    "The dense oracle, rounded once at the end.",
-    dense,
-    dense_backward,
-    rounding=WIDE,
-)
+correct("dense", "The dense oracle, rounded once at the end.",
+        *implementation(by_dense, lambda problem, *douts: backward(evaluate(problem), *douts)),
+        rounding=WIDE)  # fmt: skip
 correct(
     "loops",
     "The oracle in plain Python, one query at a time.",
-    by_loops,
-    loops_backward,
+    *implementation(loops.forward, loops.backward),
     rounding=WIDE,
     sizes={
         "B": (2, 1),
@@ -125,17 +91,8 @@ correct(
         "E": (2, 1),
     },
 )
-correct(
-    "numpy.flash",
-    "The target that ships with npattn: online softmax, backward in two passes over the keys.",
-    flash,
-    flash_backward,
-    rounding=Rounding.upcast(),
-)
-correct(
-    "base of the zoo",
-    "Base of the mutants: float64 inside.",
-    base,
-    base_backward,
-    rounding=Rounding.upcast(),
-)
+correct("numpy.flash",
+        "The target that ships with npattn: online softmax, backward in two passes over the keys.",
+        flash, flash_backward, rounding=Rounding.upcast())  # fmt: skip
+correct("base of the zoo", "Base of the mutants: float64 inside.", base, base_backward,
+        rounding=Rounding.upcast())  # fmt: skip

@@ -25,47 +25,26 @@ They overflow: a limit of many models, which docs/findings.md shows.
 
 @dataclass(frozen=True, kw_only=True)
 class Correct:
-    """A correct implementation: every failure that the judge reports of it is a false alarm.
-
-    Attributes
-    ----------
-    name : str
-    sentence : str
-        How it differs from the others.
-    forward : callable
-        An implementation under test.
-    backward : callable or None
-        Its gradients; None means autodiff, or no gradients.
-    dtypes : tuple of str
-        Dtypes in which it is correct.
-    rounding : Rounding or None
-        Rounding model that it declares; None declares nothing, which allows the most.
-    beyond : bool
-        True if it rounds more than the tolerance of an undeclared model.
-    framework : {"numpy", "torch", "jax"}
-    conventions : Conventions
-    needs : str or None
-        Package that it needs.
-    sizes : mapping
-        Sizes to sample, if it is slow: ``{"T": (2, 3)}``.
-    breaks : tuple of str
-        Rules that it is known to break; systems in wide use are listed all the same.
-    errs_on : callable
-        Recipe → True for problems on which docs/findings.md proves it wrong.
-    """
+    """A correct implementation: every failure that the judge reports of it is a false alarm."""
 
     name: str
-    sentence: str
-    forward: Callable[..., Any]
+    sentence: str  # how it differs from the others
+    forward: Callable[..., Any]  # an implementation under test
+    # its gradients; None means autodiff, or no gradients
     backward: Callable[..., Any] | None = None
+    # dtypes in which it is correct
     dtypes: tuple[str, ...] = ("float64", "float32", "float16", "bfloat16")
+    # rounding model that it declares; None declares nothing, which allows the most
     rounding: Rounding | None = None
-    beyond: bool = False
-    framework: str = "numpy"
+    beyond: bool = False  # True if it rounds more than the tolerance of an undeclared model
+    framework: str = "numpy"  # "numpy", "torch" or "jax"
     conventions: Conventions = Conventions()  # noqa: RUF009  it is frozen
-    needs: str | None = None
+    needs: str | None = None  # package that it needs
+    # sizes to sample, if it is slow: ``{"T": (2, 3)}``
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # rules that it is known to break; systems in wide use are listed all the same
     breaks: tuple[str, ...] = ()
+    # recipe → True for problems on which docs/findings.md proves it wrong
     errs_on: Callable[[Recipe], bool] = lambda recipe: False
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.zoo.correct.register import STORES_PRODUCTS, correct
+from benchmarks.zoo.correct.signature import imported
 from npattn.profiles import PROFILES
 from npattn.testing.cases.recipe import Recipe
 
@@ -87,29 +88,7 @@ def _visible(s: Any, mask: Any, causal: bool, window: tuple[int | None, int | No
     return visible if right is None else visible & s.new_ones(T, S).bool().tril(S - T + right)
 
 
-def default(
-    q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, bias: Any = None
-) -> Any:
-    from npattn.testing.targets.torch import sdpa  # which needs torch
-
-    return sdpa(q, k, v, mask, causal=causal, bias=bias)
-
-
-def math(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    *,
-    causal: bool = False,
-    bias: Any = None,
-    scale: float | None = None,
-) -> Any:
-    from npattn.testing.targets.torch import sdpa_math  # which needs torch
-
-    return sdpa_math(q, k, v, mask, causal=causal, bias=bias, scale=scale)
-
-
+TARGETS = "npattn.testing.targets.torch"
 TOP_LEFT = PROFILES["torch.sdpa"].conventions
 # docs/findings.md shows each. A weight of 0 times NaN is NaN, in out and in the gradients.
 NAN = ("hidden-nan-k", "hidden-nan-v", "hidden-nan-kv", "nan-query-alone")
@@ -123,36 +102,20 @@ def _errs_on(recipe: Recipe) -> bool:
     )
 
 
-correct(
-    "torch eager",
-    "One line per equation, every result a tensor in the dtype of q.",
-    attention(lambda q, k, scale: scale * (q @ k.mT)),
-    **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}),
-)
-correct(
-    "torch eager, scale on q",
-    "The same with q · scale as a tensor, as in torch.nn.MultiheadAttention.",
-    attention(lambda q, k, scale: (scale * q) @ k.mT),
-    **TORCH,
-)
-correct(
-    "torch, through the maximum",
-    "A softmax by hand, whose gradient goes through the maximum of each row: exactly, it is 0.",
-    attention(lambda q, k, scale: scale * (q @ k.mT), through_maximum),
-    **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}),
-)
-correct(
-    "torch.sdpa-math",
-    "torch.nn.functional.scaled_dot_product_attention with its MATH backend.",
-    math,
-    conventions=TOP_LEFT,
-    **TORCH,
-)
-correct(
-    "torch.sdpa",
-    "The same with the backend chosen here; causal with a scale ≤ 0 is wrong.",
-    default,
-    conventions=TOP_LEFT,
-    errs_on=_errs_on,
-    **(TORCH | {"breaks": (*NAN, "nan-query")}),
-)
+correct("torch eager", "One line per equation, every result a tensor in the dtype of q.",
+        attention(lambda q, k, scale: scale * (q @ k.mT)),
+        **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}))  # fmt: skip
+correct("torch eager, scale on q",
+        "The same with q · scale as a tensor, as in torch.nn.MultiheadAttention.",
+        attention(lambda q, k, scale: (scale * q) @ k.mT), **TORCH)  # fmt: skip
+correct("torch, through the maximum",
+        "A softmax by hand, whose gradient goes through the maximum of each row: exactly, it is 0.",
+        attention(lambda q, k, scale: scale * (q @ k.mT), through_maximum),
+        **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}))  # fmt: skip
+correct("torch.sdpa-math",
+        "torch.nn.functional.scaled_dot_product_attention with its MATH backend.",
+        imported(TARGETS, "sdpa_math", "causal", "bias", "scale"), conventions=TOP_LEFT,
+        **TORCH)  # fmt: skip
+correct("torch.sdpa", "The same with the backend chosen here; causal with a scale ≤ 0 is wrong.",
+        imported(TARGETS, "sdpa", "causal", "bias"), conventions=TOP_LEFT, errs_on=_errs_on,
+        **(TORCH | {"breaks": (*NAN, "nan-query")}))  # fmt: skip

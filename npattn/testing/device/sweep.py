@@ -24,6 +24,7 @@ from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.log_uniform import Plan, simplify
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.search import shrink
 from npattn.testing.cases.space import Space
 from npattn.testing.device.judging import DeviceEvaluation, judge_on_device
 from npattn.testing.device.sampling import DeviceSample, sample_on_device
@@ -216,16 +217,18 @@ class Sweep:
         self, rule: str, recipe: Recipe, failure: SweepFailure
     ) -> tuple[Recipe, SweepFailure]:
         """Simplify the recipe as long as it fails in the same way, for a few seconds."""
-        end = time.monotonic() + SHRINK_SECONDS
-        smaller = iter(simplify(recipe, self.plan))
-        while time.monotonic() < end:
-            candidate = next(smaller, None)
-            if candidate is None:
-                break
+
+        def fails(candidate: Recipe) -> bool:
+            nonlocal failure
             _, again = self.judge(candidate, rule)
-            if again is not None and type(again) is type(failure):
-                recipe, failure = candidate, again
-                smaller = iter(simplify(recipe, self.plan))
+            if again is None or type(again) is not type(failure):
+                return False
+            failure = again
+            return True
+
+        recipe = shrink(
+            recipe, lambda x: simplify(x, self.plan), fails, SHRINK_SECONDS, time.monotonic
+        )
         return recipe, failure
 
     def _device_works(self) -> bool:

@@ -25,7 +25,7 @@ from npattn.testing.modules.function import judge_inside
 from npattn.testing.modules.judge import Judge, begin
 from npattn.testing.modules.named import Named
 from npattn.testing.modules.rules import INSIDE, RULES, SLOW, Rule
-from npattn.testing.power import union
+from npattn.testing.power import Power
 from npattn.testing.reference.search import Search, Time, write_replay
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.expected import asked_of, check_expected
@@ -289,27 +289,11 @@ class _Asked:
                 choices[name] = values
         search = Search(self._compare)
         search.run(choices, lambda values: ModuleCase(**values), examples, seed)
-        outcome = replace(outcome, status="passed", examples=len(search.answers))
-        if search.failure is None:
-            outcome = replace(outcome, worst=max(search.worst.values(), default=0.0))
-            powers = [{c.name: c.power for c in answer.comparisons if c.power is not None}
-                      for answer in search.answers.values()]  # fmt: skip
-            return (outcome.with_powers(union(powers)) if self.rule.has_power else outcome), None
-        case, _, error = search.failure
-        wrong = sorted(search.failure.wrong, key=lambda c: -c.ratio)
-        # Results before gradients: a wrong output makes these wrong.
-        wrong.sort(key=lambda c: c.name not in ("out", "weights"))
-        message = error or "\n".join(map(str, wrong))
-        return replace(
-            outcome,
-            status="error" if error else "failed",
-            worst=wrong[0].ratio if wrong else 0.0,
-            message=message,
-            comparisons=tuple(wrong),
-            recipe=repr(case),
-            script_text=self._script(case, message),
-            kind="raised" if error else "",
-        ), case
+        outcome = search.conclude(outcome, self._script)
+        if search.failure is not None:
+            return outcome, search.failure.case
+        powers = {name: Power.union(x) for name, x in search.powers().items()}
+        return (outcome.with_powers(powers) if self.rule.has_power else outcome), None
 
     def _compare(self, case: ModuleCase) -> Sequence[Comparison]:
         found = self.rule.compare(self.judge, case)

@@ -16,22 +16,21 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import qualified_name
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.search import shrink
 from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis.place import EVERYWHERE
-from npattn.testing.power import Power
+from npattn.testing.power import Power, describe_unjudged, keep_judged
 from npattn.testing.reference.amount import describe_amount
 from npattn.testing.reference.intermediates import Watched
 from npattn.testing.reference.letters import Case, LetterSpace, read_inputs
 from npattn.testing.reference.pairs import AttentionPair, Function, FunctionPair, Pair, reason
-from npattn.testing.reference.search import FEW, NO_TIME, Time
+from npattn.testing.reference.search import FEW, NO_TIME, SHRINK_SECONDS, Time
 from npattn.testing.reference.sides import Sides, open_sides
 from npattn.testing.reference.spread import ALARM, Judgement, judge
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.report import Report
 
-SHRINK_SECONDS = 6.0
-"""Processor time for the search for the smallest failing case of a dtype."""
 PLACE_SECONDS = 6.0
 """Processor time for the cases that say where they differ."""
 ENOUGH = 5
@@ -54,52 +53,21 @@ def check_reference(
     f: Callable[..., Any] | Implementation,
     reference: Any,
     *,
-    inputs: Mapping[str, str] | None = None,
-    options: Mapping[str, Sequence[Any]] | None = None,
-    sizes: Mapping[str, Sequence[int]] | None = None,
     dtypes: Sequence[str] = ("float32",),
-    backward: Callable[..., Any] | None = None,
-    framework: str = "auto",
-    reference_framework: str = "auto",
-    device: str | None = None,
     examples: int = EXAMPLES,
     budget: float | None = None,
     seed: int = 0,
     shrink: bool = True,
     diagnosis: bool = True,
+    **options: Any,
 ) -> Report:
     """Judge a function by another one; arguments as of `npattn.testing.check`.
 
-    Parameters
-    ----------
-    f : callable or Implementation
-    reference : callable, (callable, backward), or Implementation
-        A right function of the same arguments; `backward` is that of a NumPy function.
-    inputs : mapping of str to str, optional
-        Axes of each array by letters; default: f and reference are attention of q, k, v.
-    options : mapping of str to sequence, optional
-        Values of each option, the plainest first.
-    reference_framework : str
-        Framework of the reference, as `framework` is that of `f`.
-    budget : float, optional
-        Seconds, of processor time with `inputs`; default: 60. The first calls plan for them: where
-        they are too few, large sizes and then further cases are left out, which the report says.
-    sizes, dtypes, backward, framework, device, examples, seed, shrink, diagnosis
-        As of `check`; letters in `sizes` are those of `inputs`.
-
-    Returns
-    -------
-    Report
-
-    Raises
-    ------
-    OptionError
-        If an argument is not legal, or f and reference accept no problem in common.
+    `options` are those of `make_pairs`. Seconds of a budget are of processor time with `inputs`, 60
+    by default. The first calls plan for them: where they are too few, large sizes and then further
+    cases are left out, which the report says.
     """
-    make = _pairs(
-        f, reference, inputs=inputs, options=options, sizes=sizes, backward=backward,
-        framework=framework, reference_framework=reference_framework, device=device,
-    )  # fmt: skip
+    make = make_pairs(f, reference, **options)
     g, _ = _read_reference(reference)
     name, reference_name = (
         x.name if isinstance(x, Implementation) else qualified_name(x) for x in (f, g)
@@ -110,7 +78,7 @@ def check_reference(
     untested: dict[str, None] = {}
     seconds = (BUDGET if budget is None else budget) / len(dtypes)
     # Other work on the machine must cost no power; what a worker does, the wall clock alone tells.
-    clock = time.monotonic if inputs is None else time.process_time
+    clock = time.process_time if options.get("inputs") else time.monotonic
     start = clock()
     for i, dtype in enumerate(dtypes, 1):
         pair = make(dtype)
@@ -144,7 +112,7 @@ def replay(
     case : Case or Recipe
     dtype : str
     **arguments
-        inputs, options, backward, framework, device, as of `check_reference`.
+        As of `make_pairs`.
 
     Returns
     -------
@@ -156,7 +124,7 @@ def replay(
     ImplementationError
         If one of them raises, or returns something else.
     """
-    made = _pairs(f, reference, **arguments)(dtype)
+    made = make_pairs(f, reference, **arguments)(dtype)
     if isinstance(made, tuple):
         raise ImplementationError("; ".join(made))
     return judge(made.call(case), dtype, case.seed, ALARM).comparisons
@@ -167,7 +135,7 @@ def _read_reference(reference: Any) -> tuple[Any, Any]:
     return reference if isinstance(reference, tuple) else (reference, None)
 
 
-def _pairs(
+def make_pairs(
     f: Any,
     reference: Any,
     *,
@@ -179,7 +147,22 @@ def _pairs(
     reference_framework: str = "auto",
     device: str | None = None,
 ) -> Callable[[str], Pair | tuple[str, ...]]:
-    """Return what makes the pair of a dtype, or why one of them answers nothing there."""
+    """Return what makes the pair of a dtype, or why one of them answers nothing there.
+
+    Raises OptionError if an argument is not legal, or f and reference accept no problem in common.
+
+    Parameters
+    ----------
+    f : callable or Implementation
+    reference : callable, (callable, backward), or Implementation
+        A right function of the same arguments; `backward` is that of a NumPy function.
+    inputs : mapping of str to str, optional
+        Axes of each array by letters; default: f and reference are attention of q, k, v.
+    options : mapping of str to sequence, optional
+        Values of each option, the plainest first.
+    sizes, backward, framework, reference_framework, device
+        As of `npattn.testing.check`; letters in `sizes` are those of `inputs`.
+    """
     g, g_backward = _read_reference(reference)
     if inputs is None:
         if options is not None:
@@ -380,10 +363,8 @@ class Found:
             yield f"{about}: its results in {self.dtype} stand for exact ones"
         for name in sorted(self.narrowed):
             yield f"a cast to {name} in {reference}, which was computed without it"
-        for name, powers in self.powers.items():
-            if len(_keep_judged(powers)) < len(powers) and name not in self.failed:
-                count = f"{len(_keep_judged(powers))} of {len(powers)}"
-                yield f"{self.dtype}: {name} was judged on {count} problems"
+        passed = {name: x for name, x in self.powers.items() if name not in self.failed}
+        yield from (f"{self.dtype}: {line}" for line in describe_unjudged(passed))
         for name, power in self.union().items():
             at_kinks = self.crossed.get(name, 0)
             why = "rounding crosses a kink there" if at_kinks else f"{reference} is NaN there"
@@ -396,7 +377,7 @@ class Found:
         In 16 bits the sums of large cases tell little, and these have most elements: cases that do
         not judge a result are left out, and said, if half of all do.
         """
-        return {name: Power.union(_keep_judged(powers)) for name, powers in self.powers.items()}
+        return {name: Power.union(keep_judged(powers)) for name, powers in self.powers.items()}
 
     def outcomes(
         self, reference: str, shrink: bool, diagnosis: bool
@@ -446,7 +427,7 @@ class Found:
         if name not in self.failed:
             passed = Outcome(rule, "", about, self.dtype, "passed", self.worst[name], tried)
             of_result = self.powers.get(name)
-            powers = {name: Power.union(_keep_judged(of_result))} if of_result else {}
+            powers = {name: Power.union(keep_judged(of_result))} if of_result else {}
             return passed.with_powers(powers) if powers else passed
         case, c = self.failed[name]
         return Outcome(
@@ -456,20 +437,8 @@ class Found:
 
     def shrink(self) -> None:
         """Find a smaller failing case, and use it for each result that fails on it."""
-        end = time.process_time() + SHRINK_SECONDS
-        case = first = next(iter(self.failed.values()))[0]
-        seen = {case}
-        again = True
-        while again and time.process_time() < end:
-            again = False
-            for small in self.pair.smaller(case):
-                if small in seen or time.process_time() > end:
-                    continue
-                seen.add(small)
-                found = self._judge(small, quick=True)
-                if found is not None and not found.passed:
-                    case, again = small, True
-                    break
+        first = next(iter(self.failed.values()))[0]
+        case = shrink(first, self.pair.smaller, lambda x: self._fails(x) is True, SHRINK_SECONDS)
         found = self._judge(case)
         if found is None or found.passed:  # the quick look was mistaken
             case, found = first, self._judge(first)
@@ -477,15 +446,15 @@ class Found:
             self.failed |= {c.name: (case, c) for c in found.comparisons if not c.passed}
         self.base = case
 
+    def _fails(self, case: Any) -> bool | None:
+        """Return True if the function fails on a case; None if one of them does not take it."""
+        found = self._judge(case, quick=True)
+        return None if found is None else not found.passed
+
     def find_place(self) -> tuple[str, int]:
         """Return "fails only where …", and the number of cases that say so."""
         base = self.base if self.base is not None else next(iter(self.failed.values()))[0]
-
-        def fails(case: Any) -> bool | None:
-            found = self._judge(case, quick=True)
-            return None if found is None else not found.passed
-
-        text, count = self.pair.place(base, fails, self.asked, PLACE_SECONDS)
+        text, count = self.pair.place(base, self._fails, self.asked, PLACE_SECONDS)
         if text in ("", EVERYWHERE):
             return "", 0
         return f"fails only where {text}", count
@@ -495,12 +464,6 @@ def _note_defect(outcome: Outcome, unseen: Sequence[str]) -> Outcome:
     """Return the outcome without a verdict, if changes of its result would have passed."""
     undetected = [x for x in unseen if f"reference-{x.partition(':')[0]}" == outcome.rule]
     return outcome.with_defects(undetected) if outcome.status == "passed" else outcome
-
-
-def _keep_judged(powers: Sequence[Power]) -> Sequence[Power]:
-    """Return the powers of the cases that judge a result; all if these are fewer than half."""
-    judged = [one for one in powers if one.judged]
-    return judged if 2 * len(judged) >= len(powers) else powers
 
 
 def _count_wrong(found: Judgement) -> int:

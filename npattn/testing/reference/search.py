@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.cases.search import shrink
 from npattn.testing.comparison import Comparison
+from npattn.testing.power import Power
+from npattn.testing.report.outcome import Outcome
 from npattn.testing.report.reproducer import write_docstring
 
+SHRINK_SECONDS = 6.0
+"""Processor time for the search for the smallest failing case."""
 FEW = 3
 """Examples that are asked whatever the time, and of which the cost is measured."""
 
@@ -62,10 +70,6 @@ class Answer(NamedTuple):
         return tuple(c for c in self.comparisons if not c.passed)
 
 
-class _Failed(Exception):
-    pass
-
-
 @dataclass
 class Search:
     """A search, and what it found."""
@@ -74,9 +78,7 @@ class Search:
     judge: Callable[[Any], Sequence[Comparison]]
     # the first stands: a function that differs between two calls may not confuse a search
     answers: dict[Any, Answer] = field(default_factory=dict)
-    # largest error / tolerance of each result, over cases that passed
-    worst: dict[str, float] = field(default_factory=dict)
-    tried: int = 0  # number of cases, before one failed
+    worst: float = 0.0  # largest error / tolerance, over cases that passed
     failure: Answer | None = None  # of the smallest failing case
 
     def run(
@@ -84,41 +86,31 @@ class Search:
         choices: Mapping[str, Sequence[Any]],
         build: Callable[[dict[str, Any]], Any],
         examples: int,
-        start: int,
+        seed: int,
     ) -> None:
-        """Judge cases with fields sampled from `choices` until one fails, then smaller ones.
+        """Judge cases with fields sampled from `choices` until one fails, then simpler ones.
 
-        The values of each field stand with the simplest first; `build` makes a case of fields;
-        `start` is a seed.
+        The values of each field stand with the simplest first; `build` makes a case of fields.
         """
-        from hypothesis import HealthCheck, Phase, given, seed, settings  # slow to load
-        from hypothesis import strategies as st
 
-        @seed(start)
-        @settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-        )
-        @given(st.fixed_dictionaries({n: st.sampled_from(list(x)) for n, x in choices.items()}))
-        def attempt(fields: dict[str, Any]) -> None:
-            self._try(build(fields))
+        def fails(places: tuple[int, ...]) -> bool:
+            fields = zip(choices.items(), places, strict=True)
+            return self._fails(build({name: values[i] for (name, values), i in fields}))
 
-        try:
-            attempt()
-        except _Failed:
-            pass
-        except ExceptionGroup as group:  # a case failed, and another one is not judged at all
-            _, others = group.split(_Failed)
-            if others is not None:
-                raise others.exceptions[0] from None
+        rng = np.random.default_rng(seed)
+        # Each value of a field occurs as often as others, in an order that is no other field's.
+        columns = [
+            np.concatenate([rng.permutation(len(x)) for _ in range(examples // len(x) + 1)])
+            for x in choices.values()
+        ]
+        for number in range(examples):
+            places = tuple(int(column[number]) for column in columns)
+            if fails(places):
+                shrink(places, _simpler, fails, SHRINK_SECONDS)
+                return
 
-    def _try(self, case: Any) -> None:
-        """Judge a case once; raise _Failed if it is wrong or raises, else keep its ratios."""
-        self.tried += self.failure is None
+    def _fails(self, case: Any) -> bool:
+        """Judge a case once; return True if it is wrong or raises, and else keep its ratios."""
         if case not in self.answers:
             try:
                 self.answers[case] = Answer(case, self.judge(case))
@@ -127,9 +119,44 @@ class Search:
         answer = self.answers[case]
         if answer.error or answer.wrong:
             self.failure = answer
-            raise _Failed
-        for c in answer.comparisons:
-            self.worst[c.name] = max(self.worst.get(c.name, 0.0), c.ratio)
+            return True
+        self.worst = max([self.worst, *(c.ratio for c in answer.comparisons)])
+        return False
+
+    def powers(self) -> dict[str, list[Power]]:
+        """Return the powers of each result."""
+        powers: dict[str, list[Power]] = {}
+        for c in chain.from_iterable(x.comparisons for x in self.answers.values()):
+            if c.power is not None:
+                powers.setdefault(c.name, []).append(c.power)
+        return powers
+
+    def conclude(self, outcome: Outcome, write_script: Callable[[Any, str], str]) -> Outcome:
+        """Return the outcome with what was found; the script is of a case and a message."""
+        outcome = replace(outcome, status="passed", worst=self.worst, examples=len(self.answers))
+        if self.failure is None:
+            return outcome
+        # Results before gradients: a wrong output makes these wrong.
+        wrong = sorted(self.failure.wrong, key=lambda c: (c.name.startswith("d"), -c.ratio))
+        case, _, error = self.failure
+        message = error or "\n".join(map(str, wrong))
+        return replace(
+            outcome,
+            status="error" if error else "failed",
+            worst=wrong[0].ratio if wrong else 0.0,
+            message=message,
+            comparisons=tuple(wrong),
+            recipe=repr(case),
+            script_text=write_script(case, message),
+            kind="raised" if error else "",
+        )
+
+
+def _simpler(places: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of values in their fields, one of them nearer to the simplest value."""
+    for at, place in enumerate(places):
+        for less in dict.fromkeys((0, place // 2, place - 1)) if place else ():
+            yield (*places[:at], less, *places[at + 1 :])
 
 
 def write_replay(headline: str, message: str, setup: str, case: Any, arguments: str) -> str:

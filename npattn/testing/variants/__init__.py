@@ -4,14 +4,5 @@ from npattn.testing.variants.case import Case, Request
 from npattn.testing.variants.check import check_variant, replay
 from npattn.testing.variants.differential import DifferentialCase
 from npattn.testing.variants.linear import LinearCase
-from npattn.testing.variants.report import VariantReport
 
-__all__ = [
-    "Case",
-    "DifferentialCase",
-    "LinearCase",
-    "Request",
-    "VariantReport",
-    "check_variant",
-    "replay",
-]
+__all__ = ["Case", "DifferentialCase", "LinearCase", "Request", "check_variant", "replay"]

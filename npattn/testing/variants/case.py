@@ -1,7 +1,7 @@
 """A case: sizes, options and a seed, from which arrays, exact results and tolerances follow.
 
-A variant is judged once there is a case for it: a frozen dataclass whose fields are sampled and
-shrunk, the simplest value of each first. Nothing else in this folder knows of any variant.
+A variant is judged once there is a class of cases for it, whose fields are sampled and shrunk, the
+simplest value of each first. Nothing else in this folder knows of any variant.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -29,30 +29,6 @@ class Request(NamedTuple):
     named: dict[str, Array]  # array options, differentiable
     options: dict[str, Any]  # masks, numbers, flags and words
     cotangents: dict[str, Array]  # by name of the result
-
-
-class Case(Protocol):
-    """Protocol of a case of one variant; it is hashable: an equal case is not asked again."""
-
-    def request(self, dtype: Any) -> Request:
-        """Return arrays and cotangents in a dtype, and the options that are not None."""
-
-    def exact(self, request: Request, dtype: Any, gradients: bool) -> Exact:
-        """Return the exact results for a request, with the tolerance of each."""
-
-    @classmethod
-    def choices(
-        cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
-    ) -> dict[str, Sequence[Any]]:
-        """Return the values of each field to sample from, the simplest first.
-
-        `names` holds the options that the implementation names, with True for those that it
-        requires; `values` restricts fields.
-        """
-
-    @classmethod
-    def build(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the case with these fields, after making them agree with each other."""
 
 
 def normal(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
@@ -82,17 +58,31 @@ def option(*values: Any, name: str = "", function: bool = False) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fields:
-    """The fields of a case, with the values to sample from."""
+class Case:
+    """One problem of a variant, of fields that are sampled: `among` values, or an `option`."""
+
+    @classmethod
+    def build(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the case with these fields, after making them agree with each other."""
+        return cls(**fields)
+
+    def request(self, dtype: Any) -> Request:
+        """Return arrays and cotangents in a dtype, and the options that are not None."""
+        raise NotImplementedError
+
+    def exact(self, request: Request, dtype: Any, gradients: bool) -> Exact:
+        """Return the exact results for a request, with the tolerance of each."""
+        raise NotImplementedError
 
     @classmethod
     def choices(
         cls, names: Mapping[str, bool], values: Mapping[str, Sequence[Any]]
     ) -> dict[str, Sequence[Any]]:
-        """Return the values of each field to sample from, as `Case.choices`.
+        """Return the values of each field to sample from, the simplest first.
 
-        A field whose option the implementation does not name keeps one value; if the option is
-        required, its default is none of its values.
+        `names` holds the options that the implementation names, with True for those that it
+        requires; `values` restricts fields. A field whose option is not named keeps one value; if
+        the option is required, its default is none of its values.
 
         Raises
         ------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,17 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.child import STARRED, parameters, qualified_name
 from npattn.testing.adapters.frameworks import choose_framework
 from npattn.testing.comparison import Comparison, compare_result
+from npattn.testing.power import Power, describe_unjudged, keep_judged
 from npattn.testing.reference.pairs import Function
-from npattn.testing.reference.search import Search
+from npattn.testing.reference.search import Search, write_replay
+from npattn.testing.report.outcome import Outcome
+from npattn.testing.report.report import Report
 from npattn.testing.report.reproducer import write_import
 from npattn.testing.variants.case import Case
 from npattn.testing.variants.differential import DifferentialCase
 from npattn.testing.variants.linear import LinearCase
-from npattn.testing.variants.report import VariantReport
 
-VARIANTS: dict[str, type[Any]] = {"linear": LinearCase, "differential": DifferentialCase}
+VARIANTS: dict[str, type[Case]] = {"linear": LinearCase, "differential": DifferentialCase}
 DTYPES = ("float32", "float64", "bfloat16")
 
 
@@ -38,7 +40,8 @@ def check_variant(
     dtype: str = "float32",
     examples: int = 100,
     seed: int = 0,
-) -> VariantReport:
+    accept: str | Iterable[str] = (),
+) -> Report:
     """Check an implementation of linear or differential attention, forward and backward.
 
     Parameters
@@ -48,7 +51,7 @@ def check_variant(
         ``f(q1, k1, q2, k2, v, lam=lam, **options)`` for "differential". It is tested on the options
         that it names. It returns out; if it names ``return_state``, that is True, and it returns
         (out, state), and with normalisation (out, state, normaliser).
-    variant : {"linear", "differential"} or a class with the protocol `Case`
+    variant : {"linear", "differential"} or a subclass of `Case`
     backward : callable, optional
         ``backward(dout, *arrays, **options)``, with `dstate` and `dnormaliser` if it names them:
         returns a mapping of gradients by the names of the arrays, or a tuple in their order. A
@@ -63,11 +66,13 @@ def check_variant(
     examples : int, default 100
         Number of problems.
     seed : int, default 0
+    accept : str or iterable of str
+        Results that may be not judged, as "dlam": where twice the result would not have been seen.
 
     Returns
     -------
-    VariantReport
-        ``passed``, ``worst``, ``case``, ``comparisons``, ``script()``; ``str()`` gives a report.
+    Report
+        Its one rule is "agreement"; `recipe` of that outcome is the smallest failing case.
 
     Raises
     ------
@@ -91,44 +96,48 @@ def check_variant(
         raise DtypeError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
     check_integer("examples", examples)
     check_integer("seed", seed, 0)
-    if isinstance(variant, str) and variant not in VARIANTS:
-        raise OptionError(f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}")
-    if not isinstance(variant, str) and not hasattr(variant, "choices"):
+    kind = VARIANTS.get(variant) if isinstance(variant, str) else variant
+    if not isinstance(kind, type) or not issubclass(kind, Case):
         raise OptionError(
-            f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}, or a class with the "
-            "protocol Case"
+            f"variant is {variant!r}, must be one of {', '.join(VARIANTS)}, or a subclass of Case"
         )
-    kind = VARIANTS[variant] if isinstance(variant, str) else variant
     target = _Target(f, backward, framework, device)
     choices = kind.choices(target.names, values or {})
     search = Search(lambda case: target.compare(case, dtype))
 
     def build(fields: dict[str, Any]) -> Case:
-        case: Case = kind.build(fields)
+        case = kind.build(fields)
         target.note_changed(values or {}, case)
         return case
 
     search.run(choices, build, examples, seed)
     target.note_unasked()
-    failure = search.failure
-    imports, arguments = write_import(f, "f", None), "f, case"
-    if backward is not None:
-        imports += write_import(backward, "f_backward", None)
-        arguments += ", backward=f_backward"
-    return VariantReport(
-        name=target.name,
-        variant=variant if isinstance(variant, str) else kind.__name__,
-        dtype=dtype,
-        tried=search.tried,
-        seed=seed,
-        worst=search.worst,
-        case=None if failure is None else failure.case,
-        comparisons=() if failure is None else tuple(failure.comparisons),
-        error="" if failure is None else failure.error,
-        untested=tuple(target.untested),
-        call=f"{arguments}, framework={target.framework.name!r}, dtype={dtype!r}",
-        imports=tuple(imports),
-    )
+    name = variant if isinstance(variant, str) else kind.__name__
+
+    def write_script(case: Any, message: str) -> str:
+        imports, arguments = write_import(f, "f", None), "f, case"
+        if backward is not None:
+            imports += write_import(backward, "f_backward", None)
+            arguments += ", backward=f_backward"
+        names = f"from npattn.testing.variants import {type(case).__name__}, replay"
+        return write_replay(
+            f"{target.name} is wrong as {name} attention.",
+            message,
+            "\n".join([names, "", *imports, ""]),
+            case,
+            f"{arguments}, framework={target.framework.name!r}, dtype={dtype!r}",
+        )
+
+    about = f"Results and gradients of {name} attention agree with the exact ones."
+    outcome = Outcome("agreement", "", about, dtype, "not applicable")
+    outcome = search.conclude(outcome, write_script)
+    if search.failure is None:
+        powers = search.powers()
+        outcome = outcome.with_powers({n: Power.union(keep_judged(x)) for n, x in powers.items()})
+        target.untested += describe_unjudged(powers)
+    said = {"seed": seed, "examples": examples, "variant": name}
+    accepted = (accept,) if isinstance(accept, str) else tuple(accept)
+    return Report(target.name, (outcome,), tuple(target.untested), said, accept=accepted)
 
 
 def replay(

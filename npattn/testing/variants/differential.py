@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 
 from npattn.testing.bounds.differential import differential_bounds
-from npattn.testing.variants.case import Exact, Fields, Request, among, normal, option
+from npattn.testing.variants.case import Case, Exact, Request, among, normal, option
 from npattn.variants import differential
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferentialCase(Fields):
+class DifferentialCase(Case):
     """One problem of differential attention, of the options of `npattn.variants.differential`.
 
     `lam` is one number for each "head" or one "number" for all, both as arrays; `G` is H / K. True
@@ -51,7 +51,6 @@ class DifferentialCase(Fields):
         return cls(**changes)
 
     def request(self, dtype: Any) -> Request:
-        """Return arrays and cotangents in a dtype, and the options that are not None."""
         rng, H = np.random.default_rng(self.seed), self.K * self.G
         queries, keys = (self.B, H, self.T, self.D), (self.B, self.K, self.S, self.D)
         shapes = {"q1": queries, "k1": keys, "q2": queries, "k2": keys, "v": (*keys[:3], self.E)}
@@ -70,7 +69,6 @@ class DifferentialCase(Fields):
         return Request(arrays, named, options, {"out": normal(rng, (*queries[:3], self.E), dtype)})
 
     def exact(self, request: Request, dtype: Any, gradients: bool) -> Exact:
-        """Return the exact results for a request, with the tolerance of each."""
         arrays: dict[str, Any] = {**request.positional, **request.named}
         fwd = differential.forward(**arrays, **request.options)
         dout = request.cotangents["out"].astype(np.float64) if gradients else None

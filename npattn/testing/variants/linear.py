@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from npattn.testing.bounds.linear import linear_bounds
-from npattn.testing.variants.case import Exact, Fields, Request, among, normal, option
+from npattn.testing.variants.case import Case, Exact, Request, among, normal, option
 from npattn.variants import linear
 
 GROWTH = 14
@@ -18,7 +18,7 @@ digits, and float32 has room for the square."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearCase(Fields):
+class LinearCase(Case):
     """One problem of linear attention, of the options of `npattn.variants.linear.attention`.
 
     `decay` is the kind of log_decay: None, or one number for each "head" (K, 1, 1), "key"
@@ -65,7 +65,6 @@ class LinearCase(Fields):
         return cls(**changes)
 
     def request(self, dtype: Any) -> Request:
-        """Return arrays and cotangents in a dtype, and the options that are not None."""
         rng, lead, H = np.random.default_rng(self.seed), (self.B,), self.K * self.G
         T, S, D, E, kv = self.T, self.S, self.D, self.E, (self.B, self.K)
         shapes = {"q": (*lead, H, T, D), "k": (*kv, S, D), "v": (*kv, S, E)}
@@ -100,7 +99,6 @@ class LinearCase(Fields):
         )
 
     def exact(self, request: Request, dtype: Any, gradients: bool) -> Exact:
-        """Return the exact results for a request, with the tolerance of each."""
         arrays: dict[str, Any] = {**request.positional, **request.named}
         fwd = linear.forward(**arrays, **request.options)
         cotangents = {n: x.astype(np.float64) for n, x in request.cotangents.items()}

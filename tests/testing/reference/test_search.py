@@ -9,6 +9,7 @@ from npattn.errors import InternalError
 from npattn.testing.comparison import Comparison
 from npattn.testing.reference.check import Found
 from npattn.testing.reference.search import Search, Time
+from npattn.testing.report.outcome import Outcome
 
 
 def judge(x):
@@ -27,7 +28,7 @@ def test_an_exception_beside_a_failure_is_raised(values):
     else:
         search.run({"x": values}, lambda fields: fields["x"], 50, 0)
         assert search.failure.case == 7  # values come with the simplest first
-        assert search.worst == {"o": 0.5}
+        assert search.worst == 0.5
 
 
 def test_a_case_that_fails_once_stays_a_failure():
@@ -35,6 +36,50 @@ def test_a_case_that_fails_once_stays_a_failure():
     search = Search(judge)
     search.run({"x": (1, 2)}, lambda _: next(cases, 1), 50, 0)
     assert search.failure.case == 7
+
+
+def test_a_case_is_judged_once():
+    asked = []
+    search = Search(lambda case: asked.append(case) or judge(1))
+    search.run({"x": range(31)}, lambda fields: fields["x"] % 5, 30, 0)
+    assert sorted(asked) == list(range(5))
+
+
+def test_each_value_of_a_field_is_asked_as_often():
+    asked = []
+    search = Search(lambda case: asked.append(case) or judge(1))
+    fields = {"x": range(5), "y": range(7, 12)}
+    search.run(fields, lambda case: (*case.values(), len(asked)), 30, 3)
+    assert search.failure is None
+    assert [sum(x == n for x, *_ in asked) for n in range(5)] == [6] * 5
+    assert [sum(y == n for _, y, _ in asked) for n in range(7, 12)] == [6] * 5
+    assert len({case[:2] for case in asked}) > 10  # not in step
+
+
+def test_each_field_of_a_failure_is_made_simpler():
+    asked = []
+
+    def wrong_beyond(case):
+        asked.append(case)
+        return judge(7 if case[0] > 11 and case[1] > 2 else 1)
+
+    search = Search(wrong_beyond)
+    search.run({"x": range(31), "y": range(7)}, lambda case: tuple(case.values()), 30, 0)
+    assert search.failure.case == (12, 3)
+    assert len(set(asked)) == len(asked)  # the first answer stands
+
+
+def test_an_outcome_says_results_before_gradients():
+    ratios = {"dq": 7.0, "o": 2.0, "lse": 3.0, "dk": 0.5}
+    shown = [Comparison(n, x, (0,), 0.0, 0.0, 0.0, int(x > 1), 1) for n, x in ratios.items()]
+    search = Search(lambda x: shown if x > 1 else [shown[-1]])
+    search.run({"x": (1, 2)}, lambda fields: fields["x"], 50, 0)
+    empty = Outcome("agreement", "", "", "float32", "not applicable")
+    found = search.conclude(empty, lambda case, message: f"{case}: {message}")
+    assert (found.status, found.worst, found.recipe, found.kind) == ("failed", 3.0, "2", "")
+    assert [c.name for c in found.comparisons] == ["lse", "o", "dq"]
+    assert found.script_text == f"2: {found.message}"
+    assert found.message.splitlines() == [str(c) for c in found.comparisons]
 
 
 # --- the time -------------------------------------------------------------------------------------
