@@ -8,8 +8,6 @@ the scores back to its parameter (`Bias.gradient`). Arrays that it holds are nei
 written to.
 """
 
-from __future__ import annotations
-
 from npattn.biases.bias import Bias, dense, of
 from npattn.biases.distances import alibi, relative
 

@@ -1,7 +1,5 @@
 """Command npattn check: judge an implementation."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

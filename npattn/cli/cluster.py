@@ -1,7 +1,5 @@
 """Clusters of Dask, as --cluster names them: all that npattn knows about many machines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager

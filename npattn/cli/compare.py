@@ -1,7 +1,5 @@
 """Command npattn compare: judge the arrays that a call left in files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Completion of shells: targets, files, profiles and rules."""
 
-from __future__ import annotations
-
 import importlib
 
 import click

@@ -1,7 +1,5 @@
 """Defaults of npattn check in a project: the table [tool.npattn] of its pyproject.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Command npattn diff: compare two profiles, or two implementations."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

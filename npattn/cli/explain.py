@@ -1,7 +1,5 @@
 """Command npattn explain: what a rule demands, why, and which real bug broke it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Command npattn init: settings, a test and a workflow, after asking what a function takes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Command npattn list: the known targets and profiles, the rules, and what runs here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 

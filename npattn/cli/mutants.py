@@ -1,7 +1,5 @@
 """Command npattn mutants: say how many known mistakes the tests of a function find."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Command npattn plot: draw a heat map of an .npz file."""
 
-from __future__ import annotations
-
 import click
 
 from npattn.errors import OptionError

@@ -1,7 +1,5 @@
 """Open the TARGET of a command: in a worker, or in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace

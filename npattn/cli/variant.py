@@ -1,7 +1,5 @@
 """Command npattn variant: judge linear or differential attention."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

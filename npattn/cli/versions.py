@@ -1,7 +1,5 @@
 """Versions and the machine, as ``npattn --version`` prints them for a report of a bug."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """Legal values of the fields of `Conventions`."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from typing import Any

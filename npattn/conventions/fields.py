@@ -1,7 +1,5 @@
 """The fields of `Conventions`, and the translation of problems and results by each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 docs/derivations/conventions.md derives both translations.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from npattn.problem import Problem

@@ -4,8 +4,6 @@ Each function is the derivative of a translation in `npattn.conventions.fields`.
 docs/derivations/conventions.md derives them.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

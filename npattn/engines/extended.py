@@ -10,8 +10,6 @@ has the most weight in its row.
 result of `dense` is not finite, the result here is the same.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ may run at the same time, and inside one another: the first to begin lowers the 
 last to end restores them.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence

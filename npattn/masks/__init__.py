@@ -10,8 +10,6 @@ whole (`Mask.to_array`). Arrays that it holds are neither copied nor written to.
 A mask knows some of its sizes: documents their T and S, lengths their batch axes.
 """
 
-from __future__ import annotations
-
 from npattn.masks.bands import causal, window
 from npattn.masks.given import blocks, custom, tree
 from npattn.masks.mask import Mask, of

@@ -1,7 +1,5 @@
 """Causal masks and windows: keys between two distances from the query's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf

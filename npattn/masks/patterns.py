@@ -1,7 +1,5 @@
 """Masks by a rule of the distance: sliding, strided, dilated, chunked, and global tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

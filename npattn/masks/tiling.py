@@ -1,7 +1,5 @@
 """Arrays of visible keys for a tile: their extent, their simplest form, and checks of integers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

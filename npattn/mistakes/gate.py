@@ -1,7 +1,5 @@
 """Mistakes in the output gate, and in head masks [16]."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

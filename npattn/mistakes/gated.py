@@ -6,8 +6,6 @@
 `Attention` itself has neither, so that its mistakes are judged on the options of their own.
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import cache
 from typing import Any

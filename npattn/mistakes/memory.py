@@ -1,7 +1,5 @@
 """Mistakes in memory layout, state between calls, and dtypes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

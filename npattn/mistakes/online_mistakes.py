@@ -1,7 +1,5 @@
 """Mistakes in the online softmax and in tiles, forward and backward."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -7,8 +7,6 @@ options, of which one is given ("causal or window"); "rows that see no key", "hi
 right. Where a fully masked row gives numbers, the step is p, and nan where it gives NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Mistakes in the scale, the softcap and the bias."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

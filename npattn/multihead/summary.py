@@ -1,7 +1,5 @@
 """Summary of a module: its steps and parameters, and the behaviour of its heads on an input."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One call of a mistake under the conventions of the function whose place it takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ As a plugin of pytest (``-p npattn.mutants.patch``) it does so in a process that
 starts: the variable `VARIABLE` names a file with the `Patch`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -3,8 +3,6 @@
 A fork has what the parent has imported: NumPy, torch, pytest and its plugins are loaded once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A mistake in the place of a function: its signature, conventions, layout, arrays and tensors."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Find what shows a mistake that tests miss: a problem, or a rule; and write the test."""
 
-from __future__ import annotations
-
 import functools
 import math
 import textwrap

@@ -1,7 +1,5 @@
 """Directions of derivatives, and cotangents of gradients: one array for each input, checked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Checks of what is passed to `npattn.plot`: values, labels, the size of the figure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The .npz files that `npattn plot` draws. Messages name its flags."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """Looks of heat maps: colours of values, format and ink of numbers, and words of the key."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Factors (descales) of arrays of 8 bits: which part of an array each of them belongs to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ Rule 16 of docs/semantics.md. A head mask is a gate of shape (H, 1, 1). Every fu
 and tensors alike. Source: Qiu et al. 2025, "Gated attention for large language models".
 """
 
-from __future__ import annotations
-
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 

@@ -3,8 +3,6 @@
 `Problem`, the engines' refusals, the signature reader and the judge read this table.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

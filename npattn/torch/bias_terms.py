@@ -5,8 +5,6 @@ scores of a tile to the gradient of its parameter. No operation here changes its
 between two runs.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

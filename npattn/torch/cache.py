@@ -4,8 +4,6 @@ Each sequence is one problem of `npattn.torch.forward`; the meanings are those o
 whose `unpack` takes tensors as they are.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

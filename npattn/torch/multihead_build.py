@@ -1,7 +1,5 @@
 """MultiHeadAttention without some of its heads, and from and to those of torch and of npattn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """NumPy arrays as tensors and tensors as NumPy's stand-ins: devices and dtypes of both."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -7,8 +7,6 @@ Visibility is determined once per problem. Bands (causal masks and windows) are 
 device, mask tensors stay there and are read once, every other mask is evaluated on the host.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One layer of a checkpoint in safetensors, as Hugging Face's transformers writes it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Reading and writing equinox.nn.MultiheadAttention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from npattn.multihead import MultiHeadAttention

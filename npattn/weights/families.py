@@ -8,8 +8,6 @@ Source of the names and of the defaults of a configuration: transformers 5, `mod
 `model_type`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files: safetensors, of modules with their options and of other systems, to the bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

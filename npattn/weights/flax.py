@@ -1,7 +1,5 @@
 """Reading and writing flax's multi-head attention, nnx and linen."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal

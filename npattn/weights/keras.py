@@ -1,7 +1,5 @@
 """Reading and writing keras.layers.MultiHeadAttention and GroupQueryAttention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from npattn.errors import OptionError

@@ -1,7 +1,5 @@
 """Rotary positions by the words of a model's configuration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Choice of the faster engine, by scores and by blocks of queries."""
 
-from __future__ import annotations
-
 import math
 
 from npattn.engines.tiled.tiling import choose_queries

@@ -1,7 +1,5 @@
 """Backward pass: gradients, head by head."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

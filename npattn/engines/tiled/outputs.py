@@ -1,7 +1,5 @@
 """Forward pass: outputs and lse, block of queries by block; the largest scores."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from npattn.engines import dense, threads

@@ -1,7 +1,5 @@
 """Directional derivatives, block of queries by block."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tiles of a problem: blocks of queries, and the parts of the scores that each block sees."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import cached_property

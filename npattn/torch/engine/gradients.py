@@ -1,7 +1,5 @@
 """The backward pass: forward, read upwards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

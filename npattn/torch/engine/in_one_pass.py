@@ -9,8 +9,6 @@ compared with those of torch. If they differ, or do not compile, torch computes 
 warning says so once.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import lru_cache
 from typing import Any

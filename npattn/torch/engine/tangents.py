@@ -1,7 +1,5 @@
 """The tangent pass (forward mode): forward, line by line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

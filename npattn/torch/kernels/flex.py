@@ -1,7 +1,5 @@
 """A problem as one call of FlexAttention, with mask, bias and softcap as functions of indices."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Choose the function of PyTorch that computes a problem exactly, or refuse it with the reason."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Results and gradients of differential attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -3,8 +3,6 @@
 No line conjugates, and signs are read off the real part, so that complex steps go through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

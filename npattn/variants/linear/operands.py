@@ -1,7 +1,5 @@
 """Operands of the forms of linear attention, and their gradients."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from npattn.problem.arrays import Array

@@ -1,7 +1,5 @@
 """One call of linear attention: arrays and options, checked once, and its results."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

@@ -8,8 +8,6 @@
 q, k are features. Without causal, every query reads the last state. docs/derivations/linear.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
