@@ -8,15 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = [
-    "DtypeError",
-    "InternalError",
-    "MissingExtraError",
-    "NpattnError",
-    "OptionError",
-    "ShapeError",
-    "UnknownOptionError",
-    "optional_import",
-]
+    "DtypeError", "InternalError", "MissingExtraError", "NpattnError", "OptionError", "ShapeError",
+    "UnknownOptionError", "optional_import",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

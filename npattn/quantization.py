@@ -24,15 +24,9 @@ from npattn.problem.descales import check_descale, gather, read_real, spread
 from npattn.problem.foreign import reject_unknown_options
 
 __all__ = [
-    "FORMATS",
-    "Per",
-    "Quantized",
-    "dequantize",
-    "dequantize_backward",
-    "largest",
-    "quantize",
+    "FORMATS", "Per", "Quantized", "dequantize", "dequantize_backward", "largest", "quantize",
     "quantize_backward",
-]
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

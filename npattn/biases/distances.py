@@ -165,12 +165,9 @@ class Relative(Bias):
 
     def __repr__(self) -> str:
         return format_call(
-            "biases.relative",
-            self.table,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
-            alignment=self.alignment,
-        )
+            "biases.relative", self.table, max_distance=self.max_distance,
+            bidirectional=self.bidirectional, alignment=self.alignment,
+        )  # fmt: skip
 
     @cached_property
     def _parameter(self) -> Array:

@@ -17,22 +17,10 @@ from npattn.cache.paging import PagedForward, paged, paged_backward, paged_forwa
 from npattn.cache.unpacking import pack, unpack
 
 __all__ = [
-    "CacheGradients",
-    "PackedForward",
-    "PagedForward",
-    "append",
-    "append_backward",
-    "merge",
-    "merge_backward",
-    "pack",
-    "paged",
-    "paged_backward",
-    "paged_forward",
-    "unpack",
-    "varlen",
-    "varlen_backward",
-    "varlen_forward",
-]
+    "CacheGradients", "PackedForward", "PagedForward", "append", "append_backward", "merge",
+    "merge_backward", "pack", "paged", "paged_backward", "paged_forward", "unpack", "varlen",
+    "varlen_backward", "varlen_forward",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -113,12 +113,9 @@ def varlen_forward(
 
 
 varlen = only_out(
-    "varlen",
-    varlen_forward,
-    np.ndarray,
-    "Attention within each of several packed sequences.",
+    "varlen", varlen_forward, np.ndarray, "Attention within each of several packed sequences.",
     "ndarray (total_q, H, E)",
-)
+)  # fmt: skip
 
 
 @reject_unknown_options

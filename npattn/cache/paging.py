@@ -119,12 +119,9 @@ def paged_forward(
 
 
 paged = only_out(
-    "paged",
-    paged_forward,
-    np.ndarray,
-    "Attention of each sample's queries to its keys, which lie in pages.",
-    "ndarray (B, T, H, E)",
-)
+    "paged", paged_forward, np.ndarray,
+    "Attention of each sample's queries to its keys, which lie in pages.", "ndarray (B, T, H, E)",
+)  # fmt: skip
 
 
 @reject_unknown_options

@@ -11,16 +11,7 @@ import click
 from npattn.errors import OptionError
 
 FILE = "pyproject.toml"
-NOT_IN_A_FILE = (
-    "no_config",
-    "help",
-    "seed",
-    "resume",
-    "journal",
-    "fail_fast",
-    "watch",
-    "ff",
-)
+NOT_IN_A_FILE = ("no_config", "help", "seed", "resume", "journal", "fail_fast", "watch", "ff")
 """Parameters of the command that belong to one run."""
 
 

@@ -43,17 +43,12 @@ def open_target(
     here = "--in-process" if given.get("in_process") else "--sweep" if given.get("sweep") else ""
     if not here:
         return connect(
-            target,
-            command=command,
-            device=device,
+            target, command=command, device=device,
             limits=Limits(given.get("timeout"), given.get("memory")),
-            untrusted=bool(given.get("untrusted")),
-            unconfined=bool(given.get("unconfined")),
+            untrusted=bool(given.get("untrusted")), unconfined=bool(given.get("unconfined")),
             python=None if envs is None else _python_in(envs, target),
-            alone=given.get("processes", 1) == 1,
-            spare=spare,
-            **settings,
-        )
+            alone=given.get("processes", 1) == 1, spare=spare, **settings,
+        )  # fmt: skip
     if beside := given_flags(*OF_WORKER):
         raise OptionError(f"{' and '.join(beside)} need a worker, and {here} calls TARGET here")
     with report_import_errors():

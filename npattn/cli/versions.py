@@ -9,14 +9,9 @@ import threadpoolctl  # type: ignore[import-untyped]
 import npattn
 
 PACKAGES = {
-    "NumPy": "numpy",
-    "SciPy": "scipy",
-    "ml_dtypes": "ml_dtypes",
-    "Hypothesis": "hypothesis",
-    "torch": "torch",
-    "triton": "triton",
-    "jax": "jax",
-}
+    "NumPy": "numpy", "SciPy": "scipy", "ml_dtypes": "ml_dtypes", "Hypothesis": "hypothesis",
+    "torch": "torch", "triton": "triton", "jax": "jax",
+}  # fmt: skip
 """Names to print → distributions."""
 
 

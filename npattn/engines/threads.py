@@ -16,14 +16,11 @@ from typing import Any, TypeVar
 
 ONE_THREAD = dict.fromkeys(
     (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "BLIS_NUM_THREADS",
+        "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
     ),
     "1",
-)
+)  # fmt: skip
 """Environment variables of one thread, for BLAS and its like, which read them when loaded."""
 
 Item = TypeVar("Item")

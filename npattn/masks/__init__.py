@@ -17,22 +17,9 @@ from npattn.masks.patterns import chunked, dilated, global_tokens, sliding, stri
 from npattn.masks.sequences import documents, lengths, prefix
 
 __all__ = [
-    "Mask",
-    "blocks",
-    "causal",
-    "chunked",
-    "custom",
-    "dilated",
-    "documents",
-    "global_tokens",
-    "lengths",
-    "of",
-    "prefix",
-    "sliding",
-    "strided",
-    "tree",
-    "window",
-]
+    "Mask", "blocks", "causal", "chunked", "custom", "dilated", "documents", "global_tokens",
+    "lengths", "of", "prefix", "sliding", "strided", "tree", "window",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

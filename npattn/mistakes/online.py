@@ -87,15 +87,10 @@ class Online(Attention):
     def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         """Return the inputs of one tile."""
         return c._replace(
-            q=load_rows(c.q, rows),
-            k=load_rows(c.k, keys),
-            v=load_rows(c.v, keys),
-            mask=self.tile_visible(c, rows, keys),
-            causal=False,
-            window=None,
-            bias=tile_of(c.bias, rows, keys),
-            keep=tile_of(c.keep, rows, keys),
-        )
+            q=load_rows(c.q, rows), k=load_rows(c.k, keys), v=load_rows(c.v, keys),
+            mask=self.tile_visible(c, rows, keys), causal=False, window=None,
+            bias=tile_of(c.bias, rows, keys), keep=tile_of(c.keep, rows, keys),
+        )  # fmt: skip
 
     # --- forward
 

@@ -70,18 +70,9 @@ def mistake(
             raise KeyError(f"two mistakes are named {name}")
         instance, sentence = cls(), " ".join((cls.__doc__ or "").split())
         REGISTER[name] = Mistake(
-            name,
-            family,
-            sentence,
-            source,
-            step,
-            where,
-            instance.forward,
-            instance.backward,
-            dtypes,
-            rounding,
-            equivalent,
-        )
+            name, family, sentence, source, step, where, instance.forward, instance.backward,
+            dtypes, rounding, equivalent,
+        )  # fmt: skip
         return cls
 
     return register

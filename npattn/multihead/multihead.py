@@ -169,11 +169,8 @@ class MultiHeadAttention(MultiHeadParameters):
         arrays["value"] = arrays["key"] if value is None else value
         inputs = MultiHeadInputs(
             {name: self._input(name, x) for name, x in arrays.items()},
-            {"key": key_is, "value": value_is},
-            mask,
-            rope,
-            options,
-        )
+            {"key": key_is, "value": value_is}, mask, rope, options,
+        )  # fmt: skip
         steps = self._steps(inputs)
         saved = steps if keep == "all" else None
         return MultiHeadForward(steps.out, steps.attention.lse, self, inputs, saved)

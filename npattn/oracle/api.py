@@ -131,24 +131,11 @@ def forward(
     chosen = _engine_of(precision, engine)
     normalise: Callable[..., Problem] = Problem  # its fields are what it makes of its arguments
     problem = normalise(
-        q,
-        k,
-        v,
-        mask,
-        causal=causal,
-        window=window,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        sinks=sinks,
-        dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-        gate=gate,
-        dtype=dtype,
-        engine=engine,
+        q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale, softcap=softcap,
+        score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask, dropout_rate=dropout_rate,
+        gate=gate, dtype=dtype, engine=engine,
         alignment=None if conventions is None else conventions.alignment,
-    )
+    )  # fmt: skip
     return evaluate(problem, conventions, chosen)
 
 

@@ -189,16 +189,10 @@ def mask(
         if size not in (None, length):
             raise ShapeError(f"{name} is {size}, but mask has {name} = {length}")
     return _draw(
-        "mask",
-        visible.astype(float),
-        np.zeros_like(visible),
-        mask_look(cmap),
-        rows=("queries", "query", queries),
-        columns=("keys", "key", keys),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+        "mask", visible.astype(float), np.zeros_like(visible), mask_look(cmap),
+        rows=("queries", "query", queries), columns=("keys", "key", keys), title=title,
+        figsize=figsize, ax=ax,
+    )  # fmt: skip
 
 
 def error(
@@ -275,16 +269,10 @@ def _draw_weights(
     """Draw weights, (T, S) for rank 2 or (H, T, S) for rank 3, with crosses at NaN and inf."""
     values = read_reals("weights", weights, (rank,), (queries, keys))
     return _draw(
-        "weights",
-        values,
-        ~np.isfinite(values),
-        weight_look(values, cmap, fmt),
-        rows=("queries", "query", queries),
-        columns=("keys", "key", keys),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+        "weights", values, ~np.isfinite(values), weight_look(values, cmap, fmt),
+        rows=("queries", "query", queries), columns=("keys", "key", keys), title=title,
+        figsize=figsize, ax=ax,
+    )  # fmt: skip
 
 
 def _draw(
@@ -309,12 +297,9 @@ def _draw(
     H, T, S = values.shape
     where = f"{name} (..., {T}, {S})"
     heat = HeatMap(
-        values=values,
-        flagged=flagged,
-        rows=read_labels(*rows, T, where),
-        columns=read_labels(*columns, S, where),
-        title=title,
-    )
+        values=values, flagged=flagged, rows=read_labels(*rows, T, where),
+        columns=read_labels(*columns, S, where), title=title,
+    )  # fmt: skip
     if ax is not None:
         return draw_within(heat, look, read_axes(ax, H, title))
     return draw(heat, look, read_figsize(figsize))

@@ -25,17 +25,9 @@ from npattn.problem.arrays import Array
 from npattn.problem.checks import check_integer, read_floating
 
 __all__ = [
-    "Frequencies",
-    "dynamic_ntk",
-    "linear",
-    "llama3",
-    "longrope",
-    "ntk",
-    "plain",
-    "read_number",
-    "read_real",
-    "yarn",
-]
+    "Frequencies", "dynamic_ntk", "linear", "llama3", "longrope", "ntk", "plain", "read_number",
+    "read_real", "yarn",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,12 +75,7 @@ class MaskLike(Protocol):
         """Return True or False if all or none is visible, else a bool array (t1 − t0, s1 − s0)."""
 
     def to_array(
-        self,
-        T: int | None = None,
-        S: int | None = None,
-        *,
-        lead: tuple[int, ...] = (),
-        H: int = 1,
+        self, T: int | None = None, S: int | None = None, *, lead: tuple[int, ...] = (), H: int = 1
     ) -> Array:
         """Return the whole mask as a bool array."""
 
@@ -100,12 +95,7 @@ class BiasLike(Protocol):
         """Bias of a tile; broadcasts to (t1 − t0, s1 − s0)."""
 
     def to_array(
-        self,
-        T: int | None = None,
-        S: int | None = None,
-        *,
-        lead: tuple[int, ...] = (),
-        H: int = 1,
+        self, T: int | None = None, S: int | None = None, *, lead: tuple[int, ...] = (), H: int = 1
     ) -> Array:
         """Return the whole bias as an array."""
 

@@ -67,12 +67,7 @@ class Sized:
         return check_score_shape(self.kind, self._shape(lead, H, T, S), lead, H, T, S)
 
     def to_array(
-        self,
-        T: int | None = None,
-        S: int | None = None,
-        *,
-        lead: tuple[int, ...] = (),
-        H: int = 1,
+        self, T: int | None = None, S: int | None = None, *, lead: tuple[int, ...] = (), H: int = 1
     ) -> Array:
         """Return the whole as an array.
 

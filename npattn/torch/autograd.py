@@ -210,11 +210,7 @@ class _Weights(torch.autograd.Function):
         grads = pull_back(call, saved, None, None, dweights)
         dbias = None if tensors[3] is None else grads.bias
         each: tuple[Any, ...] = (grads.q, grads.k, grads.v, dbias, grads.sinks)
-        return (
-            None,
-            None,
-            *_like(tensors, each),
-        )
+        return (None, None, *_like(tensors, each))
 
 
 def _like(tensors: Sequence[Any], grads: Sequence[Any]) -> list[Any]:

@@ -13,16 +13,9 @@ from npattn.cache import unpack
 from npattn.torch.twins import Tensors
 
 __all__ = [
-    "Appended",
-    "CacheResults",
-    "append",
-    "merge",
-    "paged",
-    "paged_forward",
-    "unpack",
-    "varlen",
+    "Appended", "CacheResults", "append", "merge", "paged", "paged_forward", "unpack", "varlen",
     "varlen_forward",
-]
+]  # fmt: skip
 
 Tensor = torch.Tensor
 

@@ -506,18 +506,11 @@ def _attend(
         mask = None if mask is None else pad(mask, (0, extra), value=True)
         bias = None if bias is None else pad(bias, (0, extra))
     fwd: Any = attend(
-        q,
-        k,
-        v,
-        mask,
-        causal="top_left" if causal else False,
-        bias=bias,
-        gate=gate,
-        dtype=module.compute_dtype,
-        engine=module.engine,
+        q, k, v, mask, causal="top_left" if causal else False, bias=bias, gate=gate,
+        dtype=module.compute_dtype, engine=module.engine,
         conventions=Conventions(empty_row=module.empty_row, weights="after_dropout"),
         **_sample_dropout(module, (*q.shape[:3], k.shape[2]), q.device),
-    )
+    )  # fmt: skip
     weights = cast(_weights(fwd), q.dtype) if need_weights else None
     return cast(fwd.out, q.dtype), weights
 

@@ -105,17 +105,10 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
                 "torch.nn.MultiheadAttention has no other"
             )
     theirs = nn.MultiheadAttention(
-        module.embed_dim,
-        module.num_heads,
-        module.dropout,
-        bias=module.in_proj_bias is not None,
-        add_bias_kv=module.bias_k is not None,
-        add_zero_attn=module.add_zero_attn,
-        kdim=module.kdim,
-        vdim=module.vdim,
-        batch_first=module.batch_first,
-        device="meta",
-    )
+        module.embed_dim, module.num_heads, module.dropout, bias=module.in_proj_bias is not None,
+        add_bias_kv=module.bias_k is not None, add_zero_attn=module.add_zero_attn, kdim=module.kdim,
+        vdim=module.vdim, batch_first=module.batch_first, device="meta",
+    )  # fmt: skip
     return _load_copies(theirs, module.state_dict(), module)
 
 
@@ -129,26 +122,14 @@ def from_numpy(
     _check_fits(mha)
     p, embed, names = mha.parameters, mha.wq.shape[0], (*NORMS, *NORM_BIASES)
     module: Any = kind(
-        embed,
-        mha.num_heads,
-        bias="bo" in p,
-        add_bias_kv="bias_k" in p,
-        add_zero_attn=bool(mha.add_zero_attn),
-        kdim=mha.wk.shape[0],
-        vdim=mha.wv.shape[0],
-        batch_first=batch_first,
-        device="meta",
-        num_kv_heads=mha.num_kv_heads,
-        head_dim=mha.head_size,
-        value_head_dim=mha.value_size,
-        out_dim=p["wo"].shape[1],
-        merge=mha.merge,
-        qk_norm=mha.qk_norm,
-        norm_eps=mha.norm_eps,
-        norm_weight=next((_norm_weight(mha, n) for n in names if n in p), "shared"),
-        gate="wg" in p,
+        embed, mha.num_heads, bias="bo" in p, add_bias_kv="bias_k" in p,
+        add_zero_attn=bool(mha.add_zero_attn), kdim=mha.wk.shape[0], vdim=mha.wv.shape[0],
+        batch_first=batch_first, device="meta", num_kv_heads=mha.num_kv_heads,
+        head_dim=mha.head_size, value_head_dim=mha.value_size, out_dim=p["wo"].shape[1],
+        merge=mha.merge, qk_norm=mha.qk_norm, norm_eps=mha.norm_eps,
+        norm_weight=next((_norm_weight(mha, n) for n in names if n in p), "shared"), gate="wg" in p,
         **options,
-    )
+    )  # fmt: skip
     module.load_state_dict(_state_of(mha, module), assign=True)
     return module  # type: ignore[no-any-return]
 
@@ -204,14 +185,10 @@ def to_numpy(module: Any) -> multihead.MultiHeadAttention:
         extra = optional(name, getattr(module, name))
         arrays[name] = None if extra is None else extra.reshape(-1)
     return multihead.MultiHeadAttention(
-        **arrays,
-        num_heads=module.num_heads,
-        num_kv_heads=module.num_kv_heads,
-        add_zero_attn=module.add_zero_attn,
-        merge=module.merge,
-        qk_norm=module.qk_norm,
+        **arrays, num_heads=module.num_heads, num_kv_heads=module.num_kv_heads,
+        add_zero_attn=module.add_zero_attn, merge=module.merge, qk_norm=module.qk_norm,
         norm_eps=module.norm_eps,
-    )
+    )  # fmt: skip
 
 
 def _norm_weight(mha: multihead.MultiHeadAttention, name: str) -> NormWeight:

@@ -30,19 +30,9 @@ from npattn.problem.checks import check_dtype, read_floating
 from npattn.torch.tensors import has_float64, short_name, stand_in, to_host, to_tensor
 
 __all__ = [
-    "Frequencies",
-    "Rotary",
-    "alibi_slopes",
-    "dynamic_ntk",
-    "linear",
-    "llama3",
-    "longrope",
-    "ntk",
-    "plain",
-    "rope",
-    "sinusoidal",
-    "yarn",
-]
+    "Frequencies", "Rotary", "alibi_slopes", "dynamic_ntk", "linear", "llama3", "longrope", "ntk",
+    "plain", "rope", "sinusoidal", "yarn",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 

@@ -32,15 +32,9 @@ from npattn.problem.foreign import reject_unknown_options, unknown_option
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 
 __all__ = [
-    "OPTIONS",
-    "GatheredForward",
-    "attention",
-    "backward",
-    "drop_repeats",
-    "forward",
-    "index_mask",
+    "OPTIONS", "GatheredForward", "attention", "backward", "drop_repeats", "forward", "index_mask",
     "top_k",
-]
+]  # fmt: skip
 
 OPTIONS = (
     *("mask", "causal", "window", "bias", "scale", "softcap", "sinks"),
@@ -160,12 +154,9 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
-    "Attention in which each query sees the keys of a list.",
+    "attention", forward, np.ndarray, "Attention in which each query sees the keys of a list.",
     "ndarray (..., H, T, E)\n        0 where a query sees no key.",
-)
+)  # fmt: skip
 
 
 @reject_unknown_options

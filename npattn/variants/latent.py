@@ -33,16 +33,9 @@ from npattn.problem.checks import check_cotangent, check_result
 from npattn.problem.foreign import reject_unknown_options, unknown_option
 
 __all__ = [
-    "Form",
-    "LatentForward",
-    "LatentGradients",
-    "LatentSizes",
-    "attention",
-    "backward",
-    "check_form",
-    "check_latent",
-    "forward",
-]
+    "Form", "LatentForward", "LatentGradients", "LatentSizes", "attention", "backward",
+    "check_form", "check_latent", "forward",
+]  # fmt: skip
 
 Form = Literal["unabsorbed", "absorbed"]
 NAMES = ("q_nope", "q_rope", "c", "k_rope", "w_uk", "w_uv")

@@ -22,20 +22,9 @@ from npattn.weights.keras import from_keras, to_keras
 from npattn.weights.torch import from_torch, to_torch
 
 __all__ = [
-    "Layer",
-    "LayerNames",
-    "from_checkpoint",
-    "from_equinox",
-    "from_flax",
-    "from_keras",
-    "from_torch",
-    "load",
-    "save",
-    "to_equinox",
-    "to_flax",
-    "to_keras",
-    "to_torch",
-]
+    "Layer", "LayerNames", "from_checkpoint", "from_equinox", "from_flax", "from_keras",
+    "from_torch", "load", "save", "to_equinox", "to_flax", "to_keras", "to_torch",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

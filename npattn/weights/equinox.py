@@ -106,16 +106,12 @@ def to_equinox(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     held = {name: jax.numpy.asarray(array) for name, array in p.items()}
     check_held("to_equinox", held["wq"], p["wq"])
     module = equinox.nn.MultiheadAttention(
-        mha.num_heads,
-        query_size=p["wq"].shape[0],
-        key_size=p["wk"].shape[0],
-        value_size=p["wv"].shape[0],
-        output_size=p["wo"].shape[1],
-        qk_size=mha.head_size,
+        mha.num_heads, query_size=p["wq"].shape[0], key_size=p["wk"].shape[0],
+        value_size=p["wv"].shape[0], output_size=p["wo"].shape[1], qk_size=mha.head_size,
         vo_size=mha.value_size,
         **{f"use_{name}_bias": "b" + letter in p for letter, name in NAMES.items()},
         key=jax.random.key(0),
-    )
+    )  # fmt: skip
     for letter, name in NAMES.items():
         linear = getattr(module, f"{name}_proj")
         new = {"weight": held["w" + letter].T}

@@ -247,19 +247,11 @@ def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
     p = read_parameters("to_flax", mha, dtype)
     check_held("to_flax", _jax_array(p["wq"]), p["wq"])
     module = nnx.MultiHeadAttention(
-        mha.num_heads,
-        len(p["wq"]),
-        qkv_features=p["wq"].shape[1],
-        out_features=p["wo"].shape[1],
-        num_kv_heads=mha.num_kv_heads,
-        in_kv_features=len(p["wk"]),
-        param_dtype=p["wq"].dtype,
-        use_bias="bo" in p,
-        normalize_qk=mha.qk_norm is not None,
-        decode=False,
-        kernel_init=nnx.initializers.zeros_init(),
-        rngs=nnx.Rngs(0),
-    )
+        mha.num_heads, len(p["wq"]), qkv_features=p["wq"].shape[1], out_features=p["wo"].shape[1],
+        num_kv_heads=mha.num_kv_heads, in_kv_features=len(p["wk"]), param_dtype=p["wq"].dtype,
+        use_bias="bo" in p, normalize_qk=mha.qk_norm is not None, decode=False,
+        kernel_init=nnx.initializers.zeros_init(), rngs=nnx.Rngs(0),
+    )  # fmt: skip
     if mha.qk_norm is not None:
         module.query_ln = _nnx_norm(nnx, mha, p, "q")
         module.key_ln = _nnx_norm(nnx, mha, p, "k")

@@ -123,16 +123,10 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
     state |= {name: p[name].reshape(1, 1, -1) for name in EXTRA if name in p}
     # On the meta device torch initialises nothing, so that its random state stays as it is.
     module = torch.nn.MultiheadAttention(
-        embed,
-        mha.num_heads,
-        bias="bo" in p,
-        add_bias_kv="bias_k" in p,
-        add_zero_attn=bool(mha.add_zero_attn),
-        kdim=kdim,
-        vdim=vdim,
-        batch_first=batch_first,
+        embed, mha.num_heads, bias="bo" in p, add_bias_kv="bias_k" in p,
+        add_zero_attn=bool(mha.add_zero_attn), kdim=kdim, vdim=vdim, batch_first=batch_first,
         device="meta",
-    )
+    )  # fmt: skip
     tensors = {name: tensor_of(array) for name, array in state.items()}
     module.load_state_dict(tensors, assign=True)
     return module  # type: ignore[no-any-return]  # torch is Any here
@@ -147,16 +141,13 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
     others = [f"{n} is {x.dtype}" for n, x in mha.parameters.items() if x.dtype.name != first]
     known = mha.wq.dtype.kind != "c" and isinstance(getattr(torch, first, None), torch.dtype)
     check_fits(
-        "to_torch",
-        mha,
-        (mha.wq.shape[1] != embed, f"wq has shape {mha.wq.shape}, {square}"),
+        "to_torch", mha, (mha.wq.shape[1] != embed, f"wq has shape {mha.wq.shape}, {square}"),
         (mha.wv.shape[1] != embed, f"wv has shape {mha.wv.shape}, {values}"),
         (wo != (embed, embed), f"wo has shape {wo}, {square}"),
         (bool(others), f"{', '.join(others)}, must be {first} as wq"),
-        (not known, f"wq is {first}, must be a real floating dtype that torch has"),
-        appends=True,
+        (not known, f"wq is {first}, must be a real floating dtype that torch has"), appends=True,
         value_size=True,
-    )
+    )  # fmt: skip
 
 
 def _torch(function: str) -> Any:

@@ -52,15 +52,11 @@ def evaluate_flex(problem: Any, function: Any) -> tuple[Tensor, Tensor]:
 
     q, scale = with_positive_scale(problem)
     out, aux = function(
-        q.contiguous(),
-        flatten(problem.k, problem).contiguous(),
-        flatten(problem.v, problem).contiguous(),
-        score_mod=_score_mod(problem),
-        block_mask=_block_mask(problem),
-        scale=scale,
-        enable_gqa=problem.H != problem.K,
+        q.contiguous(), flatten(problem.k, problem).contiguous(),
+        flatten(problem.v, problem).contiguous(), score_mod=_score_mod(problem),
+        block_mask=_block_mask(problem), scale=scale, enable_gqa=problem.H != problem.K,
         return_aux=AuxRequest(lse=True),
-    )
+    )  # fmt: skip
     return out, aux.lse
 
 

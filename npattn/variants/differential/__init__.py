@@ -10,13 +10,6 @@ from npattn.variants.differential.lambdas import (
 from npattn.variants.differential.result import DifferentialForward, DifferentialGradients
 
 __all__ = [
-    "DifferentialForward",
-    "DifferentialGradients",
-    "LambdaGradients",
-    "attention",
-    "backward",
-    "forward",
-    "initial_lambda",
-    "reparametrise",
-    "reparametrise_backward",
-]
+    "DifferentialForward", "DifferentialGradients", "LambdaGradients", "attention", "backward",
+    "forward", "initial_lambda", "reparametrise", "reparametrise_backward",
+]  # fmt: skip

@@ -127,12 +127,9 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
-    "Exact differential attention, (P1 − λ P2) v.",
+    "attention", forward, np.ndarray, "Exact differential attention, (P1 − λ P2) v.",
     "array (..., H, T, E)",
-)
+)  # fmt: skip
 
 
 @reject_unknown_options
@@ -189,16 +186,11 @@ def backward(
     one = api.backward(fwd.first, dy, None, d1)
     two = api.backward(fwd.second, -lam * dy, None, d2)
     return DifferentialGradients(
-        q1=one.q,
-        k1=one.k,
-        q2=two.q,
-        k2=two.k,
-        v=one.v + two.v,
-        lam=_sum_heads(total, fwd.lam.shape),
-        bias=_add(one.bias, two.bias),
+        q1=one.q, k1=one.k, q2=two.q, k2=two.k, v=one.v + two.v,
+        lam=_sum_heads(total, fwd.lam.shape), bias=_add(one.bias, two.bias),
         sinks=_add(one.sinks, two.sinks),
         norm_weight=None if fwd.norm_weight is None else dnorm_weight,
-    )
+    )  # fmt: skip
 
 
 def _sum_heads(x: Array, shape: tuple[int, ...]) -> Array:

@@ -27,12 +27,7 @@ Form = Literal["recurrent", "chunked"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunked")
 CHUNK = 64
 """Number of keys in a chunk, unless said."""
-AFTER_HEADS = {
-    "log_decay": "SD",
-    "beta": "S1",
-    "initial_state": "DE",
-    "initial_normaliser": "D",
-}
+AFTER_HEADS = {"log_decay": "SD", "beta": "S1", "initial_state": "DE", "initial_normaliser": "D"}
 """Axes of the optional arrays after (..., K)."""
 ARRAYS = ("q", "k", "v", *AFTER_HEADS)
 
