@@ -44,15 +44,9 @@ def parse_entries(texts: tuple[str, ...]) -> dict[str, str]:
     help="Rows to judge where the scores are too many.  [default: 256]",
 )
 def compare_command(
-    dump: Path,
-    conventions: tuple[str, ...] | None,
-    causal: str | None,
-    window: str | None,
-    json: Path | None,
-    html: Path | None,
-    seed: int,
-    **given: Any,
-) -> None:
+    dump: Path, conventions: tuple[str, ...] | None, causal: str | None, window: str | None,
+    json: Path | None, html: Path | None, seed: int, **given: Any,
+) -> None:  # fmt: skip
     """Judge the results in DUMP: a call of a kernel in CUDA, in C++ or on another machine.
 
     \b

@@ -22,14 +22,9 @@ from npattn.errors import OptionError
     help="Width and height of the picture in inches, as 8,6.  [default: as the cells need]",
 )
 def plot_command(
-    file: str,
-    out: str,
-    head: int | None,
-    sample: int | None,
-    cmap: str | None,
-    fmt: str | None,
+    file: str, out: str, head: int | None, sample: int | None, cmap: str | None, fmt: str | None,
     figsize: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Draw FILE, an .npz, as a heat map.
 
     It holds one of: weights, mask, error (error / tolerance), each (T, S) or (H, T, S); or q,

@@ -33,13 +33,9 @@ from npattn.testing.variants.check import DTYPES, VARIANTS, check_variant
     examples={"value": 100, "help": "Number of problems."},
 )
 def variant_command(
-    variant: str,
-    target: str,
-    backward: str | None,
-    dtypes: str,
-    script: Path | None,
+    variant: str, target: str, backward: str | None, dtypes: str, script: Path | None,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Judge TARGET, module:function or path/file.py:function, as VARIANT of attention.
 
     It is called in this process. Exit code 0: passed; 1: failed; 2: wrong usage; 130: interrupted.

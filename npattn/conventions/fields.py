@@ -248,13 +248,9 @@ class Conventions:
         return dout, dlse, dweights
 
     def gradients(
-        self,
-        problem: Problem,
-        grads: Gradients,
-        dout: Array,
-        lse: Array,
+        self, problem: Problem, grads: Gradients, dout: Array, lse: Array,
         bias_gradient: Callable[[Any, Any], Any] = Problem.bias_gradient,
-    ) -> Gradients:
+    ) -> Gradients:  # fmt: skip
         """Translate gradients of the canonical problem back.
 
         dout is (..., H, T, E), lse (..., H, T). `bias_gradient` sums the gradient of the scores to

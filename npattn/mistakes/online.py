@@ -199,13 +199,9 @@ class Online(Attention):
         return (*self.finish(sums), self.ds_sink(p_sink, delta, dlse))
 
     def add_gradients(
-        self,
-        tile: Inputs,
-        state: RunningSoftmax,
-        cotangents: tuple[Array, Array, Array],
-        at: tuple[slice, slice],
-        sums: TileGradients,
-    ) -> None:
+        self, tile: Inputs, state: RunningSoftmax, cotangents: tuple[Array, Array, Array],
+        at: tuple[slice, slice], sums: TileGradients,
+    ) -> None:  # fmt: skip
         """Add the gradients of a tile to the sums, for do (..., H, t, E), delta (..., H, t, 1)."""
         (do, delta, dw), (rows, keys) = cotangents, at
         k, v = (self.share(x, tile.q.shape[-3]) for x in (tile.k, tile.v))

@@ -52,16 +52,9 @@ REGISTER: dict[str, Mistake] = {}
 
 
 def mistake(
-    name: str,
-    family: str,
-    source: str = "inferred",
-    *,
-    step: str,
-    where: str,
-    dtypes: tuple[str, ...] = ("float32",),
-    rounding: str | None = None,
-    equivalent: bool = False,
-) -> Callable[[Implementation], Implementation]:
+    name: str, family: str, source: str = "inferred", *, step: str, where: str,
+    dtypes: tuple[str, ...] = ("float32",), rounding: str | None = None, equivalent: bool = False,
+) -> Callable[[Implementation], Implementation]:  # fmt: skip
     """Register a class with ``forward`` and ``backward``; its docstring is the sentence."""
 
     def register(cls: Implementation) -> Implementation:
@@ -79,19 +72,10 @@ def mistake(
 
 
 def change(
-    name: str,
-    family: str,
-    sentence: str,
-    source: str = "inferred",
-    *,
-    step: str,
-    where: str,
-    of: type[Attention] = Attention,
-    dtypes: tuple[str, ...] = ("float32",),
-    rounding: str | None = None,
-    equivalent: bool = False,
-    **steps: Callable[..., Any],
-) -> None:
+    name: str, family: str, sentence: str, source: str = "inferred", *, step: str, where: str,
+    of: type[Attention] = Attention, dtypes: tuple[str, ...] = ("float32",),
+    rounding: str | None = None, equivalent: bool = False, **steps: Callable[..., Any],
+) -> None:  # fmt: skip
     """Register an implementation that is `of` but for some steps, in a line each.
 
     A step is called with the one that it replaces, and the arguments of both.

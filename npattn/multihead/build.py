@@ -398,16 +398,9 @@ class _ModuleSizes(NamedTuple):
 
 
 def _read_sizes(
-    in_size: int,
-    num_heads: int,
-    *,
-    head_size: int | None,
-    value_size: int | None,
-    num_kv_heads: int | None,
-    key_size: int | None,
-    value_in: int | None,
-    out_size: int | None,
-) -> _ModuleSizes:
+    in_size: int, num_heads: int, *, head_size: int | None, value_size: int | None,
+    num_kv_heads: int | None, key_size: int | None, value_in: int | None, out_size: int | None,
+) -> _ModuleSizes:  # fmt: skip
     """Check the sizes that `MultiHeadAttention.init` is given, and fill in the others."""
     H, in_size = check_integer("num_heads", num_heads), check_integer("in_size", in_size)
     K = check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
@@ -422,14 +415,9 @@ def _read_sizes(
 
 
 def _random_parameters(
-    rng: np.random.Generator,
-    sizes: _ModuleSizes,
-    *,
-    bias: bool,
-    add_bias_kv: bool,
-    gate: bool,
+    rng: np.random.Generator, sizes: _ModuleSizes, *, bias: bool, add_bias_kv: bool, gate: bool,
     dtype: DTypeLike,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Sample the parameters that `MultiHeadAttention.init` describes."""
     H, K, D, E, in_q, in_k, in_v, out = sizes
     for name, flag in (("bias", bias), ("add_bias_kv", add_bias_kv), ("gate", gate)):

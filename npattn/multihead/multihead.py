@@ -378,13 +378,9 @@ class MultiHeadAttention(MultiHeadParameters):
         return turns
 
     def _attend(
-        self,
-        heads: dict[str, Array],
-        p: dict[str, Array],
-        inputs: MultiHeadInputs,
-        frame: Problem,
+        self, heads: dict[str, Array], p: dict[str, Array], inputs: MultiHeadInputs, frame: Problem,
         gate: Array | None,
-    ) -> Forward:
+    ) -> Forward:  # fmt: skip
         """Attention of the heads, with the appended keys and both gates; gate is (..., H, T, E)."""
         options: dict[str, Any] = {**inputs.options, "dtype": frame.storage or frame.dtype}
         if gate is not None:

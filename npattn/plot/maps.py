@@ -256,16 +256,9 @@ def error(
 
 
 def _draw_weights(
-    rank: int,
-    weights: ArrayLike,
-    queries: Sequence[str] | None,
-    keys: Sequence[str] | None,
-    title: Any,
-    cmap: Any,
-    fmt: Any,
-    figsize: Any,
-    ax: Any,
-) -> Figure:
+    rank: int, weights: ArrayLike, queries: Sequence[str] | None, keys: Sequence[str] | None,
+    title: Any, cmap: Any, fmt: Any, figsize: Any, ax: Any,
+) -> Figure:  # fmt: skip
     """Draw weights, (T, S) for rank 2 or (H, T, S) for rank 3, with crosses at NaN and inf."""
     values = read_reals("weights", weights, (rank,), (queries, keys))
     return _draw(
@@ -276,17 +269,9 @@ def _draw_weights(
 
 
 def _draw(
-    name: str,
-    values: Array,
-    flagged: Array,
-    look: Look,
-    *,
-    rows: tuple[str, Any, Any],
-    columns: tuple[str, Any, Any],
-    title: Any,
-    figsize: Any,
-    ax: Any,
-) -> Figure:
+    name: str, values: Array, flagged: Array, look: Look, *, rows: tuple[str, Any, Any],
+    columns: tuple[str, Any, Any], title: Any, figsize: Any, ax: Any,
+) -> Figure:  # fmt: skip
     """Draw values (H, T, S); rows and columns are (argument, word, labels)."""
     if title is not None and not isinstance(title, str):
         raise OptionError(f"title is {title!r}, must be a str or None")

@@ -145,16 +145,9 @@ class Turn(NamedTuple):
 
 
 def make_turn(
-    name: str,
-    shape: Sequence[int],
-    layout: Any,
-    base: Any,
-    positions: Any,
-    offset: Any,
-    size: Any,
-    frequencies: Any,
-    sections: Any,
-) -> Turn:
+    name: str, shape: Sequence[int], layout: Any, base: Any, positions: Any, offset: Any, size: Any,
+    frequencies: Any, sections: Any,
+) -> Turn:  # fmt: skip
     """Check the options of `rope` for an array of this shape, and return what it multiplies by."""
     if len(shape) < 2:
         raise ShapeError(f"{name} has shape {tuple(shape)}, must be (..., T, D)")

@@ -118,15 +118,9 @@ attention = only_out(
 
 
 def _forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    conventions: Conventions | None,
-    *,
-    precision: str | None = None,
-    **options: Any,
-) -> Forward:
+    q: Any, k: Any, v: Any, mask: Any, conventions: Conventions | None, *,
+    precision: str | None = None, **options: Any,
+) -> Forward:  # fmt: skip
     """Return the forward on tensors, breaking a compiled graph; raise if one is exported."""
     if precision is not None:
         raise OptionError(

@@ -108,15 +108,9 @@ def _needs_autograd(inputs: tuple[Tensor | None, ...]) -> bool:
 
 
 def pull_back(
-    call: AttentionCall,
-    saved: SavedTensors,
-    dout: Tensor | None,
-    dlse: Tensor | None,
-    dweights: Tensor | None = None,
-    *,
-    draw: Tensor | None = None,
-    dlog: Tensor | None = None,
-) -> Gradients:
+    call: AttentionCall, saved: SavedTensors, dout: Tensor | None, dlse: Tensor | None,
+    dweights: Tensor | None = None, *, draw: Tensor | None = None, dlog: Tensor | None = None,
+) -> Gradients:  # fmt: skip
     """Gradients from cotangents of the results, and from draw, dlog of the canonical ones."""
     problem, canonical = call.problem, call.canonical()
     conventions: Any = call.conventions

@@ -490,15 +490,9 @@ def _turn(x: Tensor, options: dict[str, Any]) -> Tensor:
 
 
 def _attend(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    call: ModuleInputs,
-    causal: bool,
-    need_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
+    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None,
+    call: ModuleInputs, causal: bool, need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return o (B, H, T, D) and, if needed, weights (B, H, T, S), in the dtype of q."""
     extra = int(module.bias_k is not None) + int(module.add_zero_attn)
     mask, bias = call.mask, call.bias

@@ -164,15 +164,10 @@ def join_names(names: Iterable[Any]) -> str:
 
 
 def check_fits(
-    function: str,
-    mha: MultiHeadAttention,
-    *further: tuple[bool, str],
-    shares_heads: bool = False,
-    separate_biases: bool = False,
-    value_size: bool = False,
-    norms: bool = False,
+    function: str, mha: MultiHeadAttention, *further: tuple[bool, str], shares_heads: bool = False,
+    separate_biases: bool = False, value_size: bool = False, norms: bool = False,
     appends: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Raise OptionError at the first part of `mha` that a framework has no place for.
 
     The keywords say what it has a place for; `further` are more conditions, with their messages.

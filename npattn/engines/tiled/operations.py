@@ -157,15 +157,9 @@ def _limit(visible: bool | Array, out: Array) -> Array:
 
 
 def scores(
-    call: Call,
-    plane: Plane,
-    q: Array,
-    t0: int,
-    t1: int,
-    space: WorkSpace,
-    keys: tuple[int, int] | None = None,
-    slope: bool = False,
-) -> Iterator[Scores]:
+    call: Call, plane: Plane, q: Array, t0: int, t1: int, space: WorkSpace,
+    keys: tuple[int, int] | None = None, slope: bool = False,
+) -> Iterator[Scores]:  # fmt: skip
     """Yield the final scores of each part of a block, cut to the `keys` lo ≤ s < hi.
 
     Every pass computes its scores here, a part as a whole: products of other shapes round

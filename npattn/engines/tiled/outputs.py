@@ -46,15 +46,9 @@ def max_score(problem: Problem, _: Saved) -> Array:
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # each thread has its own
 def fill_block(
-    call: Call,
-    plane: Plane,
-    t0: int,
-    t1: int,
-    space: WorkSpace,
-    out: Array,
-    shift: Array,
+    call: Call, plane: Plane, t0: int, t1: int, space: WorkSpace, out: Array, shift: Array,
     log: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Fill out (n, E), shift (n,) and log (n,) of a block of queries."""
     q = call.scaled_queries(plane, t0, t1, space)
     sink = None if call.sinks is None else call.sinks[plane[-1]]
@@ -84,16 +78,9 @@ def fill_block(
 
 
 def _sums(
-    call: Call,
-    plane: Plane,
-    q: Array,
-    t0: int,
-    t1: int,
-    space: WorkSpace,
-    shift: Array | None,
-    out: Array,
-    careful: bool,
-) -> Array:
+    call: Call, plane: Plane, q: Array, t0: int, t1: int, space: WorkSpace, shift: Array | None,
+    out: Array, careful: bool,
+) -> Array:  # fmt: skip
     """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out.
 
     q is (t1 − t0, D), shift (t1 − t0,), out (t1 − t0, E).
