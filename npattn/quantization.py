@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import Array, cast, finfo
-from npattn.problem.checks import check_integer, read_array
+from npattn.problem.checks import check_choice, check_integer, read_array
 from npattn.problem.descales import check_descale, gather, read_real, spread
 from npattn.problem.foreign import reject_unknown_options
 
@@ -255,8 +255,7 @@ def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
 
     x is (..., S, D), by head (..., H, S, D), and by tensor of any shape.
     """
-    if not isinstance(per, str) or per not in get_args(Per):
-        raise OptionError(f"per is {per!r}, must be tensor, head, block or token")
+    check_choice("per", per, get_args(Per))
     if heads is not None and per != "head":
         raise OptionError(f"heads is {heads}, must be left out with per={per!r}")
     if (rows is None) == (per == "block"):

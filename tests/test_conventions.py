@@ -696,12 +696,6 @@ def test_fields_are_keywords_and_unknown_ones_are_refused() -> None:
         Conventions(polarity="hide")  # type: ignore[call-arg]  # the mistake
 
 
-@pytest.mark.parametrize(("old", "new"), [("beside", "exclusive"), ("total", "inclusive")])
-def test_a_renamed_value_is_answered_with_its_name(old: str, new: str) -> None:
-    with pytest.raises(OptionError, match=f"^window is '{old}', which was renamed to '{new}'$"):
-        Conventions(window=old)  # type: ignore[arg-type]  # the mistake
-
-
 def test_an_inclusive_window_without_the_query_is_refused() -> None:
     case = make(3, MORE_KEYS, ())
     with pytest.raises(OptionError, match=r"window is \(0, 1\), must have left ≥ 1"):

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.biases.bias import Bias, widen
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import ShapeError
 from npattn.positions import alibi_slopes
 from npattn.problem.arrays import Array, Tile, diagonal, plane_of
-from npattn.problem.checks import check_alignment, check_integer, read_floating
+from npattn.problem.checks import check_alignment, check_flag, check_integer, read_floating
 from npattn.problem.options import Alignment
 from npattn.problem.sizes import KnownSizes, format_call
 
@@ -110,8 +110,7 @@ def relative(
     array = read_floating("table", table)
     if array.ndim != 2:
         raise ShapeError(f"table has shape {array.shape}, must be (num_buckets, H)")
-    if not isinstance(bidirectional, (bool, np.bool_)):
-        raise OptionError(f"bidirectional is {bidirectional!r}, must be True or False")
+    check_flag("bidirectional", bidirectional)
     count = len(array) // 2 if bidirectional else len(array)
     if count < 2:
         raise ShapeError(

@@ -22,7 +22,7 @@ from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem import Forward, Gradients
 from npattn.problem.arrays import Array, BiasLike, MaskLike
-from npattn.problem.checks import check_cotangent, check_result_of, read_array
+from npattn.problem.checks import check_cotangent, check_result, read_array
 from npattn.problem.foreign import reject_unknown_options
 
 OPTIONS = (
@@ -144,7 +144,7 @@ def varlen_backward(
     OptionError
         If `fwd` is not a result of `varlen_forward`.
     """
-    check_result_of("varlen_forward", PackedForward, fwd)
+    check_result(fwd, PackedForward, "npattn.cache.varlen_forward")
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
     of_q = fwd.bounds[0] if len(fwd.bounds[0]) > 1 else np.zeros(2, np.int64)

@@ -24,7 +24,7 @@ from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import on_arrays
 from npattn.problem import Forward, Gradients
 from npattn.problem.arrays import Array, cast
-from npattn.problem.checks import check_cotangent, check_result_of, read_array
+from npattn.problem.checks import check_cotangent, check_result, read_array
 from npattn.problem.foreign import reject_unknown_options
 
 
@@ -148,7 +148,7 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
     OptionError
         If `fwd` is not a result of `paged_forward`.
     """
-    check_result_of("paged_forward", PagedForward, fwd)
+    check_result(fwd, PagedForward, "npattn.cache.paged_forward")
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
     B = len(fwd.slots)

@@ -26,14 +26,7 @@ from npattn.testing.report.formats import annotate, markdown, sarif
 from npattn.testing.report.place import Place, find_place
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
-from npattn.testing.runner.failed_first import (
-    FailedProblem,
-    ask_again,
-    find_file,
-    list_failed,
-    read_failed,
-    write_failed,
-)
+from npattn.testing.runner import failed_first
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
@@ -166,8 +159,8 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         _watch(target, given)
     implementation = open_target(target, given)
     arguments = _read_arguments(implementation, given) | {"journal": journal}
-    file = find_file(f"{target} {given.get('backward')}") if "ff" in given else None
-    if file is not None and _fails_again(implementation, read_failed(file), given):
+    file = failed_first.find_file(f"{target} {given.get('backward')}") if "ff" in given else None
+    if file is not None and _fails_again(implementation, failed_first.read_failed(file), given):
         sys.exit(1)
     judge: Callable[..., Report] = check
     if "cluster" in given:
@@ -182,7 +175,9 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
             sys.exit(INTERRUPTED)
         report = err.report
     if file is not None:
-        write_failed(file, list_failed(o for o in report.outcomes if report.counts(o)))
+        failed_first.write_failed(
+            file, failed_first.list_failed(o for o in report.outcomes if report.counts(o))
+        )
     _finish(report, target, given, journal)
 
 
@@ -200,11 +195,13 @@ def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> di
 
 
 def _fails_again(
-    implementation: Implementation, failed: Sequence[FailedProblem], given: dict[str, Any]
+    implementation: Implementation,
+    failed: Sequence[failed_first.FailedProblem],
+    given: dict[str, Any],
 ) -> bool:
     """Ask first what failed last, and say what came of it; True if the check ends here."""
     still = []
-    for one, message in ask_again(implementation, failed, given.get("rounding")):
+    for one, message in failed_first.ask_again(implementation, failed, given.get("rounding")):
         first = message.partition("\n")[0]
         click.echo(f"still failing: {one.id}: {first}" if message else f"fixed: {one.id}")
         still += [one.id] if message else []
@@ -227,7 +224,7 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
         raise OptionError(f"got {', '.join(beside)} beside --watch: leave out one of them")
     if target is None or ":" not in spec_of(target):
         raise OptionError("--watch needs a TARGET in a file: module:name or path/file.py:name")
-    failed: list[FailedProblem] = []
+    failed: list[failed_first.FailedProblem] = []
     spare = Spare()
 
     def check_once(watcher: Watcher) -> int:
@@ -244,7 +241,7 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
             report = check(implementation, progress=watcher.interrupt, **arguments)
         finally:
             worker.close()
-        failed[:] = list_failed(o for o in report.outcomes if report.counts(o))
+        failed[:] = failed_first.list_failed(o for o in report.outcomes if report.counts(o))
         return _conclude(report, target, given)
 
     try:

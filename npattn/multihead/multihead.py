@@ -45,8 +45,8 @@ from npattn.positions.attention import Rotary, check_rotary
 from npattn.positions.rotary import Turn, make_turn, turn_array
 from npattn.problem import Forward, Problem
 from npattn.problem.arrays import Array, MaskLike, sum_to
-from npattn.problem.checks import check_cotangent, read_floating
-from npattn.problem.foreign import reject_unknown_options, unknown_option
+from npattn.problem.checks import check_choice, check_cotangent, read_floating
+from npattn.problem.foreign import reject_options, reject_unknown_options
 from npattn.problem.options import FEATURES
 
 OPTIONS = (*(name for name in FEATURES if name != "mask"), "dtype", "engine", "conventions")
@@ -158,8 +158,7 @@ class MultiHeadAttention(MultiHeadParameters):
             If keep, rope or an option is unknown or has an illegal value, or score_mod meets bias_k
             or add_zero_attn. All errors are raised before any work.
         """
-        if not isinstance(keep, str) or keep not in ("all", "inputs"):
-            raise OptionError(f'keep is {keep!r}, must be "all" or "inputs"')
+        check_choice("keep", keep, ("all", "inputs"))
         _check_options(options)
         check_rotary(rope)
         key_is, value_is = ("query" if key is None else "key"), "value"
@@ -594,7 +593,5 @@ def _append_columns(x: Array, S: int, count: int, fill: Any) -> Array:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("forward", name, OPTIONS)
+    reject_options("forward", options, OPTIONS)
     check_conventions(options.get("conventions"))

@@ -165,11 +165,10 @@ def hvp(
         raise DtypeError("hvp does not support dtype longdouble: call double_backward")
     values = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks, "gate": dgate}
     along = read_directions(problem, values)
-    for name, x in along.items():
-        if x is not None and x.dtype.kind == "c":
-            raise DtypeError(f"d{name} is {x.dtype}, must be real for hvp, a complex step itself")
     cotangents = read_cotangents(fwd, dout, dlse, dweights)
-    for name, x in zip(("dout", "dlse", "dweights"), cotangents, strict=True):
+    arrays = {f"d{name}": x for name, x in along.items()}
+    arrays |= dict(zip(("dout", "dlse", "dweights"), cotangents, strict=True))
+    for name, x in arrays.items():
         if x is not None and x.dtype.kind == "c":
             raise DtypeError(f"{name} is {x.dtype}, must be real for hvp, a complex step itself")
     step = _step(along, problem.dtype)

@@ -19,14 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.plot.arguments import (
-    read_axes,
-    read_figsize,
-    read_labels,
-    read_panels,
-    read_reals,
-    read_values,
-)
+from npattn.plot import arguments
 from npattn.plot.draw import HeatMap, draw, draw_within
 from npattn.plot.looks import Look, error_look, mask_look, weight_look
 from npattn.problem.arrays import Array, MaskLike
@@ -181,10 +174,10 @@ def mask(
     >>> figure = plot.mask(masks.sliding(2, 1), queries=words, keys=words)
     """
     sizes = (queries if T is None else T, keys if S is None else S)
-    visible = read_values("mask", mask, sizes)
+    visible = arguments.read_values("mask", mask, sizes)
     if visible.dtype != np.bool_:
         raise DtypeError(f"mask is {visible.dtype}, must be bool: True = may attend")
-    visible = read_panels("mask", visible, (2, 3))
+    visible = arguments.read_panels("mask", visible, (2, 3))
     for name, size, length in zip("TS", (T, S), visible.shape[1:], strict=True):
         if size not in (None, length):
             raise ShapeError(f"{name} is {size}, but mask has {name} = {length}")
@@ -236,7 +229,7 @@ def error(
     OptionError
         If ratio is negative somewhere, or axes is not two words; and as in `heads`.
     """
-    values = read_reals("ratio", ratio, (2, 3), (rows, columns))
+    values = arguments.read_reals("ratio", ratio, (2, 3), (rows, columns))
     if (values < 0).any():
         least = np.nanmin(values)
         raise OptionError(f"ratio has {least:.3g}, must be ≥ 0: |error| / allowed error")
@@ -260,7 +253,7 @@ def _draw_weights(
     title: Any, cmap: Any, fmt: Any, figsize: Any, ax: Any,
 ) -> Figure:  # fmt: skip
     """Draw weights, (T, S) for rank 2 or (H, T, S) for rank 3, with crosses at NaN and inf."""
-    values = read_reals("weights", weights, (rank,), (queries, keys))
+    values = arguments.read_reals("weights", weights, (rank,), (queries, keys))
     return _draw(
         "weights", values, ~np.isfinite(values), weight_look(values, cmap, fmt),
         rows=("queries", "query", queries), columns=("keys", "key", keys), title=title,
@@ -282,9 +275,9 @@ def _draw(
     H, T, S = values.shape
     where = f"{name} (..., {T}, {S})"
     heat = HeatMap(
-        values=values, flagged=flagged, rows=read_labels(*rows, T, where),
-        columns=read_labels(*columns, S, where), title=title,
+        values=values, flagged=flagged, rows=arguments.read_labels(*rows, T, where),
+        columns=arguments.read_labels(*columns, S, where), title=title,
     )  # fmt: skip
     if ax is not None:
-        return draw_within(heat, look, read_axes(ax, H, title))
-    return draw(heat, look, read_figsize(figsize))
+        return draw_within(heat, look, arguments.read_axes(ax, H, title))
+    return draw(heat, look, arguments.read_figsize(figsize))

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_integer, read_floating
+from npattn.problem.checks import check_flag, check_integer, read_floating
 
 __all__ = [
     "Frequencies", "dynamic_ntk", "linear", "llama3", "longrope", "ntk", "plain", "read_number",
@@ -212,8 +212,7 @@ def yarn(
     fast, slow = read_number("fast", fast), read_number("slow", slow)
     if slow >= fast:
         raise OptionError(f"slow is {slow}, must be below fast, which is {fast}")
-    if not isinstance(truncate, (bool, np.bool_)):
-        raise OptionError(f"truncate is {truncate!r}, must be True or False")
+    check_flag("truncate", truncate)
     if base == 1:
         raise OptionError("base is 1, must be another: all pairs turn equally fast")
 

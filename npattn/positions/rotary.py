@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.positions.frequencies import Frequencies, plain, read_number, read_real
+from npattn.problem import checks
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_dtype, check_integer, read_array, read_floating
 from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_array", "turn_pairs"]
@@ -90,7 +90,7 @@ def rope(
     array([[1.   , 0.   ],
            [0.54 , 0.841]])
     """
-    array = read_floating("x", x)
+    array = checks.read_floating("x", x)
     turn = make_turn("x", array.shape, layout, base, positions, offset, size, frequencies, sections)
     return turn_array(array, turn, dtype)
 
@@ -124,7 +124,7 @@ def rope_backward(
     ShapeError, DtypeError, OptionError
         As `rope`.
     """
-    array = read_floating("dout", dout)
+    array = checks.read_floating("dout", dout)
     turn = make_turn(
         "dout", array.shape, layout, base, positions, offset, size, frequencies, sections
     )
@@ -151,8 +151,7 @@ def make_turn(
     """Check the options of `rope` for an array of this shape, and return what it multiplies by."""
     if len(shape) < 2:
         raise ShapeError(f"{name} has shape {tuple(shape)}, must be (..., T, D)")
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise OptionError(f"layout is {layout!r}, must be one of {LAYOUTS}")
+    checks.check_choice("layout", layout, LAYOUTS)
     frequencies = _read_frequencies(shape[-1], base, size, frequencies)
     values = frequencies.values
     places = _read_positions(shape, positions, offset, sections is not None)
@@ -178,7 +177,7 @@ def turn_pairs(x: Any, out: Any, turn: Turn) -> Any:
 
 def turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
     """Turn the pairs of x in `dtype`."""
-    wide, narrow = check_dtype(dtype, "dense", (x,))
+    wide, narrow = checks.check_dtype(dtype, "dense", (x,))
     if narrow is not None:
         raise DtypeError(
             f"dtype is {dtype!r}, must be float32, float64, longdouble, complex64 or complex128"
@@ -193,7 +192,7 @@ def turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
 def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequencies:
     """Return the frequencies, by default those of base; raise if they turn more than D features."""
     if frequencies is None:
-        R = D if size is None else check_integer("size", size, 0)
+        R = D if size is None else checks.check_integer("size", size, 0)
         if R > D or R % 2:
             more = ": pass size=, the number of features that turn" if size is None else ""
             raise OptionError(f"size is {R}, must be even and at most D, which is {D}{more}")
@@ -205,7 +204,7 @@ def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequen
     R = 2 * len(frequencies.values)
     if read_number("base", base) != BASE:
         raise OptionError(f"base is {base}, must not be given with frequencies, which have theirs")
-    if size is not None and check_integer("size", size, 0) != R:
+    if size is not None and checks.check_integer("size", size, 0) != R:
         raise OptionError(f"size is {size}, must be {R} with these frequencies, or left out")
     if R > D:
         raise OptionError(f"frequencies turn {R} features, must be at most D, which is {D}")
@@ -221,7 +220,7 @@ def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned
         return first + np.arange(lead[-1])
     if first != 0:
         raise OptionError(f"offset is {offset!r}, must not be given with positions: add it to them")
-    array = read_array("positions", positions)
+    array = checks.read_array("positions", positions)
     if array.dtype.kind in "biu":
         if array.dtype.kind == "b":
             raise DtypeError("positions is bool, must be real numbers")
@@ -248,7 +247,7 @@ def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned
 def _coordinates(sections: Any, count: int, pairs: int) -> Array:
     """Return the number of the coordinate that each pair turns by."""
     try:
-        sizes = [check_integer("a section", n, 0) for n in sections]
+        sizes = [checks.check_integer("a section", n, 0) for n in sections]
     except TypeError:
         raise OptionError(f"sections is {sections!r}, must be a sequence of integers") from None
     if sum(sizes) != pairs or len(sizes) != count:

@@ -4,8 +4,9 @@ Numbers in brackets are the rules of docs/semantics.md.
 """
 
 import inspect
+import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import Array, BiasLike, MaskLike, describe_value
-from npattn.problem.options import ALIGNMENTS, ENGINES, OPTIONS, Alignment, Window
+from npattn.problem.options import ALIGNMENTS, OPTIONS, Alignment, Window
 
 COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
 STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
@@ -173,6 +174,27 @@ def check_integer(name: str, n: Any, least: int = 1) -> int:
     return int(n)
 
 
+def check_choice(name: str, value: Any, legal: Sequence[str]) -> Any:
+    """Return `value` if it is one of the legal words."""
+    if not isinstance(value, str) or value not in legal:
+        raise OptionError(f"{name} is {value!r}, must be one of {', '.join(legal)}")
+    return value
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that `value` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise OptionError(f"{name} is {value!r}, must be True or False")
+
+
+def check_not_negative(name: str, value: Any) -> float:
+    """Return a finite number ≥ 0 as a float."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < math.inf:
+        raise OptionError(f"{name} is {value!r}, must be a finite number ≥ 0")
+    return float(value)
+
+
 READ_BESIDE_SCORES: dict[str, Callable[[Any], Any]] = {
     "mask": read_mask,
     "bias": read_bias,
@@ -285,9 +307,7 @@ def check_window(window: Any) -> Window | None:
 
 def check_alignment(alignment: Any) -> Alignment:
     """Return `alignment` if it is one of `ALIGNMENTS`."""
-    if not isinstance(alignment, str) or alignment not in ALIGNMENTS:
-        raise OptionError(f"alignment is {alignment!r}, must be one of {ALIGNMENTS}")
-    return str(alignment)  # type: ignore[return-value]  # one of ALIGNMENTS, checked above
+    return check_choice("alignment", alignment, ALIGNMENTS)  # type: ignore[no-any-return]
 
 
 def check_number(name: str, value: Any) -> float | None:
@@ -337,12 +357,6 @@ def check_score_mod(score_mod: Any) -> None:
         ) from err
 
 
-def check_engine(engine: Any) -> None:
-    """Check that engine is one of `ENGINES`."""
-    if not isinstance(engine, str) or engine not in ENGINES:
-        raise OptionError(f"engine is {engine!r}, must be one of {', '.join(ENGINES)}")
-
-
 def check_dtype(
     value: Any, engine: str, arrays: tuple[Any, ...]
 ) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
@@ -382,14 +396,6 @@ def check_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     if array.shape != shape:
         raise ShapeError(f"{name} has shape {array.shape}, but {name[1:]} has shape {shape}")
     return array
-
-
-def check_result_of(function: str, kind: type, fwd: Any) -> None:
-    """Check that fwd is the result of a function of npattn.cache: each has a type of its own."""
-    if not isinstance(fwd, kind):
-        raise OptionError(
-            f"fwd is of type {type(fwd).__name__}, must be a result of npattn.cache.{function}"
-        )
 
 
 def direction_shape(name: str, value: Any, prefix: str = "d") -> tuple[int, ...]:

@@ -45,11 +45,10 @@ class AttentionCall(NamedTuple):
 
     def undefined_rows(self, saved: SavedTensors) -> Tensor | None:
         """Return which rows are NaN by the conventions, (..., H, T); None if no row is."""
+        if self.conventions is None:
+            return None
         lse: Any = saved.lse[0] if self.problem.headless else saved.lse
-        rows: Any = None
-        if self.conventions is not None:
-            rows = self.conventions.undefined_rows(self.problem, lse)
-        return rows  # type: ignore[no-any-return]
+        return self.conventions.undefined_rows(self.problem, lse)  # type: ignore[return-value]
 
     def max_score(self) -> Tensor:
         """Return the largest score of each row, without a gradient."""
@@ -202,14 +201,13 @@ class _Weights(torch.autograd.Function):
         if torch.is_grad_enabled():  # the results again, as functions of the inputs
             saved = attend(call)[2]
         grads = pull_back(call, saved, None, None, dweights)
-        dbias = None if tensors[3] is None else grads.bias
-        each: tuple[Any, ...] = (grads.q, grads.k, grads.v, dbias, grads.sinks)
-        return (None, None, *_like(tensors, each))
+        return None, None, *_by_tensor(tensors, grads)
 
 
-def _like(tensors: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-    """Return gradients in the dtypes of their tensors; None where there is no tensor."""
-    return [None if x is None else cast(g, x.dtype) for x, g in zip(tensors, grads, strict=True)]
+def _by_tensor(tensors: Sequence[Any], grads: Gradients) -> list[Any]:
+    """Return the gradients in the dtypes of q, k, v, bias and sinks; None for no such tensor."""
+    each = (grads.q, grads.k, grads.v, grads.bias, grads.sinks)
+    return [None if x is None else cast(g, x.dtype) for x, g in zip(tensors, each, strict=True)]
 
 
 class _Attention(torch.autograd.Function):
@@ -233,10 +231,8 @@ class _Attention(torch.autograd.Function):
         *tensors, out, log, shift = ctx.saved_tensors
         call, saved = ctx.call.with_tensors(*tensors), SavedTensors(out, log, shift)
         draw, dlog, _, dout, dlse = (*cotangents, None, None)[:5]
-        grads: Any = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
-        dbias = None if tensors[3] is None else grads.bias
-        each = (grads.q, grads.k, grads.v, dbias, grads.sinks)
-        return None, *_like(tensors, each)
+        grads = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
+        return None, *_by_tensor(tensors, grads)
 
     @staticmethod
     def vmap(*_: Any) -> Any:

@@ -12,9 +12,8 @@ docs/torch_multihead.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -27,7 +26,7 @@ from npattn.errors import OptionError
 from npattn.multihead.projections import NORMS, Norm
 from npattn.multihead.summary import Description
 from npattn.positions.attention import Rotary, check_rotary
-from npattn.problem.checks import check_integer
+from npattn.problem.checks import check_choice, check_integer, check_not_negative
 from npattn.torch import multihead_build as build
 from npattn.torch.api import forward as attend
 from npattn.torch.flags import exact
@@ -547,18 +546,14 @@ def _weights(fwd: Any) -> Tensor:
 
 
 def _check_heads(merge: Any, norm: Any, eps: Any) -> tuple[Any, Any, float]:
-    if merge not in ("concat", "reshape"):
-        raise OptionError(f"merge is {merge!r}, must be concat or reshape")
-    if norm not in (None, *NORMS):
-        raise OptionError(f"qk_norm is {norm!r}, must be {', '.join(NORMS)} or None")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
-    return merge, norm, float(eps)
+    if norm is not None:
+        check_choice("qk_norm", norm, NORMS)
+    merge = check_choice("merge", merge, ("concat", "reshape"))
+    return merge, norm, check_not_negative("norm_eps", eps)
 
 
 def _check_norm_weight(value: Any, norm: str | None) -> build.NormWeight:
-    if value not in ("shared", "head", "number"):
-        raise OptionError(f"norm_weight is {value!r}, must be shared, head or number")
+    check_choice("norm_weight", value, get_args(build.NormWeight))
     if value != "shared" and (norm is None or norm.endswith("_projection")):
         raise OptionError(
             f"norm_weight is {value!r} with qk_norm {norm!r}, must be 'shared': it is for norms of "
@@ -576,8 +571,7 @@ def _check_probability(dropout: Any) -> float:
 def _check_compute(dtype: Any, engine: Any) -> tuple[torch.dtype | None, str]:
     if dtype not in COMPUTE:
         raise OptionError(f"compute_dtype is {dtype!r}, must be one of {COMPUTE}")
-    if not isinstance(engine, str) or engine not in ENGINES:
-        raise OptionError(f"engine is {engine!r}, must be one of {', '.join(ENGINES)}")
+    check_choice("engine", engine, ENGINES)
     if engine == "fused" and dtype is not None:
         raise OptionError(
             f'compute_dtype is {dtype} with engine="fused", must be None: the kernels compute in '

@@ -28,7 +28,7 @@ from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem import Forward, Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.checks import check_cotangent, check_result
-from npattn.problem.foreign import reject_unknown_options, unknown_option
+from npattn.problem.foreign import reject_options, reject_unknown_options
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 
 __all__ = [
@@ -115,9 +115,7 @@ def forward(
     array([[[2., 3.],
             [2., 3.]]])
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("gathered.attention", name, OPTIONS)
+    reject_options("gathered.attention", options, OPTIONS)
     problem = xp.problem(q, k, v, **options)
     if problem.storage is not None:
         raise DtypeError(f"dtype is {problem.storage}, must be {xp.WIDE}")

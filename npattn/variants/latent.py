@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.engines.dense import QUIET
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import ShapeError
 from npattn.oracle import api
 from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import on_arrays
 from npattn.problem import Forward
 from npattn.problem.arrays import Array, sum_to
-from npattn.problem.checks import check_cotangent, check_result
-from npattn.problem.foreign import reject_unknown_options, unknown_option
+from npattn.problem.checks import check_choice, check_cotangent, check_result
+from npattn.problem.foreign import reject_options, reject_unknown_options
 
 __all__ = [
     "Form", "LatentForward", "LatentGradients", "LatentSizes", "attention", "backward",
@@ -296,11 +296,8 @@ def check_latent(shapes: dict[str, tuple[int, ...]]) -> LatentSizes:
 
 def check_form(form: Any, options: dict[str, Any]) -> None:
     """Check the form, and that every option exists here."""
-    if not isinstance(form, str) or form not in get_args(Form):
-        raise OptionError(f'form is {form!r}, must be "unabsorbed" or "absorbed"')
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("latent.attention", name, ("form", *OPTIONS))
+    check_choice("form", form, get_args(Form))
+    reject_options("latent.attention", options, ("form", *OPTIONS))
 
 
 def sum_products(x: Array, dy: Array) -> Array:

@@ -1,6 +1,7 @@
 """Choose the function of PyTorch that computes a problem exactly, or refuse it with the reason."""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -45,17 +46,13 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     if gate is not None:
         out = (gate[0] if problem.headless and gate.ndim == 3 else gate) * out
 
-    def weights() -> Array:
+    def refuse(result: str) -> Array:
         raise OptionError(
-            'engine="fused" has no weights; call forward with another engine for them'
+            f'engine="fused" has no {result}; call forward with another engine for that'
         )
 
-    def max_score() -> Array:
-        raise OptionError(
-            'engine="fused" has no max_score; call forward with another engine for it'
-        )
-
-    return Forward(out, lse, problem, "fused", None, weights, max_score)  # type: ignore[arg-type]
+    lazy = (partial(refuse, "weights"), partial(refuse, "max_score"))
+    return Forward(out, lse, problem, "fused", None, *lazy)  # type: ignore[arg-type]
 
 
 def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:

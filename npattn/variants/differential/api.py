@@ -25,8 +25,8 @@ from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import on_arrays, widen
 from npattn.problem import Forward
 from npattn.problem.arrays import Array, MaskLike
-from npattn.problem.checks import check_cotangent, check_result
-from npattn.problem.foreign import reject_unknown_options, unknown_option
+from npattn.problem.checks import check_cotangent, check_flag, check_not_negative, check_result
+from npattn.problem.foreign import reject_options, reject_unknown_options
 from npattn.variants.differential.result import DifferentialForward, DifferentialGradients, beside
 
 
@@ -96,7 +96,7 @@ def forward(
     >>> differential.attention(q, k, q, k, v, causal=True, lam=0.5)[0, :, 0]
     array([0.5, 1. ])
     """
-    check_options(options)
+    reject_options("attention", options, OPTIONS)
     arrays, facts = xp.read(q1=q1, k1=k1, q2=q2, k2=k2)
     check_alike("q1", "q2", facts)
     check_alike("k1", "k2", facts)
@@ -214,13 +214,6 @@ OPTIONS = (
 """Options of both softmaxes; one whose gradient is not returned here is not among them."""
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise OptionError if an option is not one of both softmaxes."""
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("attention", name, OPTIONS)
-
-
 def check_alike(one: str, two: str, arrays: Mapping[str, Array]) -> None:
     """Check that two arrays have one shape."""
     first, second = arrays[one].shape, arrays[two].shape
@@ -248,10 +241,8 @@ def check_out_scale(value: Any) -> float:
 
 def check_norm(norm: Any, weight: Any, eps: Any, E: int) -> None:
     """Check the options of the norm, and the shape of its weight."""
-    if not isinstance(norm, (bool, np.bool_)):
-        raise OptionError(f"norm is {norm!r}, must be True or False")
-    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
-        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
+    check_flag("norm", norm)
+    check_not_negative("norm_eps", eps)
     if weight is not None and not norm:
         raise OptionError("got norm_weight, but norm is False; pass norm=True")
     if weight is not None and weight.shape != (E,):
