@@ -23,10 +23,7 @@ from npattn.problem.arrays import Array, sum_to
 from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Certificate", "certify"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 TINY = 2.0**-1050

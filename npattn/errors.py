@@ -11,10 +11,7 @@ __all__ = [
     "DtypeError", "InternalError", "MissingExtraError", "NpattnError", "OptionError", "ShapeError",
     "UnknownOptionError", "optional_import",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 class NpattnError(Exception):

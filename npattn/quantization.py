@@ -27,10 +27,7 @@ __all__ = [
     "FORMATS", "Per", "Quantized", "dequantize", "dequantize_backward", "largest", "quantize",
     "quantize_backward",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8")

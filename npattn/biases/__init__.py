@@ -12,7 +12,4 @@ from npattn.biases.bias import Bias, dense, of
 from npattn.biases.distances import alibi, relative
 
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -21,7 +21,4 @@ __all__ = [
     "merge_backward", "pack", "paged", "paged_backward", "paged_forward", "unpack", "varlen",
     "varlen_backward", "varlen_forward",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

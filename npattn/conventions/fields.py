@@ -275,8 +275,6 @@ class Conventions:
             grads = _with_undefined(problem, grads, undefined)
         return grads
 
-    # --- the parts --------------------------------------------------------------------------------
-
     def share_heads(self, x: Array, problem: Problem) -> Array:
         """Index the key/value head of each query head: (..., K, S, n) → (..., H, S, n)."""
         if problem.K == problem.H:

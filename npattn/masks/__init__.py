@@ -20,7 +20,4 @@ __all__ = [
     "Mask", "blocks", "causal", "chunked", "custom", "dilated", "documents", "global_tokens",
     "lengths", "of", "prefix", "sliding", "strided", "tree", "window",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -123,9 +123,6 @@ change("dgate-zero", "gate", "dgate is 0.", step="dgate", where="gate", of=Gated
        dgate=lambda up, dout, c, shape: np.zeros(shape))  # fmt: skip
 
 
-# --- the largest scores ---
-
-
 change("max-score-with-sink", "max score", "The sink counts in the largest score.",
        step="lse", where="sinks", of=Gated,
        equivalent=True, max_score=lambda up, c: np.maximum(up(c), c.sinks[..., 0]))  # fmt: skip

@@ -68,8 +68,6 @@ class Gated(Attention):
             grads["gate"] = self.dgate(do, c, gate.shape).astype(wide)
         return grads
 
-    # --- the steps
-
     @np.errstate(all="ignore")
     def max_score(self, c: Inputs) -> Array:
         """Return the largest score of each row, (..., H, T)."""

@@ -6,9 +6,6 @@ from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import after, change, mistake, one_for_all, one_result
 from npattn.problem.arrays import Array
 
-# --- causal ---
-
-
 change("causal-top-left", "causal",
        "Causal is aligned top-left: query t sees keys up to t, not t + S − T.",
        "Dao-AILab/flash-attention#282", step="visible", where="T ≠ S and causal or window",
@@ -114,9 +111,6 @@ change("causal-ignored-in-backward", "causal", "Backward ignores causal.",
 change("causal-always-in-backward", "causal", "Backward is always causal.",
        "triton-lang/triton#4541", step="visible", where="backward: s − t > S − T",
        recompute=lambda up, c: c._replace(causal=True))  # fmt: skip
-
-
-# --- mask ---
 
 
 change("mask-inverted", "mask", "True in the mask hides a key instead of showing it.",

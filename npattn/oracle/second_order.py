@@ -232,9 +232,6 @@ def _imaginary(x: Any, step: float) -> Any:
     return change
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 def _check_precision(function: str, fwd: Forward) -> None:
     if fwd.engine == "extended":
         raise OptionError(f"{function} has no precision='extended': call forward without it")

@@ -29,7 +29,4 @@ __all__ = [
     "Frequencies", "Rotary", "alibi_slopes", "dynamic_ntk", "linear", "llama3", "longrope",
     "look_up", "look_up_backward", "ntk", "plain", "rope", "rope_backward", "sinusoidal", "yarn",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -203,9 +203,6 @@ def bias_gradient(problem: Problem, ds: Tensor) -> Any:
     return gradients if hasattr(problem.bias, "terms") else gradients[0]
 
 
-# --- helpers --------------------------------------------------------------------------------------
-
-
 def _heads(rows: QueryRows, count: int) -> slice:
     """Heads of a group in a parameter with one entry per head, or one for all."""
     return slice(rows.group.h0, rows.group.h1) if count > 1 else slice(None)

@@ -218,9 +218,6 @@ class Problem(numpy_problem.Problem):
         return to_tensor(array, self.device)
 
 
-# --- helpers --------------------------------------------------------------------------------------
-
-
 def _read(name: str, value: Any, device: torch.device) -> Any:
     """Read an option that is no tensor: a mask or bias as it is, an array as a tensor."""
     if name in ("mask", "bias") and isinstance(value, (MaskLike, BiasLike)):

@@ -296,9 +296,6 @@ def tile_of(x: Tensor, rows: QueryRows, strip: Strip) -> Tensor:
     return x[tuple(a if n > 1 else slice(None) for a, n in zip(at, x.shape, strict=True))]
 
 
-# --- helpers --------------------------------------------------------------------------------------
-
-
 @lru_cache
 def _small_band(first: int, m: int, n: int, left: int | None, right: int | None) -> Array:
     """Visible scores of a tile of a band, as an array that tensors share and nothing writes to."""

@@ -25,7 +25,4 @@ __all__ = [
     "Layer", "LayerNames", "from_checkpoint", "from_equinox", "from_flax", "from_keras",
     "from_torch", "load", "save", "to_equinox", "to_flax", "to_keras", "to_torch",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -27,8 +27,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """Dtypes that files and frameworks hold, by their name in safetensors."""
 BIASES = ("bq", "bk", "bv", "bo")
 
-# --- reading --------------------------------------------------------------------------------------
-
 
 def read(name: str, value: Any) -> Array:
     """Copy a framework's array to NumPy, to the bit."""
