@@ -178,7 +178,7 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         failed_first.write_failed(
             file, failed_first.list_failed(o for o in report.outcomes if report.counts(o))
         )
-    _finish(report, target, given, journal)
+    sys.exit(_conclude(report, target, given, journal))
 
 
 def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> dict[str, Any]:
@@ -268,14 +268,7 @@ def _check_module(target: str | None, given: dict[str, Any]) -> None:
         arguments.pop(name, None)
     with ProgressBar() as bar, interruptible():
         report = check_module(module, spec=target, progress=bar.advance, **arguments)
-    _finish(report, target, given)
-
-
-def _finish(
-    report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
-) -> None:
-    """Write the files, print the report and exit."""
-    sys.exit(_conclude(report, target, given, journal))
+    sys.exit(_conclude(report, target, given))
 
 
 def _conclude(
@@ -336,7 +329,7 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
         judged = open_target(target, given)
         for name in ("backward", "framework", "device"):
             asked.pop(name, None)
-    _finish(check(judged, **asked), target, given)
+    sys.exit(_conclude(check(judged, **asked), target, given))
 
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
