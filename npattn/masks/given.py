@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.masks.mask import Mask, of
-from npattn.masks.tiling import extent, is_empty, read_integers, simplify
+from npattn.masks.mask import Mask, extent, is_empty, of, read_integers, simplify
 from npattn.problem.arrays import Array, Tile, plane_of
 from npattn.problem.checks import check_integer, read_array
 from npattn.problem.sizes import KnownSizes, format_call

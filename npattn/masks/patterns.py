@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npattn.masks.bands import window
-from npattn.masks.mask import Mask
-from npattn.masks.tiling import simplify
+from npattn.masks.mask import Mask, simplify
 from npattn.problem.arrays import Array, Tile, diagonal
 from npattn.problem.checks import check_alignment, check_integer
 from npattn.problem.options import Alignment

@@ -140,12 +140,10 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
+    "attention", forward, np.ndarray,
     "Exact multi-head attention: softmax(scale · q kᵀ + bias) v over the visible keys.",
     "array (..., H, T, E)\n        0 in fully masked rows. The arguments are never written to.",
-)
+)  # fmt: skip
 
 
 def _engine_of(precision: str | None, engine: str) -> str | None:

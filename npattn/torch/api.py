@@ -109,12 +109,10 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    Tensor,
+    "attention", forward, Tensor,
     "Exact multi-head attention on tensors, differentiable by autograd.",
     "torch.Tensor (..., H, T, E)\n        A fully masked row is 0.",
-)
+)  # fmt: skip
 
 
 def _forward(

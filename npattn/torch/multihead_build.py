@@ -92,11 +92,9 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
             f"{module.embed_dim}: torch.nn.MultiheadAttention has no others"
         )
     settings = {
-        "value_head_dim": module.head_dim,
-        "out_dim": module.embed_dim,
-        "merge": "concat",
+        "value_head_dim": module.head_dim, "out_dim": module.embed_dim, "merge": "concat",
         "qk_norm": None,
-    }
+    }  # fmt: skip
     if module.gate_proj is not None:
         raise OptionError("gate is True, must be False: torch.nn.MultiheadAttention has no gate")
     for name, must in settings.items():

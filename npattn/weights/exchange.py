@@ -19,11 +19,9 @@ from npattn.problem.arrays import Array, cast
 from npattn.problem.checks import read_floating
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
+    "F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
-}
+}  # fmt: skip
 """Dtypes that files and frameworks hold, by their name in safetensors."""
 BIASES = ("bq", "bk", "bv", "bo")
 

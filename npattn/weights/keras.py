@@ -111,12 +111,10 @@ def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     H, K = mha.num_heads, mha.num_kv_heads
     out = None if mha.wo is None else mha.wo.shape[1]
     exchange.check_fits(
-        "to_keras",
-        mha,
+        "to_keras", mha,
         (K != H and out != len(mha.wq), f"wo has {out} columns, must have {len(mha.wq)} as query"),
-        shares_heads=True,
-        value_size=K == H,
-    )
+        shares_heads=True, value_size=K == H,
+    )  # fmt: skip
     p = exchange.read_parameters("to_keras", mha, dtype)
     options = {"use_bias": "bo" in p, "dtype": p["wq"].dtype.name}
     options |= {"kernel_initializer": "zeros"}  # no random numbers are drawn

@@ -25,7 +25,6 @@ from npattn.problem.checks import check_cotangent, check_result
 from npattn.problem.foreign import reject_unknown_options
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
-from npattn.variants.linear.operands import LinearOperands
 from npattn.variants.linear.problem import ARRAYS as NAMES
 from npattn.variants.linear.problem import (
     Form,
@@ -34,6 +33,7 @@ from npattn.variants.linear.problem import (
     LinearProblem,
     warn_of_growth,
 )
+from npattn.variants.linear.recurrent import LinearOperands
 
 
 @reject_unknown_options
@@ -139,12 +139,10 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
+    "attention", forward, np.ndarray,
     "Exact linear attention, φ(q) (φ(k)ᵀ v), with and without normalisation and decay.",
     "array (..., H, T, E)",
-)
+)  # fmt: skip
 
 
 def _results(
