@@ -136,9 +136,6 @@ class Alibi(Bias):
     def _known_sizes(self) -> KnownSizes:
         return KnownSizes(self.slopes.shape)
 
-    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        return (len(self.slopes), T, S)
-
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         on_diagonal = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
         return np.asarray(-self._parameter * abs(on_diagonal - np.arange(S)))
@@ -193,9 +190,6 @@ class Relative(Bias):
     def _known_sizes(self) -> KnownSizes:
         return KnownSizes(self.table.shape[1:])
 
-    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        return (self.table.shape[1], T, S)
-
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         on_diagonal = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
         return np.asarray(self._parameter[:, self._buckets(np.arange(S) - on_diagonal)])
@@ -235,5 +229,4 @@ def _sums_of_diagonals(array: Array) -> Array:
     # Read in rows of one less than they are long, each row moves one further to the right.
     longer = np.zeros((m, n + m), array.dtype)
     longer[:, :n] = array[::-1]
-    sums: Array = longer.ravel()[: m * (n + m - 1)].reshape(m, n + m - 1).sum(0)
-    return sums
+    return np.asarray(longer.ravel()[: m * (n + m - 1)].reshape(m, n + m - 1).sum(0))

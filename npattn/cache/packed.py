@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.errors import OptionError, ShapeError
 from npattn.oracle.api import backward
 from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem import Forward, Gradients
 from npattn.problem.arrays import Array, BiasLike, MaskLike
-from npattn.problem.checks import check_cotangent, check_result, read_array
-from npattn.problem.foreign import reject_unknown_options
+from npattn.problem.checks import check_cotangent, check_result, read_integers
+from npattn.problem.foreign import reject_options, reject_unknown_options
 
 OPTIONS = (
     *("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dtype"),
@@ -182,9 +182,7 @@ def check_packed(arrays: Mapping[str, Array], of_q: Any, of_k: Any) -> tuple[Arr
 
 def _read_bounds(name: str, value: Any, total: int) -> Array:
     """Return where sequences begin and the last ends, as integers."""
-    bounds = read_array(name, value)
-    if bounds.dtype.kind not in "iu":
-        raise DtypeError(f"{name} is {bounds.dtype}, must be integers")
+    bounds = read_integers(name, value)
     if bounds.ndim != 1 or not len(bounds):
         raise ShapeError(f"{name} has shape {bounds.shape}, must be (N + 1,)")
     bounds = bounds.astype(np.int64)
@@ -201,9 +199,7 @@ def read_options(options: dict[str, Any], N: int) -> list[dict[str, Any]]:
 
     Without a sequence they are those of one without tokens.
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise OptionError(f"{name} is no option here, must be one of {', '.join(OPTIONS)}")
+    reject_options("varlen", options, OPTIONS)
     each = [dict(options) for _ in range(max(N, 1))]
     for name, kind, home in (("mask", MaskLike, "masks"), ("bias", BiasLike, "biases")):
         value = options.get(name)

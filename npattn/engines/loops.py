@@ -426,8 +426,7 @@ class _ScalarProblem:
         """Last axis of q, k or v at an index of the whole."""
         array = self.arrays[name]
         assert array is not None
-        vector: list[float] = array[_within(array.shape[:-1], at)].tolist()
-        return vector
+        return list(array[_within(array.shape[:-1], at)].tolist())
 
     def value(self, name: str, at: Index, default: float) -> float:
         """Element of bias, sinks, dropout_mask or gate at an index of the whole."""

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, ShapeError
 from npattn.problem.arrays import Array, MaskLike, Tile, describe_value, tile_of
-from npattn.problem.checks import read_array, read_mask
+from npattn.problem.checks import read_mask
 from npattn.problem.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
 
 
@@ -110,8 +110,7 @@ class ArrayMask(Mask):
         return sizes_of_array(self.array)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.array.shape
-        return shape
+        return tuple(self.array.shape)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         return read_only(self.array)
@@ -223,13 +222,6 @@ def extent(visible: Any) -> tuple[int, int]:
 def head_axis(batch: tuple[int, ...]) -> tuple[int, ...]:
     """Append an axis for the heads to batch axes, if there are any."""
     return (*batch, 1) if batch else ()
-
-
-def read_integers(name: str, value: Any) -> Array:
-    array = read_array(name, value)
-    if array.dtype.kind not in "iu":
-        raise DtypeError(f"{name} is {array.dtype}, must be an integer array")
-    return array
 
 
 def check_own(mask: Sized, known: KnownSizes, T: int, S: int) -> None:

@@ -19,7 +19,6 @@ from npattn.errors import DtypeError, OptionError
 from npattn.oracle.api import backward, check_forward, evaluate, read_cotangents
 from npattn.oracle.directions import read_directions, with_numbers
 from npattn.problem import Forward, Gradients
-from npattn.problem.arrays import Array
 from npattn.problem.foreign import reject_unknown_options
 
 
@@ -228,8 +227,7 @@ def _imaginary(x: Any, step: float) -> Any:
         return tuple(_imaginary(term, step) for term in x)
     if x is None:
         return None
-    change: Array = np.where(np.isnan(x.real), np.nan, x.imag / step)
-    return change
+    return np.asarray(np.where(np.isnan(x.real), np.nan, x.imag / step))
 
 
 def _check_precision(function: str, fwd: Forward) -> None:

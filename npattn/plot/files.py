@@ -122,5 +122,4 @@ def _select(name: str, array: Array, head: int | None, sample: int | None) -> Ar
         raise ShapeError(f"{name} has shape {array.shape}, must be (H, T, S) for --head")
     if head >= len(array):
         raise OptionError(f"--head is {head}, must be below {len(array)}, the number of heads")
-    one: Array = array[head]
-    return one
+    return np.asarray(array[head])

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.errors import OptionError, ShapeError
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_flag, check_integer, read_floating
+from npattn.problem.checks import check_flag, check_integer
+from npattn.problem.descales import read_real
 
 __all__ = [
     "Frequencies", "dynamic_ntk", "linear", "llama3", "longrope", "ntk", "plain", "read_number",
-    "read_real", "yarn",
+    "yarn",
 ]  # fmt: skip
 
 
@@ -55,7 +56,7 @@ class Frequencies:
     amplitude: float = 1.0
 
     def __post_init__(self) -> None:
-        values = read_real("values", self.values)
+        values = read_real("values", self.values).astype(np.float64)
         if values.ndim != 1:
             raise ShapeError(f"values has shape {values.shape}, must be (R/2,): one for each pair")
         if not np.isfinite(values).all():
@@ -321,7 +322,8 @@ def longrope(
     """
     values, factor = _powers(R, base), read_number("factor", factor)
     before = check_integer("trained_length", trained_length, 2)
-    divisors = {name: read_real(name, x) for name, x in (("short", short), ("long", long))}
+    given = {"short": short, "long": long}
+    divisors = {name: read_real(name, x).astype(np.float64) for name, x in given.items()}
     for name, x in divisors.items():
         if x.shape != values.shape:
             raise ShapeError(f"{name} has shape {x.shape}, must be {values.shape}: (R/2,)")
@@ -344,14 +346,6 @@ def read_number(name: str, value: Any, above: float = 0.0) -> float:
         positive = "positive and " if above == 0 else ""
         raise OptionError(f"{name} is {value!r}, must be a {positive}finite number")
     return number
-
-
-def read_real(name: str, value: Any) -> Array:
-    """Return a real array in float64. Raises DtypeError if it is not floating, or complex."""
-    array = read_floating(name, value)
-    if array.dtype.kind == "c":
-        raise DtypeError(f"{name} is {array.dtype}, must be real")
-    return array.astype(np.float64)
 
 
 def _powers(R: int, base: float) -> Array:

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions.frequencies import Frequencies, plain, read_number, read_real
+from npattn.positions.frequencies import Frequencies, plain, read_number
 from npattn.problem import checks
 from npattn.problem.arrays import Array
+from npattn.problem.descales import read_real
 from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_array", "turn_pairs"]
@@ -185,8 +186,7 @@ def turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
     x = x.astype(wide)
     real = wide if wide.kind == "f" else np.zeros(0, wide).real.dtype
     cos, sin = turn.cos.astype(real), turn.sin.astype(real)
-    out: Array = turn_pairs(x, x.copy(), turn._replace(cos=cos, sin=sin))
-    return out
+    return np.asarray(turn_pairs(x, x.copy(), turn._replace(cos=cos, sin=sin)))
 
 
 def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequencies:
@@ -225,7 +225,7 @@ def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned
         if array.dtype.kind == "b":
             raise DtypeError("positions is bool, must be real numbers")
         array = array.astype(np.float64)
-    array = read_real("positions", array)
+    array = read_real("positions", array).astype(np.float64)
     if not np.isfinite(array).all():
         raise OptionError("positions has NaN or inf, must be finite")
     axes = array.shape[1:] if sectioned else array.shape

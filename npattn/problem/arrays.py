@@ -168,8 +168,7 @@ def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
         inside = after if inside is None else inside & after
     if inside is None:
         return np.ones(np.broadcast_shapes(beside.shape, s.shape), bool)
-    visible: Array = inside
-    return visible
+    return inside  # an array or a tensor
 
 
 def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
@@ -177,8 +176,7 @@ def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
     axes = array.shape[: array.ndim - rank]
     index = plane[len(plane) - len(axes) :]
     plane_index = tuple(0 if n == 1 else i for n, i in zip(axes, index, strict=True))
-    last_axes: Array = array[plane_index]
-    return last_axes
+    return np.asarray(array[plane_index])
 
 
 def tile_of(array: Array, tile: Tile) -> Array:

@@ -7,8 +7,10 @@ Visibility is determined once per problem. Bands (causal masks and windows) are 
 device, mask tensors stay there and are read once, every other mask is evaluated on the host.
 """
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -227,15 +229,10 @@ class TilePlan:
 
     def _visible(self, rows: QueryRows, strip: Strip) -> Tensor:
         group, t0, t1, s0, s1 = *rows[:3], strip.s0, strip.s1
-        visible: Tensor | None = None
-        for mask in self.bands:
-            visible = _and(visible, self._band(mask, t0, t1, s0, s1))
-        for x in self.tensors:
-            visible = _and(visible, tile_of(flatten(x, self.lead), rows, strip))
-        for mask in self.others:
-            visible = _and(visible, self._host_mask(mask, group, t0, t1, s0, s1))
-        assert visible is not None
-        return visible
+        masks = [self._band(mask, t0, t1, s0, s1) for mask in self.bands]
+        masks += [tile_of(flatten(x, self.lead), rows, strip) for x in self.tensors]
+        masks += [self._host_mask(mask, group, t0, t1, s0, s1) for mask in self.others]
+        return functools.reduce(operator.and_, masks)
 
     def _band(self, mask: Band, t0: int, t1: int, s0: int, s1: int) -> Tensor:
         """Visible scores of a tile of a band; they depend only on its place beside the diagonal."""
@@ -333,10 +330,6 @@ def _split_masks(problem: Problem) -> tuple[list[Band], list[Tensor], list[Any]]
         else:
             others.append(mask)
     return bands, tensors, others
-
-
-def _and(one: Tensor | None, other: Tensor) -> Tensor:
-    return other if one is None else one & other
 
 
 def _cells(x: Tensor) -> Tensor:

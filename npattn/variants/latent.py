@@ -309,8 +309,7 @@ def sum_products(x: Array, dy: Array) -> Array:
     x = np.where(~np.isfinite(x) & (dy == 0).all(-1, keepdims=True), 0, x)
     dy = np.where(~np.isfinite(dy) & (x == 0).all(-1, keepdims=True), 0, dy)
     products: Array = x.swapaxes(-1, -2) @ dy
-    summed: Array = products.sum(tuple(range(products.ndim - 3)))
-    return summed
+    return np.asarray(products.sum(tuple(range(products.ndim - 3))))
 
 
 def _join(xp: Any, x: Any, y: Any) -> Any:

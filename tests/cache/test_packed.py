@@ -197,7 +197,7 @@ def test_mistakes_are_seen(wrong):
         ({"bias": [np.ones((3, 5)), np.ones((4, 8))]}, ShapeError, "(sequence 1)"),
         ({"mask": np.ones((7, 12), bool)}, OptionError, "or a list of 2 arrays (H, T, S)"),
         ({"bias": [np.ones((3, 5))]}, OptionError, "bias is list, must be"),
-        ({"dropout_rate": 0.5}, OptionError, "dropout_rate is no option here"),
+        ({"dropout_rate": 0.5}, OptionError, "varlen has no option dropout_rate"),
     ],
 )
 def test_errors_name_the_way_out(change, error, words):

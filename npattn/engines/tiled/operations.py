@@ -113,10 +113,6 @@ class Call(Tiling):
             return np.matmul(w, x, out=out)
         return dense.sum_live(w, x, live)
 
-    def live(self, s: Array, careful: bool) -> Array | None:
-        """Mask of the scores in the softmax; None if a weight of 0 is enough for the others."""
-        return s != -np.inf if careful else None
-
 
 class Scores(NamedTuple):
     """Final scores of a tile."""

@@ -89,7 +89,7 @@ def _sums(
     total = np.zeros(t1 - t0, call.dtype)
     begun = False
     for tile, rows, _, s, _ in scores(call, plane, q, t0, t1, space):
-        live = call.live(s, careful)
+        live = s != -np.inf if careful else None  # a weight of 0 is enough for the others
         if shift is not None:
             s -= shift[rows, None]
         p = call.exp(s, out=s)

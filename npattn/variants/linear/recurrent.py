@@ -49,8 +49,7 @@ def _update(x: LinearOperands, s: int, state: Array) -> Array:
 
 def _read(x: LinearOperands, s: int, state: Array) -> Array:
     """Value (..., K, E) of a state at key s."""
-    read: Array = (x.k[..., s, None, :] @ state)[..., 0, :]
-    return read
+    return (x.k[..., s, None, :] @ state)[..., 0, :]
 
 
 def forward(x: LinearOperands, xp: Any = ARRAYS) -> tuple[Array, Array]:
