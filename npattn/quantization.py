@@ -248,10 +248,7 @@ def dequantize_backward(
 
 
 def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
-    """Return the largest absolute value of each part of x that has a descale.
-
-    x is (..., S, D), by head (..., H, S, D), and by tensor of any shape.
-    """
+    """Return max |x| of each part of x, (..., S, D) or by head (..., H, S, D), with a descale."""
     check_choice("per", per, get_args(Per))
     if heads is not None and per != "head":
         raise OptionError(f"heads is {heads}, must be left out with per={per!r}")

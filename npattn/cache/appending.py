@@ -181,10 +181,7 @@ def find_new_slots(arrays: Mapping[str, Array], seqlens: Any, block_table: Any) 
 
 
 def _find_free(table: Array, before: Array, T: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return the page and the slot of each new key, (n,), which no sample holds already.
-
-    `table` is (B, pages), and `before`, (B,), counts the keys that each sample has.
-    """
+    """Return page and slot, (n,), of T new keys after `before`, (B,), in `table`, (B, pages)."""
     pairs = [np.stack(slots, -1) for slots in find_slots(table, before + T, sizes)]
     none = np.zeros((0, 2), np.int64)
     kept = np.concatenate([none, *(x[:n] for x, n in zip(pairs, before, strict=True))])

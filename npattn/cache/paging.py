@@ -183,10 +183,7 @@ def check_paged(arrays: Mapping[str, Array], seqlens: Any) -> Array:
 def find_slots(
     block_table: Any, lengths: Array, sizes: tuple[int, ...]
 ) -> tuple[tuple[Array, Array], ...]:
-    """Return the page and the slot of each key of each sample.
-
-    `block_table` is (B, pages), `lengths` (B,); a sample has two arrays (length,).
-    """
+    """Return pages and slots, two arrays (length,) a sample, of keys in a table (B, pages)."""
     count, P = sizes
     table = read_integers("block_table", block_table, (len(lengths), None))
     found = []

@@ -353,10 +353,7 @@ def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[.
 
 
 def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
-    """Write the files that were asked for, before anything is printed that nobody may read.
-
-    Returns a line for each that cannot be written, so that the report is printed all the same.
-    """
+    """Write the files that were asked for; return a line for each that cannot be written."""
     writers: dict[str, Callable[[Path], object]] = {
         "json": report.to_json,
         "html": report.to_html,

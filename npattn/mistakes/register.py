@@ -76,10 +76,7 @@ def change(
     of: type[Attention] = Attention, dtypes: tuple[str, ...] = ("float32",),
     rounding: str | None = None, equivalent: bool = False, **steps: Callable[..., Any],
 ) -> None:  # fmt: skip
-    """Register an implementation that is `of` but for some steps, in a line each.
-
-    A step is called with the one that it replaces, and the arguments of both.
-    """
+    """Register `of` with other steps, called with the step each replaces and both's arguments."""
 
     def override(method: str, f: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, *args, **options: f(getattr(super(cls, self), method), *args, **options)

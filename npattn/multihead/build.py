@@ -254,10 +254,7 @@ class MultiHeadParameters:
 
 
 def _validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module with counts as int and parameters as arrays.
-
-    Raises OptionError, DtypeError or ShapeError if one is illegal or does not fit the others.
-    """
+    """Return the arguments of a module, checked: counts as int, parameters as arrays."""
     H, K = _head_counts(arguments["num_heads"], arguments["num_kv_heads"])
     arrays = {
         name: checks.read_floating(name, arguments[name])

@@ -300,10 +300,7 @@ class MultiHeadAttention(MultiHeadParameters):
         return array
 
     def _frame(self, inputs: MultiHeadInputs) -> Problem:
-        """Attention problem of zeros, without the appended keys.
-
-        It checks the options, and holds the dtypes to compute and store in.
-        """
+        """Problem of zeros, without appended keys: it checks the options, and holds the dtypes."""
         arrays = [*inputs.arrays.values(), *self.parameters.values()]
         kind = np.result_type(*(x.dtype if x.dtype.kind == "c" else float for x in arrays))
         sizes = {"query": self.head_size, "key": self.head_size, "value": self.value_size}

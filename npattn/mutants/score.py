@@ -294,10 +294,7 @@ def _check_green(
 
 
 def _find_reason(output: str) -> str:
-    """Return the line of the output of tests that says why they failed: the last that does.
-
-    A refusal of npattn, which a mistake raises in place of the function, says more than the test.
-    """
+    """Return the last line that says why tests failed; a refusal of npattn says most."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [x for x in lines if x.startswith(("E  ", "FAILED", "ERROR", "FAIL ", "Error"))]
     refusals = [x.rpartition(REFUSAL)[2] for x in telling if x.startswith("E") and REFUSAL in x]

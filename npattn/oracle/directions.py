@@ -63,10 +63,7 @@ def read_array(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[An
 
 
 def with_numbers(conventions: Conventions | None, problem: Problem) -> Conventions | None:
-    """Return conventions with the number of the problem's dtype in place of the word "min".
-
-    For a problem of the same meaning in another dtype.
-    """
+    """Return conventions with the number of the problem's dtype in place of the word "min"."""
     if conventions is None:
         return None
     words = [n for n in ("hidden_fill", "hidden_add") if getattr(conventions, n) == "min"]

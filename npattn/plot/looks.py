@@ -34,10 +34,7 @@ def format_number(x: float) -> str:
 
 
 def read_format(fmt: Any) -> Callable[[float], str]:
-    """Return the function that formats numbers as ``format(x, fmt)`` does, or `format_number`.
-
-    An exact 0, NaN and inf read as always.
-    """
+    """Return a function that formats numbers, but not 0, NaN and inf, as ``format(x, fmt)``."""
     if fmt is None:
         return format_number
     if not isinstance(fmt, str) or not _formats(fmt):

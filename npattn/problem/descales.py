@@ -27,10 +27,7 @@ def read_real(name: str, x: ArrayLike) -> Array:
 
 
 def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None, xp: Any = np) -> Array:
-    """Return descales in a shape that broadcasts against an array (..., H, T, D) of a shape.
-
-    Raises as `repeats` does.
-    """
+    """Return descales in a shape that broadcasts against an array (..., H, T, D) of a shape."""
     blocks, heads = repeats(tuple(descale.shape), shape, rows)
     if descale.ndim == 0:
         return descale
@@ -81,10 +78,7 @@ def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) 
 
 
 def gather(terms: Array, descale: Array, rows: int | None) -> Array:
-    """Return the sum of the terms (..., H, T, D) that belong to each descale.
-
-    Raises as `repeats` does.
-    """
+    """Return the sum of the terms (..., H, T, D) that belong to each descale."""
     blocks, _ = repeats(descale.shape, terms.shape, rows)
     if descale.ndim == 0:
         return np.asarray(terms.sum())

@@ -49,8 +49,6 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate `function` to answer a keyword that it lacks with the one that was meant.
 
     The signature stays that of `function`, for `inspect.signature` and for type checkers.
-
-    Raises UnknownOptionError when the decorated function is called with a keyword that it lacks.
     """
     parameters = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

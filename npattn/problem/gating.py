@@ -33,10 +33,7 @@ def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Ar
 def pull_back(
     problem: Problem, o: Array, dout: Array, undefined: Array | None = None
 ) -> tuple[Array, Array]:
-    """Return the cotangent of o, (..., H, T, E), and the gradient of the gate, shaped as the gate.
-
-    Parameters are those of `apply_gate`, and the cotangent of out.
-    """
+    """Return the cotangent of o, (..., H, T, E), and the gradient of the gate, in its shape."""
     gate = problem.gate
     assert gate is not None
     dout = problem.round_to_storage(dout)

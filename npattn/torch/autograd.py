@@ -135,10 +135,7 @@ def pull_back(
 def push_forward(
     call: AttentionCall, saved: SavedTensors, along: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Changes of out and lse along a direction of q, k, v, bias, sinks: canonical, and translated.
-
-    Those of the canonical problem have a head axis.
-    """
+    """Changes along a direction of out and lse: canonical, with a head axis, and translated."""
     problem, conventions = call.problem, call.conventions
     with exact(problem.dtype, problem.device):
         canonical, moved_v = call.canonical(), along["v"]

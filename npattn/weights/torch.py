@@ -61,10 +61,7 @@ def from_torch(module: torch.nn.MultiheadAttention) -> MultiHeadAttention:
 
 
 def read_projections(module: Any, rows: list[int]) -> dict[str, Any]:
-    """Read the projections of a module that names them as torch does, and the keys it appends.
-
-    `rows` are the numbers of rows of in_proj_weight for queries, keys and values.
-    """
+    """Read the projections, of so many rows for q, k and v, and appended keys of a torch module."""
     ends = np.cumsum(rows)[:-1]
     if module.in_proj_weight is not None:
         weights = np.split(exchange.read("in_proj_weight", module.in_proj_weight), ends)

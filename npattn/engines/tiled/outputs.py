@@ -81,10 +81,7 @@ def _sums(
     call: Call, plane: Plane, q: Array, t0: int, t1: int, space: WorkSpace, shift: Array | None,
     out: Array, careful: bool,
 ) -> Array:  # fmt: skip
-    """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out.
-
-    q is (t1 − t0, D), shift (t1 − t0,), out (t1 − t0, E).
-    """
+    """Return Σ exp(s − shift), (t1 − t0,), and write Σ exp(s − shift) v to out, (t1 − t0, E)."""
     v = call.v[call.kv_plane(plane)]
     total = np.zeros(t1 - t0, call.dtype)
     begun = False

@@ -40,10 +40,7 @@ def _add_jvp(
     call: Call, saved: Saved, block: Block, space: WorkSpace, along: dict[str, Array | None],
     dbias: biases.Bias | None, dsinks: Array | None, do: Array, dlse: Array, careful: bool,
 ) -> None:  # fmt: skip
-    """Add Σ p ds of each row to dlse, and Σ w (ds − dlse) v + Σ w dv to do.
-
-    do is (..., H, T, E), dlse (..., H, T), dsinks (H,).
-    """
+    """Add Σ p ds to dlse, (..., H, T), and Σ w (ds − dlse) v + Σ w dv to do, (..., H, T, E)."""
     plane, t0, t1 = block
     kv_plane, scale = call.kv_plane(plane), call.scale
     k, v = call.k[kv_plane], call.v[kv_plane]

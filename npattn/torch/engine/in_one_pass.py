@@ -78,10 +78,7 @@ def _is_large(ops: TileOps) -> bool:
 
 @lru_cache
 def kernels_on(device: torch.device) -> Any:
-    """Return the module of the kernels if a device has room for them and they are right there.
-
-    If they are not, a warning says so.
-    """
+    """Return the kernels if a device has room; warn if they are wrong there, and return None."""
     if torch.version.hip is not None:  # never tried there
         return None
     try:

@@ -24,10 +24,7 @@ SQUARE = 128  # FlexAttention works in squares of so many queries and keys
 
 
 def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forward:
-    """Evaluate the forward pass of a problem under conventions.
-
-    .lse is None unless FlexAttention computed the result.
-    """
+    """Evaluate a problem under conventions; .lse is None unless FlexAttention computed it."""
     gate: Any = problem.gate
     if gate is not None and gate.dtype != problem.q.dtype:
         name = short_name(gate.dtype)

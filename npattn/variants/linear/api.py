@@ -260,10 +260,7 @@ def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) ->
 
 
 def operands_of(p: LinearProblem, xp: Any = ARRAYS, arrays: Any = None) -> LinearOperands:
-    """Return features, values, decay and state, all with the whole leading axes.
-
-    `arrays` are those of the problem in the dtype computed in, by name.
-    """
+    """Return features, values, decay and state, with all leading axes, of arrays by name."""
     if arrays is None:
         fields = {name: getattr(p, name) for name in NAMES}
         arrays = {n: x.astype(p.dtype, copy=False) for n, x in fields.items() if x is not None}

@@ -51,10 +51,7 @@ FEATURE_MAPS = {
 
 
 def read_feature_map(value: Any) -> FeatureMap:
-    """Return a feature map by name, or that of an elementwise analytic callable.
-
-    Raises OptionError if it is neither.
-    """
+    """Return a feature map by name, or that of an elementwise analytic callable."""
     if isinstance(value, FeatureMap):
         return value
     if isinstance(value, str) and value in FEATURE_MAPS:
