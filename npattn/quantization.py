@@ -65,15 +65,10 @@ def largest(dtype: Any) -> float:
 
 @reject_unknown_options
 def quantize(
-    x: ArrayLike,
-    dtype: Any = "float8_e4m3fn",
-    *,
-    per: Per = "tensor",
-    heads: int | None = None,
-    rows: int | None = None,
-    descale: ArrayLike | None = None,
-    scale: ArrayLike | None = None,
-) -> Quantized:
+    x: ArrayLike, dtype: Any = "float8_e4m3fn",
+    *, per: Per = "tensor", heads: int | None = None, rows: int | None = None,
+    descale: ArrayLike | None = None, scale: ArrayLike | None = None,
+) -> Quantized:  # fmt: skip
     """Round an array to a format of 8 bits.
 
     Parameters

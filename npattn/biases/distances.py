@@ -63,11 +63,8 @@ def alibi(slopes: ArrayLike, *, alignment: Alignment = "bottom_right") -> Bias:
 
 def relative(
     table: ArrayLike,
-    *,
-    max_distance: int = 128,
-    bidirectional: bool = True,
-    alignment: Alignment = "bottom_right",
-) -> Bias:
+    *, max_distance: int = 128, bidirectional: bool = True, alignment: Alignment = "bottom_right",
+) -> Bias:  # fmt: skip
     """Bias looked up by the distance of a key: a number for each bucket and head (T5).
 
     Half of the buckets hold one distance each, from 0; the others grow geometrically up to

@@ -22,17 +22,10 @@ ROTARY = ("layout", "base", "size", "frequencies")
 @reject_unknown_options
 @on_arrays
 def append(
-    xp: Any,
-    /,
-    k_cache: ArrayLike,
-    v_cache: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    xp: Any, /, k_cache: ArrayLike, v_cache: ArrayLike, k: ArrayLike, v: ArrayLike,
     seqlens: ArrayLike,
-    *,
-    block_table: ArrayLike | None = None,
-    rotary: Mapping[str, Any] | None = None,
-) -> tuple[Array, Array, Array]:
+    *, block_table: ArrayLike | None = None, rotary: Mapping[str, Any] | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return a cache with new keys and values behind those of each sample.
 
     Parameters
@@ -96,15 +89,9 @@ class CacheGradients(NamedTuple):
 
 @reject_unknown_options
 def append_backward(
-    dk_cache: ArrayLike,
-    dv_cache: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    seqlens: ArrayLike,
-    *,
-    block_table: ArrayLike | None = None,
-    rotary: Mapping[str, Any] | None = None,
-) -> CacheGradients:
+    dk_cache: ArrayLike, dv_cache: ArrayLike, k: ArrayLike, v: ArrayLike, seqlens: ArrayLike,
+    *, block_table: ArrayLike | None = None, rotary: Mapping[str, Any] | None = None,
+) -> CacheGradients:  # fmt: skip
     """Return the gradients of `append`, from those of the caches that it returned.
 
     New keys and values get the gradients of their slots, keys turned back; what a new one was

@@ -69,13 +69,10 @@ def merge(
 
 @reject_unknown_options
 def merge_backward(
-    outs: Sequence[ArrayLike],
-    lses: Sequence[ArrayLike],
-    dout: ArrayLike,
+    outs: Sequence[ArrayLike], lses: Sequence[ArrayLike], dout: ArrayLike,
     dlse: ArrayLike | None = None,
-    *,
-    base: Base = "e",
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    *, base: Base = "e",
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:  # fmt: skip
     """Return the gradients of the parts from those of the merged result.
 
     Parameters

@@ -51,15 +51,9 @@ class PackedForward:
 
 @on_arrays
 def varlen_forward(
-    xp: Any,
-    /,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    cu_seqlens_q: ArrayLike,
-    cu_seqlens_k: ArrayLike | None = None,
-    **options: Any,
-) -> PackedForward:
+    xp: Any, /, q: ArrayLike, k: ArrayLike, v: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None, **options: Any,
+) -> PackedForward:  # fmt: skip
     """Attention within each of several packed sequences, with its lse.
 
     Parameters

@@ -49,15 +49,9 @@ class PagedForward:
 
 @on_arrays
 def paged_forward(
-    xp: Any,
-    /,
-    q: ArrayLike,
-    k_pages: ArrayLike,
-    v_pages: ArrayLike,
-    block_table: ArrayLike,
-    seqlens: ArrayLike,
-    **options: Any,
-) -> PagedForward:
+    xp: Any, /, q: ArrayLike, k_pages: ArrayLike, v_pages: ArrayLike, block_table: ArrayLike,
+    seqlens: ArrayLike, **options: Any,
+) -> PagedForward:  # fmt: skip
     """Attention of each sample's queries to its keys, which lie in pages, with its lse.
 
     Parameters

@@ -76,18 +76,11 @@ class MultiHeadParameters:
     @classmethod
     @reject_unknown_options
     def from_packed(
-        cls,
-        w: ArrayLike,
-        b: ArrayLike | None = None,
-        wo: ArrayLike | None = None,
+        cls, w: ArrayLike, b: ArrayLike | None = None, wo: ArrayLike | None = None,
         bo: ArrayLike | None = None,
-        *,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        order: Order,
-        merge: Merge = "concat",
+        *, num_heads: int, num_kv_heads: int | None = None, order: Order, merge: Merge = "concat",
         **options: Any,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Build a module from one weight for queries, keys and values together.
 
         Parameters
@@ -116,23 +109,12 @@ class MultiHeadParameters:
     @classmethod
     @reject_unknown_options
     def init(
-        cls,
-        in_size: int,
-        num_heads: int,
-        *,
-        seed: int,
-        head_size: int | None = None,
-        value_size: int | None = None,
-        num_kv_heads: int | None = None,
-        key_size: int | None = None,
-        value_in: int | None = None,
-        out_size: int | None = None,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        gate: bool = False,
-        dtype: DTypeLike = np.float64,
-        **options: Any,
-    ) -> Self:
+        cls, in_size: int, num_heads: int,
+        *, seed: int, head_size: int | None = None, value_size: int | None = None,
+        num_kv_heads: int | None = None, key_size: int | None = None, value_in: int | None = None,
+        out_size: int | None = None, bias: bool = True, add_bias_kv: bool = False,
+        gate: bool = False, dtype: DTypeLike = np.float64, **options: Any,
+    ) -> Self:  # fmt: skip
         """Sample random weights from the distribution of torch.nn.MultiheadAttention.
 
         Xavier uniform, ±√(6 / (rows + columns)): where keys and values have the size of queries,

@@ -109,16 +109,10 @@ class MultiHeadAttention(MultiHeadParameters):
     # --- forward and backward ---------------------------------------------------------------------
 
     def forward(
-        self,
-        query: ArrayLike,
-        key: ArrayLike | None = None,
-        value: ArrayLike | None = None,
+        self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None,
         mask: ArrayLike | MaskLike | None = None,
-        *,
-        rope: Rotary | None = None,
-        keep: Literal["all", "inputs"] = "all",
-        **options: Any,
-    ) -> MultiHeadForward:
+        *, rope: Rotary | None = None, keep: Literal["all", "inputs"] = "all", **options: Any,
+    ) -> MultiHeadForward:  # fmt: skip
         """Project, attend, merge, project.
 
         Parameters
@@ -175,12 +169,9 @@ class MultiHeadAttention(MultiHeadParameters):
         return MultiHeadForward(steps.out, steps.attention.lse, self, inputs, saved)
 
     def backward(
-        self,
-        fwd: MultiHeadForward,
-        dout: ArrayLike,
-        dlse: ArrayLike | None = None,
+        self, fwd: MultiHeadForward, dout: ArrayLike, dlse: ArrayLike | None = None,
         dweights: ArrayLike | None = None,
-    ) -> MultiHeadGradients:
+    ) -> MultiHeadGradients:  # fmt: skip
         """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
 
         Parameters
@@ -240,15 +231,10 @@ class MultiHeadAttention(MultiHeadParameters):
         return np.asarray(abs((do * steps.attention.out).sum(rest)))
 
     def describe(
-        self,
-        query: ArrayLike | None = None,
-        key: ArrayLike | None = None,
-        value: ArrayLike | None = None,
-        mask: ArrayLike | MaskLike | None = None,
-        *,
-        dout: ArrayLike | None = None,
-        **options: Any,
-    ) -> Description:
+        self, query: ArrayLike | None = None, key: ArrayLike | None = None,
+        value: ArrayLike | None = None, mask: ArrayLike | MaskLike | None = None,
+        *, dout: ArrayLike | None = None, **options: Any,
+    ) -> Description:  # fmt: skip
         """Summarise shapes and parameter counts; with inputs, the behaviour of each head too.
 
         Parameters

@@ -149,19 +149,12 @@ class Score:
 
 
 def score(
-    spec: str,
-    command: Sequence[str],
-    *,
-    conventions: Callable[[Conventions], Conventions] | None = None,
-    layout: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    dtype: str = "float32",
-    only: Sequence[str] = (),
-    limit: int | None = None,
-    processes: int | None = None,
-    timeout: float | None = None,
+    spec: str, command: Sequence[str],
+    *, conventions: Callable[[Conventions], Conventions] | None = None, layout: str | None = None,
+    rename: Mapping[str, str] | None = None, dtype: str = "float32", only: Sequence[str] = (),
+    limit: int | None = None, processes: int | None = None, timeout: float | None = None,
     progress: Callable[[str], object] = lambda line: None,
-) -> Score:
+) -> Score:  # fmt: skip
     """Run a command of tests with each mistake in the place of a function.
 
     Parameters

@@ -35,26 +35,14 @@ ENGINES = {"dense": dense, "tiled": tiled, "extended": extended}
 
 @reject_unknown_options
 def forward(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    mask: ArrayLike | MaskLike | None = None,
-    *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    bias: ArrayLike | BiasLike | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    score_mod: ScoreMod | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_mask: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    gate: ArrayLike | None = None,
-    dtype: DTypeLike | None = None,
-    engine: str = "auto",
-    precision: Precision | None = None,
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, mask: ArrayLike | MaskLike | None = None,
+    *, causal: bool | Alignment = False, window: Window | None = None,
+    bias: ArrayLike | BiasLike | None = None, scale: float | None = None,
+    softcap: float | None = None, score_mod: ScoreMod | None = None, sinks: ArrayLike | None = None,
+    dropout_mask: ArrayLike | None = None, dropout_rate: float = 0.0, gate: ArrayLike | None = None,
+    dtype: DTypeLike | None = None, engine: str = "auto", precision: Precision | None = None,
     conventions: Conventions | None = None,
-) -> Forward:
+) -> Forward:  # fmt: skip
     """Attention with its lse and weights, and with the intermediates that `backward` needs.
 
     B batch, H query heads, K key/value heads (K divides H), T queries, S keys, D query/key size,
@@ -289,14 +277,10 @@ def backward(
 
 @reject_unknown_options
 def jvp(
-    fwd: Forward,
-    dq: ArrayLike | None = None,
-    dk: ArrayLike | None = None,
-    dv: ArrayLike | None = None,
-    dbias: ArrayLike | None = None,
-    dsinks: ArrayLike | None = None,
+    fwd: Forward, dq: ArrayLike | None = None, dk: ArrayLike | None = None,
+    dv: ArrayLike | None = None, dbias: ArrayLike | None = None, dsinks: ArrayLike | None = None,
     dgate: ArrayLike | None = None,
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[NDArray[Any], NDArray[Any]]:  # fmt: skip
     """Directional derivative (do, dlse) of (out, lse).
 
     Parameters

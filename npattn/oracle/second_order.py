@@ -24,17 +24,11 @@ from npattn.problem.foreign import reject_unknown_options
 
 @reject_unknown_options
 def double_backward(
-    fwd: Forward,
-    dout: ArrayLike | None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-    *,
-    ddq: ArrayLike | None = None,
-    ddk: ArrayLike | None = None,
-    ddv: ArrayLike | None = None,
-    ddbias: ArrayLike | None = None,
-    ddsinks: ArrayLike | None = None,
-) -> SecondGradients:
+    *, ddq: ArrayLike | None = None, ddk: ArrayLike | None = None, ddv: ArrayLike | None = None,
+    ddbias: ArrayLike | None = None, ddsinks: ArrayLike | None = None,
+) -> SecondGradients:  # fmt: skip
     """Gradients of Σ ddq·dq + Σ ddk·dk + …, where dq, dk, … are what `backward` returns.
 
     Compare the backward of your own backward with it; the page to read is
@@ -102,18 +96,11 @@ def double_backward(
 
 @reject_unknown_options
 def hvp(
-    fwd: Forward,
-    dout: ArrayLike | None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-    *,
-    dq: ArrayLike | None = None,
-    dk: ArrayLike | None = None,
-    dv: ArrayLike | None = None,
-    dbias: ArrayLike | None = None,
-    dsinks: ArrayLike | None = None,
-    dgate: ArrayLike | None = None,
-) -> Gradients:
+    *, dq: ArrayLike | None = None, dk: ArrayLike | None = None, dv: ArrayLike | None = None,
+    dbias: ArrayLike | None = None, dsinks: ArrayLike | None = None, dgate: ArrayLike | None = None,
+) -> Gradients:  # fmt: skip
     """Change of the gradients that `backward` returns, along a direction of the inputs.
 
     The product of that direction and the Hessian of Σ dout·out + Σ dlse·lse + Σ dweights·weights,

@@ -27,15 +27,10 @@ from npattn.problem.arrays import Array, MaskLike
 
 def head(
     weights: ArrayLike,
-    *,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    fmt: str | None = None,
-    figsize: tuple[float, float] | None = None,
-    ax: Axes | None = None,
-) -> Figure:
+    *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None,
+    title: str | None = None, cmap: str | Colormap = "viridis", fmt: str | None = None,
+    figsize: tuple[float, float] | None = None, ax: Axes | None = None,
+) -> Figure:  # fmt: skip
     """Draw the weights of one head.
 
     Parameters
@@ -89,15 +84,10 @@ def head(
 
 def heads(
     weights: ArrayLike,
-    *,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    fmt: str | None = None,
-    figsize: tuple[float, float] | None = None,
-    ax: Sequence[Axes] | None = None,
-) -> Figure:
+    *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None,
+    title: str | None = None, cmap: str | Colormap = "viridis", fmt: str | None = None,
+    figsize: tuple[float, float] | None = None, ax: Sequence[Axes] | None = None,
+) -> Figure:  # fmt: skip
     """Draw the weights of all heads side by side, with one colour scale.
 
     Parameters
@@ -127,16 +117,10 @@ def heads(
 
 def mask(
     mask: ArrayLike | MaskLike,
-    *,
-    T: int | None = None,
-    S: int | None = None,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    figsize: tuple[float, float] | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
-) -> Figure:
+    *, T: int | None = None, S: int | None = None, queries: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None, title: str | None = None, cmap: str | Colormap = "viridis",
+    figsize: tuple[float, float] | None = None, ax: Axes | Sequence[Axes] | None = None,
+) -> Figure:  # fmt: skip
     """Draw the visible keys of each query.
 
     Parameters
@@ -190,16 +174,11 @@ def mask(
 
 def error(
     ratio: ArrayLike,
-    *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    axes: tuple[str, str] = ("row", "column"),
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    fmt: str | None = None,
-    figsize: tuple[float, float] | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
-) -> Figure:
+    *, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None,
+    axes: tuple[str, str] = ("row", "column"), title: str | None = None,
+    cmap: str | Colormap = "viridis", fmt: str | None = None,
+    figsize: tuple[float, float] | None = None, ax: Axes | Sequence[Axes] | None = None,
+) -> Figure:  # fmt: skip
     """Draw the error of an implementation divided by the allowed error: beyond 1 it is wrong.
 
     Parameters

@@ -164,16 +164,10 @@ def dynamic_ntk(
 
 
 def yarn(
-    R: int,
-    factor: float,
-    *,
-    trained_length: int,
-    base: float = 10000.0,
-    fast: float = 32.0,
-    slow: float = 1.0,
-    truncate: bool = True,
-    amplitude: float | None = None,
-) -> Frequencies:
+    R: int, factor: float,
+    *, trained_length: int, base: float = 10000.0, fast: float = 32.0, slow: float = 1.0,
+    truncate: bool = True, amplitude: float | None = None,
+) -> Frequencies:  # fmt: skip
     """A ramp from plain to divided frequencies. Source: Peng et al. 2023, "YaRN", section 3.2.
 
     Pairs that turn more than `fast` times within the trained length stay, those that turn less than
@@ -243,14 +237,9 @@ def yarn(
 
 
 def llama3(
-    R: int,
-    factor: float = 8.0,
-    *,
-    trained_length: int = 8192,
-    low: float = 1.0,
-    high: float = 4.0,
-    base: float = 500000.0,
-) -> Frequencies:
+    R: int, factor: float = 8.0,
+    *, trained_length: int = 8192, low: float = 1.0, high: float = 4.0, base: float = 500000.0,
+) -> Frequencies:  # fmt: skip
     """A ramp by wavelength, as in Llama 3.1. Source: its published code.
 
     A pair that turns more than `high` times within the trained length stays, one that turns less
@@ -284,15 +273,9 @@ def llama3(
 
 def longrope(
     R: int,
-    *,
-    short: ArrayLike,
-    long: ArrayLike,
-    length: int,
-    trained_length: int,
-    factor: float,
-    base: float = 10000.0,
-    amplitude: float | None = None,
-) -> Frequencies:
+    *, short: ArrayLike, long: ArrayLike, length: int, trained_length: int, factor: float,
+    base: float = 10000.0, amplitude: float | None = None,
+) -> Frequencies:  # fmt: skip
     """Plain frequencies divided by a factor for each pair. Source: Ding et al. 2024, "LongRoPE".
 
     Parameters

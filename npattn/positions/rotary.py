@@ -34,16 +34,10 @@ BASE = 10000.0
 @reject_unknown_options
 def rope(
     x: ArrayLike,
-    *,
-    layout: Layout = "half",
-    base: float = BASE,
-    positions: ArrayLike | None = None,
-    offset: float = 0,
-    size: int | None = None,
-    frequencies: Frequencies | None = None,
-    sections: Sequence[int] | None = None,
-    dtype: Any = None,
-) -> Array:
+    *, layout: Layout = "half", base: float = BASE, positions: ArrayLike | None = None,
+    offset: float = 0, size: int | None = None, frequencies: Frequencies | None = None,
+    sections: Sequence[int] | None = None, dtype: Any = None,
+) -> Array:  # fmt: skip
     """Turn pairs of features by their position: queries and keys before attention.
 
     Parameters
@@ -99,16 +93,10 @@ def rope(
 @reject_unknown_options
 def rope_backward(
     dout: ArrayLike,
-    *,
-    layout: Layout = "half",
-    base: float = BASE,
-    positions: ArrayLike | None = None,
-    offset: float = 0,
-    size: int | None = None,
-    frequencies: Frequencies | None = None,
-    sections: Sequence[int] | None = None,
-    dtype: Any = None,
-) -> Array:
+    *, layout: Layout = "half", base: float = BASE, positions: ArrayLike | None = None,
+    offset: float = 0, size: int | None = None, frequencies: Frequencies | None = None,
+    sections: Sequence[int] | None = None, dtype: Any = None,
+) -> Array:  # fmt: skip
     """Return the gradient of x from that of ``rope(x, ...)``, which has the same options.
 
     Parameters

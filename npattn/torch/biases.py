@@ -102,11 +102,8 @@ def alibi(
 
 def relative(
     table: Tensor | ArrayLike,
-    *,
-    max_distance: int = 128,
-    bidirectional: bool = True,
-    alignment: Alignment = "bottom_right",
-) -> Bias | TensorBias:
+    *, max_distance: int = 128, bidirectional: bool = True, alignment: Alignment = "bottom_right",
+) -> Bias | TensorBias:  # fmt: skip
     """Bias looked up by the distance of a key (T5), as `npattn.biases.relative`.
 
     Parameters

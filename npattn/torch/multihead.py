@@ -109,32 +109,17 @@ device, dtype
     bias_v: nn.Parameter | None
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        value_head_dim: int | None = None,
-        out_dim: int | None = None,
-        merge: Literal["concat", "reshape"] = "concat",
-        qk_norm: Norm | None = None,
-        norm_eps: float = 1e-6,
-        norm_weight: build.NormWeight = "shared",
-        gate: bool = False,
-        compute_dtype: torch.dtype | None = None,
-        engine: str = "auto",
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
+        add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
+        vdim: int | None = None, batch_first: bool = False,
+        device: torch.device | str | int | None = None, dtype: torch.dtype | None = None,
+        *, num_kv_heads: int | None = None, head_dim: int | None = None,
+        value_head_dim: int | None = None, out_dim: int | None = None,
+        merge: Literal["concat", "reshape"] = "concat", qk_norm: Norm | None = None,
+        norm_eps: float = 1e-6, norm_weight: build.NormWeight = "shared", gate: bool = False,
+        compute_dtype: torch.dtype | None = None, engine: str = "auto",
         empty_row: Literal["zero", "nan", "mean"] = "zero",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embed_dim = check_integer("embed_dim", embed_dim)
         self.num_heads = H = check_integer("num_heads", num_heads)
@@ -233,18 +218,11 @@ device, dtype
     # --- forward ----------------------------------------------------------------------------------
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-        *,
-        rope: Rotary | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True, is_causal: bool = False,
+        *, rope: Rotary | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Attention of query to key and value, as in ``torch.nn.MultiheadAttention``.
 
         Parameters

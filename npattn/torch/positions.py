@@ -39,16 +39,10 @@ Tensor = torch.Tensor
 
 def rope(
     x: Tensor,
-    *,
-    layout: Layout = "half",
-    base: float = BASE,
-    positions: ArrayLike | Tensor | None = None,
-    offset: float = 0,
-    size: int | None = None,
-    frequencies: Frequencies | None = None,
-    sections: Sequence[int] | None = None,
-    dtype: Any = None,
-) -> Tensor:
+    *, layout: Layout = "half", base: float = BASE, positions: ArrayLike | Tensor | None = None,
+    offset: float = 0, size: int | None = None, frequencies: Frequencies | None = None,
+    sections: Sequence[int] | None = None, dtype: Any = None,
+) -> Tensor:  # fmt: skip
     """Turn pairs of features by their position, as `npattn.positions.rope`.
 
     Parameters

@@ -89,18 +89,10 @@ class LatentGradients:
 @on_arrays
 @np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
 def forward(
-    xp: Any,
-    /,
-    q_nope: ArrayLike,
-    q_rope: ArrayLike,
-    c: ArrayLike,
-    k_rope: ArrayLike,
-    w_uk: ArrayLike,
-    w_uv: ArrayLike,
-    *,
-    form: Form = "unabsorbed",
-    **options: Any,
-) -> LatentForward:
+    xp: Any, /, q_nope: ArrayLike, q_rope: ArrayLike, c: ArrayLike, k_rope: ArrayLike,
+    w_uk: ArrayLike, w_uv: ArrayLike,
+    *, form: Form = "unabsorbed", **options: Any,
+) -> LatentForward:  # fmt: skip
     """Multi-head latent attention with its lse and weights, and what `backward` needs.
 
     Parameters

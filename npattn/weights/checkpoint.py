@@ -43,15 +43,10 @@ class Layer:
 
 
 def from_checkpoint(
-    path: str | os.PathLike[str],
-    layer: int,
-    *,
-    part: str | None = None,
-    config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    names: LayerNames | None = None,
-    num_heads: int | None = None,
-    length: int | None = None,
-) -> Layer:
+    path: str | os.PathLike[str], layer: int,
+    *, part: str | None = None, config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    names: LayerNames | None = None, num_heads: int | None = None, length: int | None = None,
+) -> Layer:  # fmt: skip
     """Read the attention of one layer of a local checkpoint: of a model of transformers, say.
 
     Only the arrays of this layer are read. Weights keep their dtype; bfloat16 and float16 become

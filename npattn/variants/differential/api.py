@@ -82,22 +82,11 @@ def beside(lam: Array, out: Array) -> Array:
 @reject_unknown_options
 @on_arrays
 def forward(
-    xp: Any,
-    /,
-    q1: ArrayLike,
-    k1: ArrayLike,
-    q2: ArrayLike,
-    k2: ArrayLike,
-    v: ArrayLike,
+    xp: Any, /, q1: ArrayLike, k1: ArrayLike, q2: ArrayLike, k2: ArrayLike, v: ArrayLike,
     mask: ArrayLike | MaskLike | None = None,
-    *,
-    lam: float | ArrayLike,
-    norm: bool = False,
-    norm_weight: ArrayLike | None = None,
-    norm_eps: float = 1e-5,
-    out_scale: float = 1.0,
-    **options: Any,
-) -> DifferentialForward:
+    *, lam: float | ArrayLike, norm: bool = False, norm_weight: ArrayLike | None = None,
+    norm_eps: float = 1e-5, out_scale: float = 1.0, **options: Any,
+) -> DifferentialForward:  # fmt: skip
     """Differential attention with its weights and the two attentions, as `backward` needs them.
 
     Parameters

@@ -39,25 +39,13 @@ from npattn.variants.linear.recurrent import LinearOperands
 @reject_unknown_options
 @on_arrays
 def forward(
-    xp: Any,
-    /,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    causal: bool = False,
-    feature_map: str | FeatureMap | Callable[[Any], Any] = "elu",
-    normalise: bool = True,
-    eps: float = 0.0,
-    scale: float | None = None,
-    log_decay: ArrayLike | None = None,
-    beta: ArrayLike | None = None,
-    initial_state: ArrayLike | None = None,
-    initial_normaliser: ArrayLike | None = None,
-    form: Form = "recurrent",
-    chunk_size: int | None = None,
-    dtype: DTypeLike | None = None,
-) -> LinearForward:
+    xp: Any, /, q: ArrayLike, k: ArrayLike, v: ArrayLike,
+    *, causal: bool = False, feature_map: str | FeatureMap | Callable[[Any], Any] = "elu",
+    normalise: bool = True, eps: float = 0.0, scale: float | None = None,
+    log_decay: ArrayLike | None = None, beta: ArrayLike | None = None,
+    initial_state: ArrayLike | None = None, initial_normaliser: ArrayLike | None = None,
+    form: Form = "recurrent", chunk_size: int | None = None, dtype: DTypeLike | None = None,
+) -> LinearForward:  # fmt: skip
     """Linear attention with its last state, and what `backward` needs.
 
     Parameters
