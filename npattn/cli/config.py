@@ -16,20 +16,7 @@ NOT_IN_A_FILE = ("no_config", "help", "seed", "resume", "journal", "fail_fast", 
 
 
 def read_config(command: click.Command, folder: Path) -> dict[str, Any]:
-    """Return the defaults that a project sets, by parameter of the command.
-
-    Parameters
-    ----------
-    command : click.Command
-        ``npattn check``.
-    folder : Path
-        Its pyproject.toml is read; without one, or without [tool.npattn], nothing is set.
-
-    Returns
-    -------
-    dict
-        ``target`` is a list of targets, if there is any.
-    """
+    """Return the defaults that a folder's pyproject.toml sets, by parameter of ``npattn check``."""
     path = folder / FILE
     if not path.is_file():
         return {}

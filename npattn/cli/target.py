@@ -28,15 +28,7 @@ OF_WORKER = ("worker", "timeout", "memory", "untrusted", "unconfined", "envs")
 def open_target(
     target: str | None, given: Mapping[str, Any], spare: Connection | None = None
 ) -> Implementation:
-    """Return the implementation, called in a worker or, if the settings ask for it, here.
-
-    Parameters
-    ----------
-    given : mapping
-        Settings of the command, as far as they are given.
-    spare : Connection, optional
-        A worker's process that waits for this target.
-    """
+    """Return the implementation, called in a worker (`spare` waits for it) or, if asked, here."""
     settings = {n: given[n] for n in OF_IMPLEMENTATION if given.get(n) is not None}
     command, envs, device = given.get("worker"), given.get("envs"), given.get("device")
     target = target or (DEFAULT_TARGET if command is None else None)

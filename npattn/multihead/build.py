@@ -375,9 +375,8 @@ def _read_sizes(
     num_kv_heads: int | None, key_size: int | None, value_in: int | None, out_size: int | None,
 ) -> _ModuleSizes:  # fmt: skip
     """Check the sizes that `MultiHeadAttention.init` is given, and fill in the others."""
-    H = checks.check_integer("num_heads", num_heads)
+    H, K = _head_counts(num_heads, num_kv_heads)
     in_size = checks.check_integer("in_size", in_size)
-    K = checks.check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
     if head_size is None and in_size % H:
         raise OptionError(f"in_size is {in_size}, must be a multiple of {H}, or pass head_size")
     D = checks.check_integer("head_size", in_size // H if head_size is None else head_size)

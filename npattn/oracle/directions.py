@@ -17,20 +17,7 @@ Direction: TypeAlias = dict[str, Any]
 
 
 def read_directions(problem: Problem, values: dict[str, Any], prefix: str = "d") -> Direction:
-    """Return the directions in the dtype of the computation.
-
-    Parameters
-    ----------
-    values : dict
-        From "q", "k", "v", "bias", "sinks" to the direction; None is 0.
-    prefix : {"d", "dd"}
-        Of the names in errors.
-
-    Returns
-    -------
-    dict
-        Keys as in `values`; a direction of a bias object is a `Bias` of the same kind.
-    """
+    """Return directions, by input name, in the dtype of the computation; None is 0."""
     return {
         name: None if x is None else _read(problem, prefix, name, x) for name, x in values.items()
     }

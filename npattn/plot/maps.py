@@ -215,16 +215,10 @@ def error(
     if not isinstance(axes, (tuple, list)) or len(axes) != 2:
         raise OptionError(f"axes is {axes!r}, must be two words, such as ('query', 'key')")
     return _draw(
-        "ratio",
-        values,
-        ~(values <= 1),  # NaN is not ≤ 1
-        error_look(cmap, fmt),
-        rows=("rows", axes[0], rows),
-        columns=("columns", axes[1], columns),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+        "ratio", values, ~(values <= 1), error_look(cmap, fmt),  # NaN is not ≤ 1
+        rows=("rows", axes[0], rows), columns=("columns", axes[1], columns), title=title,
+        figsize=figsize, ax=ax,
+    )  # fmt: skip
 
 
 def _draw_weights(

@@ -41,15 +41,7 @@ def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None, xp: 
 
 
 def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) -> tuple[int, int]:
-    """Return how often each descale stands for rows (0: of whole heads), and for heads.
-
-    Parameters
-    ----------
-    descale, shape : tuple of int
-        Shapes of the descales and of the array (..., H, T, D) that they belong to.
-    rows : int or None
-        Number of rows in a block; None: as many descales as rows are one for each.
-    """
+    """Return for how many rows (0: a whole head) and heads of `shape` each descale stands."""
     of_blocks = bool(descale) and len(descale) == len(shape) - 1
     if rows is not None and not of_blocks:
         raise OptionError(f"rows is {rows}, must be left out: descale {descale} has no blocks")

@@ -11,17 +11,7 @@ from npattn.problem.arrays import Array, sum_to
 
 
 def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Array:
-    """Return gate · o, rounded as mixed precision rounds it [15].
-
-    Parameters
-    ----------
-    problem : Problem
-        With a gate.
-    o : array (..., H, T, E)
-        Output of attention under any conventions, in the dtype of the computation or of results.
-    undefined : bool array (..., H, T), optional
-        Rows that are NaN by convention: they stay NaN, and pass nothing to the gate.
-    """
+    """Return gate · o, (..., H, T, E), rounded; rows `undefined`, (..., H, T), stay NaN [15]."""
     o = problem.to_compute_dtype(o)
     if undefined is None:
         return problem.to_output_dtype(gate_factor(problem) * o)

@@ -139,7 +139,9 @@ device, dtype
             "value_head_dim", D if value_head_dim is None else value_head_dim
         )
         self.out_dim = check_integer("out_dim", embed_dim if out_dim is None else out_dim)
-        self.merge, self.qk_norm, self.norm_eps = _check_heads(merge, qk_norm, norm_eps)
+        self.merge = check_choice("merge", merge, ("concat", "reshape"))
+        self.qk_norm = None if qk_norm is None else check_choice("qk_norm", qk_norm, NORMS)
+        self.norm_eps = check_not_negative("norm_eps", norm_eps)
         self.norm_weight = _check_norm_weight(norm_weight, qk_norm)
         self.kdim = check_integer("kdim", embed_dim if kdim is None else kdim)
         self.vdim = check_integer("vdim", embed_dim if vdim is None else vdim)
@@ -521,13 +523,6 @@ def _weights(fwd: Any) -> Tensor:
         w = w * (p.to_compute_dtype(p.dropout_mask) / (1 - p.dropout_rate))
     # Fully masked rows are as the conventions say, without a gradient.
     return torch.where(empty, fwd.weights, w)
-
-
-def _check_heads(merge: Any, norm: Any, eps: Any) -> tuple[Any, Any, float]:
-    if norm is not None:
-        check_choice("qk_norm", norm, NORMS)
-    merge = check_choice("merge", merge, ("concat", "reshape"))
-    return merge, norm, check_not_negative("norm_eps", eps)
 
 
 def _check_norm_weight(value: Any, norm: str | None) -> build.NormWeight:

@@ -52,13 +52,7 @@ def sum_exp(ops: TileOps) -> tuple[Tensor, Tensor] | None:
 def weights_and_gradients(
     ops: TileOps, rows: QueryRows, s: Tensor, dp: Tensor, saved: SavedTensors, delta: Tensor
 ) -> bool:
-    """Write the weights of a tile over s, and the gradients of its scores over dp, or nothing.
-
-    Returns
-    -------
-    bool
-        Whether it was done.
-    """
+    """Write weights over s and ds over dp, (..., m, n), or return False: nothing is done."""
     if not _is_large(ops) or ops.careful or saved.shift is not None:
         return False
     if not (ops.may_overwrite(s) and ops.may_overwrite(dp)):
