@@ -1,7 +1,7 @@
 """Mistakes in memory layout, state between calls, and dtypes."""
 
 import math
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -10,17 +10,19 @@ from npattn.mistakes.register import after, change, mistake
 from npattn.mistakes.softmax import as_float32
 from npattn.problem.arrays import Array
 
+Kept = TypeVar("Kept")
+
 change("out-widened", "dtype",
        "out has the wrong dtype: float64 for float32 inputs, float32 for all others.",
        step="precision", where="everywhere",
        out_dtype=lambda up, dtype: np.float64 if dtype == np.float32 else np.float32)  # fmt: skip
 
 
-class _Remembering(Attention):
+class _Remembering(Attention, Generic[Kept]):
     """An implementation that keeps something from one call to the next."""
 
     def __init__(self) -> None:
-        self.kept: dict[Any, Any] = {}
+        self.kept: dict[Any, Kept] = {}
 
 
 def _by_stride(x: Array) -> tuple[int, ...]:
@@ -134,7 +136,7 @@ class _DoutChanged(Attention):
 
 
 @mistake("out-written-again", "memory", step="state", where="everywhere")
-class _OutWrittenAgain(_Remembering):
+class _OutWrittenAgain(_Remembering[Array]):
     """The result lies in a buffer that the next call with the same shapes overwrites."""
 
     @same_signature(Attention.forward)
@@ -151,7 +153,7 @@ class _OutWrittenAgain(_Remembering):
 
 
 @mistake("saved-of-last-forward", "memory", step="state", where="everywhere")
-class _SavedOfLastForward(_Remembering):
+class _SavedOfLastForward(_Remembering[Inputs]):
     """Backward uses the state of the last forward call with these shapes."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
@@ -164,7 +166,7 @@ class _SavedOfLastForward(_Remembering):
 
 @mistake("strides-of-first-call", "memory", "flashinfer-ai/flashinfer#4270", step="state",
          where="everywhere")  # fmt: skip
-class _StridesOfFirstCall(_Remembering):
+class _StridesOfFirstCall(_Remembering[tuple[int, ...]]):
     """A plan cached by shape and dtype keeps the strides of the first call."""
 
     def read(self, x: Array) -> Array:
@@ -174,7 +176,7 @@ class _StridesOfFirstCall(_Remembering):
 
 @mistake("plan-of-other-strides", "memory", "flashinfer-ai/flashinfer#4270", step="state",
          where="everywhere")  # fmt: skip
-class _PlanOfOtherStrides(_Remembering):
+class _PlanOfOtherStrides(_Remembering[tuple[int, ...]]):
     """Arrays are read in the axis order of the first call with the same shape and dtype."""
 
     def read(self, x: Array) -> Array:
@@ -188,7 +190,7 @@ class _PlanOfOtherStrides(_Remembering):
 
 @mistake("precision-of-first-call", "memory", "flashinfer-ai/flashinfer#4270", step="state",
          where="everywhere")  # fmt: skip
-class _PrecisionOfFirstCall(_Remembering):
+class _PrecisionOfFirstCall(_Remembering[Any]):
     """A work buffer cached by shape keeps the dtype of the first call."""
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
@@ -207,7 +209,7 @@ class _DoutMisread(Attention):
 
 
 @mistake("visible-of-first-call", "memory", step="state", where="causal or window")
-class _VisibleOfFirstCall(_Remembering):
+class _VisibleOfFirstCall(_Remembering[Array]):
     """The causal and window mask is cached by T and S alone."""
 
     def visible(self, c: Inputs) -> Array:
@@ -254,7 +256,7 @@ change("float64-read-as-float32", "dtype", "float64 inputs are rounded to float3
 
 
 @mistake("cache-without-causal", "memory", step="state", where="causal")
-class _CacheWithoutCausal(_Remembering):
+class _CacheWithoutCausal(_Remembering[Array]):
     """A cached mask is keyed by sizes and window, without causal."""
 
     def visible(self, c: Inputs) -> Array:

@@ -159,7 +159,7 @@ class TilePlan:
             return [Strip(s, min(s + self.n, S), False) for s in range(0, S, self.n)]
         lo, hi = 0, S
         for mask in (*self.bands, *self.others):
-            first, end = mask.hull(self._tile(group, t0, t1, 0, S))
+            first, end = mask.hull(host_tile(self.sizes, group.b0, group.h0, t0, t1, 0, S))
             lo, hi = max(lo, first), min(hi, end)
         strips: list[Strip] = []
         for s0 in range(lo - lo % CELL, hi, CELL):  # tensors were read in cells from 0
@@ -178,7 +178,7 @@ class TilePlan:
         self, group: Group, t0: int, t1: int, s0: int, s1: int, cells: list[Any]
     ) -> bool | None:
         """Return True if all of a cell is visible, False if nothing is, else None."""
-        tile = self._tile(group, t0, t1, s0, s1)
+        tile = host_tile(self.sizes, group.b0, group.h0, t0, t1, s0, s1)
         every: bool | None = True
         for mask in (*self.bands, *self.others):
             known = mask.outright(tile) if isinstance(mask, Band) else mask.tile(tile)
@@ -211,10 +211,6 @@ class TilePlan:
         host = torch.cat([x.ravel() for x in pairs]).cpu().numpy()
         ends = np.cumsum([x.numel() for x in pairs])[:-1]
         return [h.reshape(tuple(x.shape)) for h, x in zip(np.split(host, ends), pairs, strict=True)]
-
-    def _tile(self, group: Group, t0: int, t1: int, s0: int, s1: int) -> Tile:
-        sample = np.unravel_index(group.b0, self.lead) if self.lead else ()
-        return Tile(*self.sizes, (*map(int, sample), group.h0), t0, t1, s0, s1)
 
     # --- visible scores of a partial tile ---------------------------------------------------------
 
@@ -259,8 +255,16 @@ class TilePlan:
         visible = np.empty((len(samples), len(heads), t1 - t0, s1 - s0), bool)
         for i, b in enumerate(samples):
             for j, h in enumerate(heads):
-                visible[i, j] = mask.tile(self._tile(Group(b, b, h, h, False), t0, t1, s0, s1))
+                visible[i, j] = mask.tile(host_tile(self.sizes, b, h, t0, t1, s0, s1))
         return to_tensor(visible, self.device)
+
+
+def host_tile(
+    sizes: tuple[tuple[int, ...], int, int, int], b: int, h: int, t0: int, t1: int, s0: int, s1: int
+) -> Tile:
+    """Return a tile of query head h of sample b, for objects that are evaluated on the host."""
+    sample = np.unravel_index(b, sizes[0]) if sizes[0] else ()
+    return Tile(*sizes, (*map(int, sample), h), t0, t1, s0, s1)
 
 
 def plan_of(problem: Problem, whole: bool) -> TilePlan:
