@@ -366,7 +366,7 @@ IN_TANGENTS = {
     "dbias not scaled": ("dbias = dbias * scale_of(problem)", "pass", {"bias": "before_scale"}),
     "dbias past the cap": ("dbias = through_cap(", "dbias = (lambda p, x: x)(", AFTER_BIAS),
     "cap of what was not added to": (
-        "inside = add_to_hidden(inside, more)", "pass",
+        "conventions.before_cap(problem)", "conventions.translate_options(problem)",
         {"softcap": "after_mask", "hidden_add": -2.5},
     ),
     "base e": ("dlse = dlse / math.log(2)", "pass", {"lse_base": "2"}),
