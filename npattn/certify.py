@@ -61,11 +61,9 @@ class Certificate:
 @reject_unknown_options
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def certify(
-    fwd: Forward,
-    dout: ArrayLike | None = None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None = None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> Certificate:
+) -> Certificate:  # fmt: skip
     """Bound the errors of a result of `npattn.forward`, and of its gradients.
 
     Parameters

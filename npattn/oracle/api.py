@@ -211,11 +211,9 @@ def find_obstacle(problem: Problem, conventions: Conventions | None) -> str | No
 
 @reject_unknown_options
 def backward(
-    fwd: Forward,
-    dout: ArrayLike | None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
 
     Parameters

@@ -158,13 +158,10 @@ def hvp(
         if x is not None and x.dtype.kind == "c":
             raise DtypeError(f"{name} is {x.dtype}, must be real for hvp, a complex step itself")
     step = _step(along, problem.dtype)
-    moved = problem.replace(
-        **{
-            name: _move(getattr(problem, name), x, step, problem.dtype) for name, x in along.items()
-        },
-        dtype=np.result_type(problem.dtype, np.complex64),
-        engine="dense",
-    )
+    dtype = problem.dtype
+    inputs = {name: _move(getattr(problem, name), x, step, dtype) for name, x in along.items()}
+    wide = np.result_type(dtype, np.complex64)
+    moved = problem.replace(**inputs, dtype=wide, engine="dense")
     grads = backward(evaluate(moved, with_numbers(fwd.residuals[1], problem)), *cotangents)
     changes = {name: _imaginary(getattr(grads, name), step) for name in values}
     return replace(grads, **changes)

@@ -204,11 +204,9 @@ READ_BESIDE_SCORES: dict[str, Callable[[Any], Any]] = {
 
 
 def check_beside_scores(
-    name: str,
-    value: Array | MaskLike | BiasLike,
-    sizes: tuple[tuple[int, ...], int, int, int],
+    name: str, value: Array | MaskLike | BiasLike, sizes: tuple[tuple[int, ...], int, int, int],
     arrays: tuple[Array, Array, Array],
-) -> None:
+) -> None:  # fmt: skip
     """Check that a mask or bias broadcasts against the scores without enlarging them [14]."""
     try:
         shape = value.shape if isinstance(value, np.ndarray) else value.shape(*sizes)

@@ -179,11 +179,9 @@ def evaluate(
 
 
 def backward(
-    fwd: Forward,
-    dout: Tensor | ArrayLike | None,
-    dlse: Tensor | ArrayLike | None = None,
+    fwd: Forward, dout: Tensor | ArrayLike | None, dlse: Tensor | ArrayLike | None = None,
     dweights: Tensor | ArrayLike | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, without autograd.
 
     Parameters

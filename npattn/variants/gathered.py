@@ -159,11 +159,9 @@ attention = only_out(
 
 @reject_unknown_options
 def backward(
-    fwd: GatheredForward,
-    dout: ArrayLike,
-    dlse: ArrayLike | None = None,
+    fwd: GatheredForward, dout: ArrayLike, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, for fixed lists.
 
     Parameters
@@ -196,11 +194,9 @@ def backward(
 
     do = read("dout", dout, fwd.out.shape).swapaxes(-3, -2)[..., None, :]
     dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape).swapaxes(-2, -1)[..., None]
-    dw = (
-        None
-        if dweights is None
-        else read("dweights", dweights, weights_shape).swapaxes(-3, -2)[..., None, :]
-    )
+    dw = None
+    if dweights is not None:
+        dw = read("dweights", dweights, weights_shape).swapaxes(-3, -2)[..., None, :]
     grads = api.backward(fwd.attention, do, dl, dw)
     dq = grads.q[..., 0, :].swapaxes(-3, -2)
     dk, dv = (

@@ -170,11 +170,9 @@ attention = only_out(
 @reject_unknown_options
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def backward(
-    fwd: LatentForward,
-    dout: ArrayLike,
-    dlse: ArrayLike | None = None,
+    fwd: LatentForward, dout: ArrayLike, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> LatentGradients:
+) -> LatentGradients:  # fmt: skip
     """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
 
     Parameters

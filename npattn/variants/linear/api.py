@@ -151,11 +151,9 @@ def _results(
 
 @reject_unknown_options
 def backward(
-    fwd: LinearForward,
-    dout: ArrayLike | None,
-    dstate: ArrayLike | None = None,
+    fwd: LinearForward, dout: ArrayLike | None, dstate: ArrayLike | None = None,
     dnormaliser: ArrayLike | None = None,
-) -> LinearGradients:
+) -> LinearGradients:  # fmt: skip
     """Exact gradients of Σ dout·out + Σ dstate·state + Σ dnormaliser·normaliser.
 
     Parameters
