@@ -1,7 +1,5 @@
 """``python -m npattn`` and ``npattn``: the command line."""
 
-from __future__ import annotations
-
 import os
 import sys
 

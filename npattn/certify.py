@@ -23,10 +23,7 @@ from npattn.problem.arrays import Array, sum_to
 from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Certificate", "certify"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 TINY = 2.0**-1050
@@ -64,11 +61,9 @@ class Certificate:
 @reject_unknown_options
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def certify(
-    fwd: Forward,
-    dout: ArrayLike | None = None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None = None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> Certificate:
+) -> Certificate:  # fmt: skip
     """Bound the errors of a result of `npattn.forward`, and of its gradients.
 
     Parameters

@@ -8,19 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = [
-    "DtypeError",
-    "InternalError",
-    "MissingExtraError",
-    "NpattnError",
-    "OptionError",
-    "ShapeError",
-    "UnknownOptionError",
-    "optional_import",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+    "DtypeError", "InternalError", "MissingExtraError", "NpattnError", "OptionError", "ShapeError",
+    "UnknownOptionError", "optional_import",
+]  # fmt: skip
+__dir__ = __all__.copy
 
 
 class NpattnError(Exception):

@@ -19,24 +19,15 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import Array, cast, finfo
-from npattn.problem.checks import check_integer, read_array
+from npattn.problem.checks import check_choice, check_integer, read_array
 from npattn.problem.descales import check_descale, gather, read_real, spread
 from npattn.problem.foreign import reject_unknown_options
 
 __all__ = [
-    "FORMATS",
-    "Per",
-    "Quantized",
-    "dequantize",
-    "dequantize_backward",
-    "largest",
-    "quantize",
+    "FORMATS", "Per", "Quantized", "dequantize", "dequantize_backward", "largest", "quantize",
     "quantize_backward",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+]  # fmt: skip
+__dir__ = __all__.copy
 
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "int8")
@@ -74,15 +65,10 @@ def largest(dtype: Any) -> float:
 
 @reject_unknown_options
 def quantize(
-    x: ArrayLike,
-    dtype: Any = "float8_e4m3fn",
-    *,
-    per: Per = "tensor",
-    heads: int | None = None,
-    rows: int | None = None,
-    descale: ArrayLike | None = None,
-    scale: ArrayLike | None = None,
-) -> Quantized:
+    x: ArrayLike, dtype: Any = "float8_e4m3fn",
+    *, per: Per = "tensor", heads: int | None = None, rows: int | None = None,
+    descale: ArrayLike | None = None, scale: ArrayLike | None = None,
+) -> Quantized:  # fmt: skip
     """Round an array to a format of 8 bits.
 
     Parameters
@@ -257,12 +243,8 @@ def dequantize_backward(
 
 
 def _descales(x: Array, per: str, heads: int | None, rows: int | None) -> Array:
-    """Return the largest absolute value of each part of x that has a descale.
-
-    x is (..., S, D), by head (..., H, S, D), and by tensor of any shape.
-    """
-    if not isinstance(per, str) or per not in get_args(Per):
-        raise OptionError(f"per is {per!r}, must be tensor, head, block or token")
+    """Return max |x| of each part of x, (..., S, D) or by head (..., H, S, D), with a descale."""
+    check_choice("per", per, get_args(Per))
     if heads is not None and per != "head":
         raise OptionError(f"heads is {heads}, must be left out with per={per!r}")
     if (rows is None) == (per == "block"):

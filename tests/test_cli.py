@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import npattn
 from npattn import testing
 from npattn.cli import cli
+from npattn.cli.versions import find_version
 from npattn.profiles import PROFILES
 from npattn.testing.levels import LEVELS
 from npattn.testing.rules import PROPERTIES, RULES
@@ -585,6 +586,10 @@ def test_versions_are_what_a_report_of_a_bug_needs():
     said = dict(line.split(" ", 1) for line in others)
     assert said["NumPy"].startswith(np.__version__)
     assert {"Python", "SciPy", "Hypothesis", "torch", "jax", "BLAS", "machine"} <= said.keys()
+
+
+def test_a_package_that_is_not_installed_has_no_version():
+    assert find_version("npattn-absent") == ""
 
 
 def fingerprint(*words, code):

@@ -366,7 +366,7 @@ IN_TANGENTS = {
     "dbias not scaled": ("dbias = dbias * scale_of(problem)", "pass", {"bias": "before_scale"}),
     "dbias past the cap": ("dbias = through_cap(", "dbias = (lambda p, x: x)(", AFTER_BIAS),
     "cap of what was not added to": (
-        "inside = add_to_hidden(inside, more)", "pass",
+        "conventions.before_cap(problem)", "conventions.translate_options(problem)",
         {"softcap": "after_mask", "hidden_add": -2.5},
     ),
     "base e": ("dlse = dlse / math.log(2)", "pass", {"lse_base": "2"}),
@@ -694,12 +694,6 @@ def test_fields_are_keywords_and_unknown_ones_are_refused() -> None:
         Conventions("top_left")  # type: ignore[call-arg]  # the mistake
     with pytest.raises(TypeError):
         Conventions(polarity="hide")  # type: ignore[call-arg]  # the mistake
-
-
-@pytest.mark.parametrize(("old", "new"), [("beside", "exclusive"), ("total", "inclusive")])
-def test_a_renamed_value_is_answered_with_its_name(old: str, new: str) -> None:
-    with pytest.raises(OptionError, match=f"^window is '{old}', which was renamed to '{new}'$"):
-        Conventions(window=old)  # type: ignore[arg-type]  # the mistake
 
 
 def test_an_inclusive_window_without_the_query_is_refused() -> None:

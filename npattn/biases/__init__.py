@@ -8,13 +8,8 @@ the scores back to its parameter (`Bias.gradient`). Arrays that it holds are nei
 written to.
 """
 
-from __future__ import annotations
-
 from npattn.biases.bias import Bias, dense, of
 from npattn.biases.distances import alibi, relative
 
 __all__ = ["Bias", "alibi", "dense", "of", "relative"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

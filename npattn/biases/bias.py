@@ -234,8 +234,7 @@ class ArrayBias(Bias):
         return sizes_of_array(self.array)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.array.shape
-        return shape
+        return tuple(self.array.shape)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         return read_only(self.array)

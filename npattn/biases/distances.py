@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.biases.bias import Bias, widen
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import ShapeError
 from npattn.positions import alibi_slopes
 from npattn.problem.arrays import Array, Tile, diagonal, plane_of
-from npattn.problem.checks import check_alignment, check_integer, read_floating
+from npattn.problem.checks import check_alignment, check_flag, check_integer, read_floating
 from npattn.problem.options import Alignment
 from npattn.problem.sizes import KnownSizes, format_call
 
@@ -63,11 +63,8 @@ def alibi(slopes: ArrayLike, *, alignment: Alignment = "bottom_right") -> Bias:
 
 def relative(
     table: ArrayLike,
-    *,
-    max_distance: int = 128,
-    bidirectional: bool = True,
-    alignment: Alignment = "bottom_right",
-) -> Bias:
+    *, max_distance: int = 128, bidirectional: bool = True, alignment: Alignment = "bottom_right",
+) -> Bias:  # fmt: skip
     """Bias looked up by the distance of a key: a number for each bucket and head (T5).
 
     Half of the buckets hold one distance each, from 0; the others grow geometrically up to
@@ -110,8 +107,7 @@ def relative(
     array = read_floating("table", table)
     if array.ndim != 2:
         raise ShapeError(f"table has shape {array.shape}, must be (num_buckets, H)")
-    if not isinstance(bidirectional, (bool, np.bool_)):
-        raise OptionError(f"bidirectional is {bidirectional!r}, must be True or False")
+    check_flag("bidirectional", bidirectional)
     count = len(array) // 2 if bidirectional else len(array)
     if count < 2:
         raise ShapeError(
@@ -136,9 +132,6 @@ class Alibi(Bias):
 
     def _known_sizes(self) -> KnownSizes:
         return KnownSizes(self.slopes.shape)
-
-    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        return (len(self.slopes), T, S)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         on_diagonal = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
@@ -165,12 +158,9 @@ class Relative(Bias):
 
     def __repr__(self) -> str:
         return format_call(
-            "biases.relative",
-            self.table,
-            max_distance=self.max_distance,
-            bidirectional=self.bidirectional,
-            alignment=self.alignment,
-        )
+            "biases.relative", self.table, max_distance=self.max_distance,
+            bidirectional=self.bidirectional, alignment=self.alignment,
+        )  # fmt: skip
 
     @cached_property
     def _parameter(self) -> Array:
@@ -196,9 +186,6 @@ class Relative(Bias):
 
     def _known_sizes(self) -> KnownSizes:
         return KnownSizes(self.table.shape[1:])
-
-    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        return (self.table.shape[1], T, S)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         on_diagonal = np.arange(T)[:, None] + diagonal(T, S, self.alignment)
@@ -239,5 +226,4 @@ def _sums_of_diagonals(array: Array) -> Array:
     # Read in rows of one less than they are long, each row moves one further to the right.
     longer = np.zeros((m, n + m), array.dtype)
     longer[:, :n] = array[::-1]
-    sums: Array = longer.ravel()[: m * (n + m - 1)].reshape(m, n + m - 1).sum(0)
-    return sums
+    return np.asarray(longer.ravel()[: m * (n + m - 1)].reshape(m, n + m - 1).sum(0))

@@ -17,23 +17,8 @@ from npattn.cache.paging import PagedForward, paged, paged_backward, paged_forwa
 from npattn.cache.unpacking import pack, unpack
 
 __all__ = [
-    "CacheGradients",
-    "PackedForward",
-    "PagedForward",
-    "append",
-    "append_backward",
-    "merge",
-    "merge_backward",
-    "pack",
-    "paged",
-    "paged_backward",
-    "paged_forward",
-    "unpack",
-    "varlen",
-    "varlen_backward",
-    "varlen_forward",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+    "CacheGradients", "PackedForward", "PagedForward", "append", "append_backward", "merge",
+    "merge_backward", "pack", "paged", "paged_backward", "paged_forward", "unpack", "varlen",
+    "varlen_backward", "varlen_forward",
+]  # fmt: skip
+__dir__ = __all__.copy

@@ -22,17 +22,10 @@ ROTARY = ("layout", "base", "size", "frequencies")
 @reject_unknown_options
 @on_arrays
 def append(
-    xp: Any,
-    /,
-    k_cache: ArrayLike,
-    v_cache: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    xp: Any, /, k_cache: ArrayLike, v_cache: ArrayLike, k: ArrayLike, v: ArrayLike,
     seqlens: ArrayLike,
-    *,
-    block_table: ArrayLike | None = None,
-    rotary: Mapping[str, Any] | None = None,
-) -> tuple[Array, Array, Array]:
+    *, block_table: ArrayLike | None = None, rotary: Mapping[str, Any] | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return a cache with new keys and values behind those of each sample.
 
     Parameters
@@ -96,15 +89,9 @@ class CacheGradients(NamedTuple):
 
 @reject_unknown_options
 def append_backward(
-    dk_cache: ArrayLike,
-    dv_cache: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    seqlens: ArrayLike,
-    *,
-    block_table: ArrayLike | None = None,
-    rotary: Mapping[str, Any] | None = None,
-) -> CacheGradients:
+    dk_cache: ArrayLike, dv_cache: ArrayLike, k: ArrayLike, v: ArrayLike, seqlens: ArrayLike,
+    *, block_table: ArrayLike | None = None, rotary: Mapping[str, Any] | None = None,
+) -> CacheGradients:  # fmt: skip
     """Return the gradients of `append`, from those of the caches that it returned.
 
     New keys and values get the gradients of their slots, keys turned back; what a new one was
@@ -181,10 +168,7 @@ def find_new_slots(arrays: Mapping[str, Array], seqlens: Any, block_table: Any) 
 
 
 def _find_free(table: Array, before: Array, T: int, sizes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return the page and the slot of each new key, (n,), which no sample holds already.
-
-    `table` is (B, pages), and `before`, (B,), counts the keys that each sample has.
-    """
+    """Return page and slot, (n,), of T new keys after `before`, (B,), in `table`, (B, pages)."""
     pairs = [np.stack(slots, -1) for slots in find_slots(table, before + T, sizes)]
     none = np.zeros((0, 2), np.int64)
     kept = np.concatenate([none, *(x[:n] for x, n in zip(pairs, before, strict=True))])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_cotangent
+from npattn.problem.checks import check_choice, check_cotangent
 from npattn.problem.foreign import reject_unknown_options
 
 Base = Literal["e", "2"]
@@ -69,13 +69,10 @@ def merge(
 
 @reject_unknown_options
 def merge_backward(
-    outs: Sequence[ArrayLike],
-    lses: Sequence[ArrayLike],
-    dout: ArrayLike,
+    outs: Sequence[ArrayLike], lses: Sequence[ArrayLike], dout: ArrayLike,
     dlse: ArrayLike | None = None,
-    *,
-    base: Base = "e",
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    *, base: Base = "e",
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:  # fmt: skip
     """Return the gradients of the parts from those of the merged result.
 
     Parameters
@@ -114,8 +111,7 @@ def _merge(
     xp: Any, parts: Sequence[Array], logs: Sequence[Array], base: Any
 ) -> tuple[Array, Array, Array]:
     """Return o, (..., E), lse, (...), and the weights, (parts, ...), of parts (..., E)."""
-    if not isinstance(base, str) or base not in ("e", "2"):
-        raise OptionError(f"base is {base!r}, must be 'e' or '2'")
+    check_choice("base", base, get_args(Base))
     exp, log = (xp.exp2, xp.log2) if base == "2" else (xp.exp, xp.log)
     # A dead part has −inf: what it would compute is replaced first, so that no gradient is NaN.
     every = xp.stack(logs)

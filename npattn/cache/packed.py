@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.errors import OptionError, ShapeError
 from npattn.oracle.api import backward
 from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem import Forward, Gradients
 from npattn.problem.arrays import Array, BiasLike, MaskLike
-from npattn.problem.checks import check_cotangent, check_result_of, read_array
-from npattn.problem.foreign import reject_unknown_options
+from npattn.problem.checks import check_cotangent, check_result, read_integers
+from npattn.problem.foreign import reject_options, reject_unknown_options
 
 OPTIONS = (
     *("mask", "causal", "window", "bias", "scale", "softcap", "score_mod", "sinks", "dtype"),
@@ -51,15 +51,9 @@ class PackedForward:
 
 @on_arrays
 def varlen_forward(
-    xp: Any,
-    /,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    cu_seqlens_q: ArrayLike,
-    cu_seqlens_k: ArrayLike | None = None,
-    **options: Any,
-) -> PackedForward:
+    xp: Any, /, q: ArrayLike, k: ArrayLike, v: ArrayLike, cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None, **options: Any,
+) -> PackedForward:  # fmt: skip
     """Attention within each of several packed sequences, with its lse.
 
     Parameters
@@ -113,12 +107,9 @@ def varlen_forward(
 
 
 varlen = only_out(
-    "varlen",
-    varlen_forward,
-    np.ndarray,
-    "Attention within each of several packed sequences.",
+    "varlen", varlen_forward, np.ndarray, "Attention within each of several packed sequences.",
     "ndarray (total_q, H, E)",
-)
+)  # fmt: skip
 
 
 @reject_unknown_options
@@ -147,7 +138,7 @@ def varlen_backward(
     OptionError
         If `fwd` is not a result of `varlen_forward`.
     """
-    check_result_of("varlen_forward", PackedForward, fwd)
+    check_result(fwd, PackedForward, "npattn.cache.varlen_forward")
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
     of_q = fwd.bounds[0] if len(fwd.bounds[0]) > 1 else np.zeros(2, np.int64)
@@ -185,9 +176,7 @@ def check_packed(arrays: Mapping[str, Array], of_q: Any, of_k: Any) -> tuple[Arr
 
 def _read_bounds(name: str, value: Any, total: int) -> Array:
     """Return where sequences begin and the last ends, as integers."""
-    bounds = read_array(name, value)
-    if bounds.dtype.kind not in "iu":
-        raise DtypeError(f"{name} is {bounds.dtype}, must be integers")
+    bounds = read_integers(name, value)
     if bounds.ndim != 1 or not len(bounds):
         raise ShapeError(f"{name} has shape {bounds.shape}, must be (N + 1,)")
     bounds = bounds.astype(np.int64)
@@ -204,9 +193,7 @@ def read_options(options: dict[str, Any], N: int) -> list[dict[str, Any]]:
 
     Without a sequence they are those of one without tokens.
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise OptionError(f"{name} is no option here, must be one of {', '.join(OPTIONS)}")
+    reject_options("varlen", options, OPTIONS)
     each = [dict(options) for _ in range(max(N, 1))]
     for name, kind, home in (("mask", MaskLike, "masks"), ("bias", BiasLike, "biases")):
         value = options.get(name)

@@ -24,7 +24,7 @@ from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import on_arrays
 from npattn.problem import Forward, Gradients
 from npattn.problem.arrays import Array, cast
-from npattn.problem.checks import check_cotangent, check_result_of, read_array
+from npattn.problem.checks import check_cotangent, check_result, read_array
 from npattn.problem.foreign import reject_unknown_options
 
 
@@ -49,15 +49,9 @@ class PagedForward:
 
 @on_arrays
 def paged_forward(
-    xp: Any,
-    /,
-    q: ArrayLike,
-    k_pages: ArrayLike,
-    v_pages: ArrayLike,
-    block_table: ArrayLike,
-    seqlens: ArrayLike,
-    **options: Any,
-) -> PagedForward:
+    xp: Any, /, q: ArrayLike, k_pages: ArrayLike, v_pages: ArrayLike, block_table: ArrayLike,
+    seqlens: ArrayLike, **options: Any,
+) -> PagedForward:  # fmt: skip
     """Attention of each sample's queries to its keys, which lie in pages, with its lse.
 
     Parameters
@@ -119,12 +113,9 @@ def paged_forward(
 
 
 paged = only_out(
-    "paged",
-    paged_forward,
-    np.ndarray,
-    "Attention of each sample's queries to its keys, which lie in pages.",
-    "ndarray (B, T, H, E)",
-)
+    "paged", paged_forward, np.ndarray,
+    "Attention of each sample's queries to its keys, which lie in pages.", "ndarray (B, T, H, E)",
+)  # fmt: skip
 
 
 @reject_unknown_options
@@ -151,7 +142,7 @@ def paged_backward(fwd: PagedForward, dout: ArrayLike, dlse: ArrayLike | None = 
     OptionError
         If `fwd` is not a result of `paged_forward`.
     """
-    check_result_of("paged_forward", PagedForward, fwd)
+    check_result(fwd, PagedForward, "npattn.cache.paged_forward")
     do = check_cotangent("dout", dout, fwd.out.shape)
     dl = None if dlse is None else check_cotangent("dlse", dlse, fwd.lse.shape)
     B = len(fwd.slots)
@@ -186,10 +177,7 @@ def check_paged(arrays: Mapping[str, Array], seqlens: Any) -> Array:
 def find_slots(
     block_table: Any, lengths: Array, sizes: tuple[int, ...]
 ) -> tuple[tuple[Array, Array], ...]:
-    """Return the page and the slot of each key of each sample.
-
-    `block_table` is (B, pages), `lengths` (B,); a sample has two arrays (length,).
-    """
+    """Return pages and slots, two arrays (length,) a sample, of keys in a table (B, pages)."""
     count, P = sizes
     table = read_integers("block_table", block_table, (len(lengths), None))
     found = []

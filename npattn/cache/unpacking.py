@@ -6,14 +6,14 @@ heads    (..., T, H, 3, D)    (..., T, H, 2, D)
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import ShapeError
 from npattn.problem.arrays import Array
-from npattn.problem.checks import read_array
+from npattn.problem.checks import check_choice, read_array
 from npattn.problem.foreign import reject_unknown_options
 
 AXES = {"parts": -3, "heads": -2}
@@ -107,7 +107,5 @@ def pack(*parts: ArrayLike, order: Order = "parts", layout: Layout = "BHTD") -> 
 
 
 def _check_words(order: Any, layout: Any) -> None:
-    if not isinstance(order, str) or order not in AXES:
-        raise OptionError(f'order is {order!r}, must be "parts" or "heads"')
-    if not isinstance(layout, str) or layout not in ("BHTD", "BTHD"):
-        raise OptionError(f'layout is {layout!r}, must be "BHTD" or "BTHD"')
+    check_choice("order", order, get_args(Order))
+    check_choice("layout", layout, get_args(Layout))

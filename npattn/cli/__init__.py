@@ -1,7 +1,5 @@
 """The command line: its commands are imported when they are called."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import re

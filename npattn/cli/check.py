@@ -1,7 +1,5 @@
 """Command npattn check: judge an implementation."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -28,14 +26,7 @@ from npattn.testing.report.formats import annotate, markdown, sarif
 from npattn.testing.report.place import Place, find_place
 from npattn.testing.report.progress import ProgressBar
 from npattn.testing.report.report import Report
-from npattn.testing.runner.failed_first import (
-    FailedProblem,
-    ask_again,
-    find_file,
-    list_failed,
-    read_failed,
-    write_failed,
-)
+from npattn.testing.runner import failed_first
 from npattn.testing.runner.journal import Journal
 from npattn.testing.runner.untrusted import name_everything
 from npattn.testing.settings import WRITTEN, CommandSettings, Settings, options
@@ -168,8 +159,8 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         _watch(target, given)
     implementation = open_target(target, given)
     arguments = _read_arguments(implementation, given) | {"journal": journal}
-    file = find_file(f"{target} {given.get('backward')}") if "ff" in given else None
-    if file is not None and _fails_again(implementation, read_failed(file), given):
+    file = failed_first.find_file(f"{target} {given.get('backward')}") if "ff" in given else None
+    if file is not None and _fails_again(implementation, failed_first.read_failed(file), given):
         sys.exit(1)
     judge: Callable[..., Report] = check
     if "cluster" in given:
@@ -184,8 +175,10 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
             sys.exit(INTERRUPTED)
         report = err.report
     if file is not None:
-        write_failed(file, list_failed(o for o in report.outcomes if report.counts(o)))
-    _finish(report, target, given, journal)
+        failed_first.write_failed(
+            file, failed_first.list_failed(o for o in report.outcomes if report.counts(o))
+        )
+    sys.exit(_conclude(report, target, given, journal))
 
 
 def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> dict[str, Any]:
@@ -202,11 +195,13 @@ def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> di
 
 
 def _fails_again(
-    implementation: Implementation, failed: Sequence[FailedProblem], given: dict[str, Any]
+    implementation: Implementation,
+    failed: Sequence[failed_first.FailedProblem],
+    given: dict[str, Any],
 ) -> bool:
     """Ask first what failed last, and say what came of it; True if the check ends here."""
     still = []
-    for one, message in ask_again(implementation, failed, given.get("rounding")):
+    for one, message in failed_first.ask_again(implementation, failed, given.get("rounding")):
         first = message.partition("\n")[0]
         click.echo(f"still failing: {one.id}: {first}" if message else f"fixed: {one.id}")
         still += [one.id] if message else []
@@ -229,7 +224,7 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
         raise OptionError(f"got {', '.join(beside)} beside --watch: leave out one of them")
     if target is None or ":" not in spec_of(target):
         raise OptionError("--watch needs a TARGET in a file: module:name or path/file.py:name")
-    failed: list[FailedProblem] = []
+    failed: list[failed_first.FailedProblem] = []
     spare = Spare()
 
     def check_once(watcher: Watcher) -> int:
@@ -246,7 +241,7 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
             report = check(implementation, progress=watcher.interrupt, **arguments)
         finally:
             worker.close()
-        failed[:] = list_failed(o for o in report.outcomes if report.counts(o))
+        failed[:] = failed_first.list_failed(o for o in report.outcomes if report.counts(o))
         return _conclude(report, target, given)
 
     try:
@@ -273,14 +268,7 @@ def _check_module(target: str | None, given: dict[str, Any]) -> None:
         arguments.pop(name, None)
     with ProgressBar() as bar, interruptible():
         report = check_module(module, spec=target, progress=bar.advance, **arguments)
-    _finish(report, target, given)
-
-
-def _finish(
-    report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
-) -> None:
-    """Write the files, print the report and exit."""
-    sys.exit(_conclude(report, target, given, journal))
+    sys.exit(_conclude(report, target, given))
 
 
 def _conclude(
@@ -341,7 +329,7 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
         judged = open_target(target, given)
         for name in ("backward", "framework", "device"):
             asked.pop(name, None)
-    _finish(check(judged, **asked), target, given)
+    sys.exit(_conclude(check(judged, **asked), target, given))
 
 
 def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
@@ -365,10 +353,7 @@ def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[.
 
 
 def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
-    """Write the files that were asked for, before anything is printed that nobody may read.
-
-    Returns a line for each that cannot be written, so that the report is printed all the same.
-    """
+    """Write the files that were asked for; return a line for each that cannot be written."""
     writers: dict[str, Callable[[Path], object]] = {
         "json": report.to_json,
         "html": report.to_html,

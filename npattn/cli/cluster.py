@@ -1,7 +1,5 @@
 """Clusters of Dask, as --cluster names them: all that npattn knows about many machines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
@@ -20,11 +18,6 @@ def open_cluster(where: str) -> Iterator[tuple[Executor, int]]:
 
     Dask does a call again whose worker was lost. Calls name a function by its import path, so that
     no function of a target ever reaches the scheduler.
-
-    Parameters
-    ----------
-    where : str
-        "local:N" for N workers on this machine, or the address of a scheduler, tcp://HOST:PORT.
     """
     kind, _, number = where.partition(":")
     local = kind == "local"

@@ -1,7 +1,5 @@
 """Command npattn compare: judge the arrays that a call left in files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,15 +44,9 @@ def parse_entries(texts: tuple[str, ...]) -> dict[str, str]:
     help="Rows to judge where the scores are too many.  [default: 256]",
 )
 def compare_command(
-    dump: Path,
-    conventions: tuple[str, ...] | None,
-    causal: str | None,
-    window: str | None,
-    json: Path | None,
-    html: Path | None,
-    seed: int,
-    **given: Any,
-) -> None:
+    dump: Path, conventions: tuple[str, ...] | None, causal: str | None, window: str | None,
+    json: Path | None, html: Path | None, seed: int, **given: Any,
+) -> None:  # fmt: skip
     """Judge the results in DUMP: a call of a kernel in CUDA, in C++ or on another machine.
 
     \b

@@ -1,8 +1,8 @@
 """Completion of shells: targets, files, profiles and rules."""
 
-from __future__ import annotations
-
 import importlib
+from collections.abc import Mapping
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -11,30 +11,23 @@ from click.shell_completion import CompletionItem
 def complete_target(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the known targets that begin so; where none does, files."""
     targets = importlib.import_module("npattn.testing.targets").TARGETS
-    found = [
-        CompletionItem(name, help=x.about)
-        for name, x in targets.items()
-        if name.startswith(incomplete)
-    ]
-    return found or [CompletionItem(incomplete, type="file")]
+    return _begin_so(targets, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def complete_rule(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the rules that begin so."""
-    rules = importlib.import_module("npattn.testing.rules").RULES
-    return [
-        CompletionItem(name, help=x.about)
-        for name, x in rules.items()
-        if name.startswith(incomplete)
-    ]
+    return _begin_so(importlib.import_module("npattn.testing.rules").RULES, incomplete)
 
 
 def complete_profile(
     _: click.Context, __: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Return the profiles that begin so."""
-    profiles = importlib.import_module("npattn.profiles").PROFILES
-    return [CompletionItem(name) for name in profiles if name.startswith(incomplete)]
+    return _begin_so(importlib.import_module("npattn.profiles").PROFILES, incomplete)
+
+
+def _begin_so(known: Mapping[str, Any], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(n, help=x.about) for n, x in known.items() if n.startswith(incomplete)]
 
 
 OF_FLAGS = {"only": complete_rule, "like": complete_profile}

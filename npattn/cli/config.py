@@ -1,7 +1,5 @@
 """Defaults of npattn check in a project: the table [tool.npattn] of its pyproject.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -13,34 +11,12 @@ import click
 from npattn.errors import OptionError
 
 FILE = "pyproject.toml"
-NOT_IN_A_FILE = (
-    "no_config",
-    "help",
-    "seed",
-    "resume",
-    "journal",
-    "fail_fast",
-    "watch",
-    "ff",
-)
+NOT_IN_A_FILE = ("no_config", "help", "seed", "resume", "journal", "fail_fast", "watch", "ff")
 """Parameters of the command that belong to one run."""
 
 
 def read_config(command: click.Command, folder: Path) -> dict[str, Any]:
-    """Return the defaults that a project sets, by parameter of the command.
-
-    Parameters
-    ----------
-    command : click.Command
-        ``npattn check``.
-    folder : Path
-        Its pyproject.toml is read; without one, or without [tool.npattn], nothing is set.
-
-    Returns
-    -------
-    dict
-        ``target`` is a list of targets, if there is any.
-    """
+    """Return the defaults that a folder's pyproject.toml sets, by parameter of ``npattn check``."""
     path = folder / FILE
     if not path.is_file():
         return {}

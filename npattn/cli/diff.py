@@ -1,7 +1,5 @@
 """Command npattn diff: compare two profiles, or two implementations."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
@@ -32,16 +30,10 @@ from npattn.testing.targets import load_implementation
     json={"help": "Write all of it to this file."},
 )
 def diff_command(
-    a: str,
-    b: str,
-    module: bool,
-    profiles: bool,
-    dtypes: str,
-    sizes: dict[str, tuple[int, ...]] | None,
-    in_process: bool,
-    timeout: float | None,
+    a: str, b: str, module: bool, profiles: bool, dtypes: str,
+    sizes: dict[str, tuple[int, ...]] | None, in_process: bool, timeout: float | None,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Say how A and B differ: two profiles, or two implementations of the same function.
 
     Each is a known name, module:function or path/file.py:function; or a torch module, whose inside

@@ -1,7 +1,5 @@
 """Command npattn explain: what a rule demands, why, and which real bug broke it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -139,11 +137,10 @@ def _print_rows(head: str, rows: Iterable[tuple[str, str]]) -> None:
     for title, words in rows:
         indent = f"  {title:<11}"
         if words:
-            spaces = " " * len(indent)
-            words = textwrap.fill(
-                " ".join(words.split()), width - len(indent), break_on_hyphens=False
-            )
-            click.echo(indent + words.replace("\n", f"\n{spaces}"))
+            text, rest = " ".join(words.split()), " " * len(indent)
+            click.echo(textwrap.fill(
+                text, width, initial_indent=indent, subsequent_indent=rest, break_on_hyphens=False
+            ))  # fmt: skip
 
 
 def _describe(finding: dict[str, str]) -> str:
@@ -157,5 +154,4 @@ def _describe(finding: dict[str, str]) -> str:
 def _findings() -> dict[str, Any]:
     """Return the findings of docs/findings.md that broke a rule, by rule."""
     text = files("npattn.testing.rules").joinpath("findings.json").read_text("utf-8")
-    known: dict[str, Any] = json.loads(text)
-    return known
+    return json.loads(text)  # type: ignore[no-any-return]

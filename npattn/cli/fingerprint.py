@@ -1,7 +1,5 @@
 """Command npattn fingerprint: find out the conventions of an implementation."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

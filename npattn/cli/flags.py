@@ -1,7 +1,5 @@
 """Flags of the commands, made from `npattn.testing.settings`, and their help by groups."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import Field, replace
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Command npattn init: settings, a test and a workflow, after asking what a function takes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -118,11 +116,8 @@ def _ask(target: str, given: dict[str, Any]) -> tuple[str, str]:
 def _check(implementation: Implementation, must: Sequence[str], asked: dict[str, Any]) -> Report:
     """Ask a few problems; what is not tested of `must` is missing in the report."""
     few: dict[str, Any] = {
-        "only": "agreement",
-        "examples": EXAMPLES,
-        "shrink": False,
-        "diagnosis": False,
-    }
+        "only": "agreement", "examples": EXAMPLES, "shrink": False, "diagnosis": False,
+    }  # fmt: skip
     return check(implementation, must=must, **few, **asked)
 
 

@@ -1,15 +1,13 @@
 """Command npattn list: the known targets and profiles, the rules, and what runs here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from npattn.cli.versions import find_version
 from npattn.profiles import PROFILES
 from npattn.testing.levels import LEVELS, REQUIRED
 from npattn.testing.rules import RULES
@@ -71,15 +69,12 @@ def _list_rules() -> None:
 @list_command.command("installed")
 def _list_installed() -> None:
     """List the targets that run here, with the versions of their packages."""
-    rows = [(x.name, ", ".join(map(_version, x.needs))) for x in TARGETS.values() if not x.lacks]
-    _print_table(("target", "packages"), [(name, packages or "–") for name, packages in rows])
-
-
-def _version(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:  # its distribution has another name
-        return package
+    versions = {  # some distributions have another name than their package
+        x.name: ", ".join(f"{n} {find_version(n)}".strip() for n in x.needs)
+        for x in TARGETS.values()
+        if not x.lacks
+    }
+    _print_table(("target", "packages"), [(n, packages or "–") for n, packages in versions.items()])
 
 
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -1,7 +1,5 @@
 """Command npattn mutants: say how many known mistakes the tests of a function find."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial
@@ -54,14 +52,9 @@ def mutants_command(
     change = partial(change_conventions, words=conventions) if conventions else None
     with report_import_errors():
         result = score(
-            patch,
-            command,
-            conventions=change,
-            dtype=dtypes,
-            only=only,
-            progress=lambda line: click.echo(line, err=True),
-            **given,
-        )
+            patch, command, conventions=change, dtype=dtypes, only=only,
+            progress=lambda line: click.echo(line, err=True), **given,
+        )  # fmt: skip
     if json_file is not None:
         json_file.write_text(json.dumps(result.as_dict(), indent=1) + "\n", "utf-8")
     click.echo(str(result))

@@ -1,6 +1,6 @@
 """Command npattn plot: draw a heat map of an .npz file."""
 
-from __future__ import annotations
+from typing import Any
 
 import click
 
@@ -23,15 +23,7 @@ from npattn.errors import OptionError
     metavar="W,H",
     help="Width and height of the picture in inches, as 8,6.  [default: as the cells need]",
 )
-def plot_command(
-    file: str,
-    out: str,
-    head: int | None,
-    sample: int | None,
-    cmap: str | None,
-    fmt: str | None,
-    figsize: str | None,
-) -> None:
+def plot_command(file: str, out: str, figsize: str | None, **look: Any) -> None:
     """Draw FILE, an .npz, as a heat map.
 
     It holds one of: weights, mask, error (error / tolerance), each (T, S) or (H, T, S); or q,
@@ -44,7 +36,7 @@ def plot_command(
     path = check_picture("--out", out)
     size = None if figsize is None else _inches(figsize)
     try:
-        draw_file(file, head, sample, cmap=cmap, fmt=fmt, figsize=size).savefig(path)
+        draw_file(file, figsize=size, **look).savefig(path)
     except OSError as err:
         raise click.UsageError(str(err)) from err
     click.echo(f"wrote {out}")

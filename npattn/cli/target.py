@@ -1,7 +1,5 @@
 """Open the TARGET of a command: in a worker, or in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -30,32 +28,19 @@ OF_WORKER = ("worker", "timeout", "memory", "untrusted", "unconfined", "envs")
 def open_target(
     target: str | None, given: Mapping[str, Any], spare: Connection | None = None
 ) -> Implementation:
-    """Return the implementation, called in a worker or, if the settings ask for it, here.
-
-    Parameters
-    ----------
-    given : mapping
-        Settings of the command, as far as they are given.
-    spare : Connection, optional
-        A worker's process that waits for this target.
-    """
+    """Return the implementation, called in a worker (`spare` waits for it) or, if asked, here."""
     settings = {n: given[n] for n in OF_IMPLEMENTATION if given.get(n) is not None}
     command, envs, device = given.get("worker"), given.get("envs"), given.get("device")
     target = target or (DEFAULT_TARGET if command is None else None)
     here = "--in-process" if given.get("in_process") else "--sweep" if given.get("sweep") else ""
     if not here:
         return connect(
-            target,
-            command=command,
-            device=device,
+            target, command=command, device=device,
             limits=Limits(given.get("timeout"), given.get("memory")),
-            untrusted=bool(given.get("untrusted")),
-            unconfined=bool(given.get("unconfined")),
+            untrusted=bool(given.get("untrusted")), unconfined=bool(given.get("unconfined")),
             python=None if envs is None else _python_in(envs, target),
-            alone=given.get("processes", 1) == 1,
-            spare=spare,
-            **settings,
-        )
+            alone=given.get("processes", 1) == 1, spare=spare, **settings,
+        )  # fmt: skip
     if beside := given_flags(*OF_WORKER):
         raise OptionError(f"{' and '.join(beside)} need a worker, and {here} calls TARGET here")
     with report_import_errors():

@@ -1,7 +1,5 @@
 """Command npattn variant: judge linear or differential attention."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,10 @@ from npattn.testing.variants.check import DTYPES, VARIANTS, check_variant
     examples={"value": 100, "help": "Number of problems."},
 )
 def variant_command(
-    variant: str,
-    target: str,
-    backward: str | None,
-    dtypes: str,
-    script: Path | None,
+    variant: str, target: str, backward: str | None, dtypes: str, script: Path | None,
     accept: tuple[str, ...] | None,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Judge TARGET, module:function or path/file.py:function, as VARIANT of attention.
 
     It is called in this process. Exit code 0: passed; 1: failed; 2: no verdict, or wrong usage;

@@ -1,7 +1,5 @@
 """Versions and the machine, as ``npattn --version`` prints them for a report of a bug."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -11,14 +9,9 @@ import threadpoolctl  # type: ignore[import-untyped]
 import npattn
 
 PACKAGES = {
-    "NumPy": "numpy",
-    "SciPy": "scipy",
-    "ml_dtypes": "ml_dtypes",
-    "Hypothesis": "hypothesis",
-    "torch": "torch",
-    "triton": "triton",
-    "jax": "jax",
-}
+    "NumPy": "numpy", "SciPy": "scipy", "ml_dtypes": "ml_dtypes", "Hypothesis": "hypothesis",
+    "torch": "torch", "triton": "triton", "jax": "jax",
+}  # fmt: skip
 """Names to print → distributions."""
 
 
@@ -32,19 +25,15 @@ def describe_versions() -> str:
         for x in threadpoolctl.threadpool_info()
         if x["user_api"] == "blas"
     ]
-    return "\n".join(
-        (
-            f"npattn {npattn.__version__}",
-            f"Python {platform.python_version()}",
-            *(f"{name} {_version(package)}" for name, package in PACKAGES.items()),
-            f"BLAS {', '.join(blas) or 'unknown'}",
-            f"machine {platform.platform()}, {os.cpu_count()} cores",
-        )
-    )
+    lines = [f"npattn {npattn.__version__}", f"Python {platform.python_version()}"]
+    lines += [f"{n} {find_version(p) or 'not installed'}" for n, p in PACKAGES.items()]
+    lines += [f"BLAS {', '.join(blas) or 'unknown'}"]
+    return "\n".join([*lines, f"machine {platform.platform()}, {os.cpu_count()} cores"])
 
 
-def _version(package: str) -> str:
+def find_version(distribution: str) -> str:
+    """Return the version of a distribution, and "" if none of this name is installed."""
     try:
-        return version(package)
+        return version(distribution)
     except PackageNotFoundError:
-        return "not installed"
+        return ""

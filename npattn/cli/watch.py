@@ -1,7 +1,5 @@
 """npattn check --watch: check again whenever a file that the function has loaded is saved."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Command npattn worker: serve a target on standard input and output."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -11,7 +11,4 @@ from npattn.conventions.tangents import canonical_direction as canonical_directi
 from npattn.conventions.tangents import translate_changes as translate_changes
 
 __all__ = ["Conventions"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

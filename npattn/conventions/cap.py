@@ -1,7 +1,5 @@
 """Caps that come after the bias, and the gradient of a bias inside the cap."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

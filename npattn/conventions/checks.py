@@ -1,7 +1,5 @@
 """Legal values of the fields of `Conventions`."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from typing import Any
@@ -22,18 +20,13 @@ LEGAL = {
     "dropout_at_rate_0": ("drop", "ignore"),
 }
 
-RENAMED = {("window", "beside"): "exclusive", ("window", "total"): "inclusive"}
-"""(field, former value) → its name now."""
-
 
 def check_fields(conventions: Any) -> None:
     """Raise OptionError if a field of a `Conventions` has a value that is not legal."""
     for name, legal in LEGAL.items():
         value = getattr(conventions, name)
         if not isinstance(value, (str, type(None))) or value not in legal:
-            renamed = RENAMED.get((name, str(value)))
-            cure = f"which was renamed to {renamed!r}" if renamed else f"must be one of {legal}"
-            raise OptionError(f"{name} is {value!r}, {cure}")
+            raise OptionError(f"{name} is {value!r}, must be one of {legal}")
     fill, more = conventions.hidden_fill, conventions.hidden_add
     _check_hidden("hidden_fill", fill)
     _check_hidden("hidden_add", more)

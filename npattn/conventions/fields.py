@@ -1,7 +1,5 @@
 """The fields of `Conventions`, and the translation of problems and results by each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -112,14 +110,11 @@ class Conventions:
     def canonical(self, problem: Problem) -> Problem:
         """Translate a problem into npattn's own terms; `results` translates its results back."""
         fill, more = self.fill(problem), self.addend(problem)
-        problem = self.translate_options(problem)
-        if more is None:
-            problem = cap_late(problem) if self.caps_late(problem) else problem
-            return problem if fill is None else fill_hidden(problem, fill)
-        inside = self.softcap == "after_mask"
-        problem = add_to_hidden(problem, more) if inside else problem
+        problem = self.before_cap(problem)
         problem = cap_late(problem) if self.caps_late(problem) else problem
-        return problem if inside else add_to_hidden(problem, more)
+        if more is not None and self.softcap != "after_mask":
+            problem = add_to_hidden(problem, more)
+        return problem if fill is None else fill_hidden(problem, fill)
 
     def fill(self, problem: Problem) -> float | None:
         """Return the number that hidden scores become; None if they do not, or none is hidden."""
@@ -188,6 +183,18 @@ class Conventions:
         between = problem.bias is not None or problem.score_mod is not None
         return self.softcap != "before_bias" and problem.softcap is not None and between
 
+    def before_cap(self, problem: Problem) -> Problem:
+        """Return the problem whose scores, with the bias, a late cap takes."""
+        more, problem = self.addend(problem), self.translate_options(problem)
+        if more is None or self.softcap != "after_mask":
+            return problem
+        return add_to_hidden(problem, more)
+
+    def keeps_bias(self, problem: Problem) -> bool:
+        """Return True if the canonical bias is that of the problem."""
+        changes = self.bias == "before_scale" or self.caps_late(problem)
+        return not changes and self.addend(problem) is None and self.fill(problem) is None
+
     # --- results back -----------------------------------------------------------------------------
 
     def results(self, problem: Problem, out: Array, lse: Array) -> tuple[Array, Array]:
@@ -250,13 +257,9 @@ class Conventions:
         return dout, dlse, dweights
 
     def gradients(
-        self,
-        problem: Problem,
-        grads: Gradients,
-        dout: Array,
-        lse: Array,
+        self, problem: Problem, grads: Gradients, dout: Array, lse: Array,
         bias_gradient: Callable[[Any, Any], Any] = Problem.bias_gradient,
-    ) -> Gradients:
+    ) -> Gradients:  # fmt: skip
         """Translate gradients of the canonical problem back.
 
         dout is (..., H, T, E), lse (..., H, T). `bias_gradient` sums the gradient of the scores to
@@ -280,8 +283,6 @@ class Conventions:
         if undefined is not None:
             grads = _with_undefined(problem, grads, undefined)
         return grads
-
-    # --- the parts --------------------------------------------------------------------------------
 
     def share_heads(self, x: Array, problem: Problem) -> Array:
         """Index the key/value head of each query head: (..., K, S, n) → (..., H, S, n)."""
@@ -321,17 +322,12 @@ class Conventions:
         """Gradient of the bias, from that of the canonical one."""
         if problem.bias is None:  # the canonical one comes from hidden keys
             return None
-        late, before = self.caps_late(problem), self.bias == "before_scale"
-        more = self.addend(problem)
-        if not late and not before and more is None and self.fill(problem) is None:
-            return dbias  # the canonical one is the same
+        if self.keeps_bias(problem):
+            return dbias
         dbias = dbias[..., : problem.S]
-        if late:
-            inside = self.translate_options(problem)
-            if more is not None and self.softcap == "after_mask":
-                inside = add_to_hidden(inside, more)
-            dbias = through_cap(inside, dbias)
-        if before:
+        if self.caps_late(problem):
+            dbias = through_cap(self.before_cap(problem), dbias)
+        if self.bias == "before_scale":
             with np.errstate(invalid="ignore"):  # a bound of inf, times a scale of 0
                 dbias = dbias * scale_of(problem)
         return bias_gradient(problem, dbias)

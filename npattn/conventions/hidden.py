@@ -3,8 +3,6 @@
 docs/derivations/conventions.md derives both translations.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from npattn.problem import Problem
@@ -36,12 +34,9 @@ def fill_hidden(problem: Problem, fill: float) -> Problem:
         k=xp.concatenate([problem.k, xp.zeros_like(problem.k)], axis=-2),
         v=xp.concatenate([problem.v, problem.v], axis=-2),
         mask=xp.concatenate([visible, ~visible], axis=-1),
-        bias=xp.concatenate([real, twin], axis=-1),
-        dropout_mask=keep,
-        score_mod=mod,
-        causal=False,
+        bias=xp.concatenate([real, twin], axis=-1), dropout_mask=keep, score_mod=mod, causal=False,
         window=None,
-    )
+    )  # fmt: skip
 
 
 def _on_real_keys(problem: Problem, mod: ScoreMod | None) -> ScoreMod:

@@ -4,14 +4,11 @@ Each function is the derivative of a translation in `npattn.conventions.fields`.
 docs/derivations/conventions.md derives them.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 from npattn.conventions.cap import scale_of, through_cap
 from npattn.conventions.fields import Conventions
-from npattn.conventions.hidden import add_to_hidden
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, BiasLike
 
@@ -36,23 +33,19 @@ def canonical_direction(
 
 def _canonical_dbias(conventions: Conventions, problem: Problem, dbias: Any) -> Any:
     """Translate a direction of the bias, as `Conventions.gradients` does its gradient."""
-    xp, more, fill = problem.xp, conventions.addend(problem), conventions.fill(problem)
-    late, before = conventions.caps_late(problem), conventions.bias == "before_scale"
-    if not late and not before and more is None and fill is None:
-        return dbias  # the canonical bias is the same
+    xp = problem.xp
+    if conventions.keeps_bias(problem):
+        return dbias
     if isinstance(dbias, BiasLike):
         array: Any = problem.as_array(dbias)
         is_real = getattr(array.dtype, "kind", "f") != "c"  # tensors are real
         dbias = problem.to_compute_dtype(array) if is_real else array
-    if before:
+    if conventions.bias == "before_scale":
         dbias = dbias * scale_of(problem)
-    if late:
-        inside = conventions.translate_options(problem)
-        if more is not None and conventions.softcap == "after_mask":
-            inside = add_to_hidden(inside, more)
-        scores_shape = (*problem.lead, problem.H, problem.T, problem.S)
-        dbias = through_cap(inside, xp.broadcast_to(dbias, scores_shape))
-    if fill is not None:
+    if conventions.caps_late(problem):
+        dbias = xp.broadcast_to(dbias, (*problem.lead, problem.H, problem.T, problem.S))
+        dbias = through_cap(conventions.before_cap(problem), dbias)
+    if conventions.fill(problem) is not None:
         dbias = xp.broadcast_to(dbias, (*dbias.shape[:-1], problem.S))
         dbias = xp.concatenate([dbias, xp.zeros_like(dbias)], axis=-1)
     return dbias

@@ -12,8 +12,6 @@ of the gradients themselves (`npattn.hvp`), as second derivatives may be taken i
 Derivation: docs/derivations/second_order.md. Numbers in brackets: docs/semantics.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -12,8 +12,6 @@ complex-step differentiation of this file gives derivatives that are exact to ro
 A score_mod is called, checked and differentiated by score_mod.py.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

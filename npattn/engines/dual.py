@@ -6,8 +6,6 @@ real argument.
 Source: Clifford 1873; Griewank and Walther 2008, chapter 3 (forward mode).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

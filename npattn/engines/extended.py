@@ -10,8 +10,6 @@ has the most weight in its row.
 result of `dense` is not finite, the result here is the same.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -98,12 +96,9 @@ def forward(problem: Problem) -> tuple[Array, Array, ExtendedResiduals]:
 
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def backward(
-    problem: Problem,
-    residuals: ExtendedResiduals,
-    do: Array,
-    dlse: Array | None = None,
+    problem: Problem, residuals: ExtendedResiduals, do: Array, dlse: Array | None = None,
     dweights: Array | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights; shapes are as in dense.backward."""
     plain = dense.backward(problem, residuals.dense, do, dlse, dweights)
     q, k, v, slope, live, p, p_sink, keep, *_ = residuals

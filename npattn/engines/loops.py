@@ -22,7 +22,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -36,44 +36,11 @@ Index = tuple[int, ...]
 STEP = 1e-200  # of the complex step: its square vanishes, so that only rounding is left
 
 
-class Meaning(Protocol):
-    """Attributes of a `Conventions` that loops reads; any object with them will do.
-
-    A `Problem` carries the alignment; of `causal` only "unless_masked" is read.
-    """
-
-    @property
-    def causal(self) -> str: ...
-    @property
-    def mask_true(self) -> str: ...
-    @property
-    def window(self) -> str: ...
-    @property
-    def hidden_fill(self) -> float | str | None: ...
-    @property
-    def hidden_add(self) -> float | str | None: ...
-    @property
-    def empty_row(self) -> str: ...
-    @property
-    def empty_row_bias(self) -> str | None: ...
-    @property
-    def softcap(self) -> str: ...
-    @property
-    def bias(self) -> str: ...
-    @property
-    def kv_head(self) -> str: ...
-    @property
-    def lse_base(self) -> str: ...
-    @property
-    def lse_empty(self) -> float: ...
-    @property
-    def weights(self) -> str: ...
-    @property
-    def dropout_at_rate_0(self) -> str: ...
-
-
 class _Default(NamedTuple):
-    """Conventions of docs/semantics.md."""
+    """Conventions of docs/semantics.md; of `causal` only "unless_masked" is read.
+
+    A `Problem` carries the alignment.
+    """
 
     causal: str = "bottom_right"
     mask_true: str = "attend"
@@ -89,6 +56,10 @@ class _Default(NamedTuple):
     lse_empty: float = -math.inf
     weights: str = "before_dropout"
     dropout_at_rate_0: str = "drop"
+
+
+Meaning: TypeAlias = Any
+"""A `Conventions`, or any other object with the attributes of `_Default`."""
 
 
 class _Score(NamedTuple):
@@ -157,15 +128,16 @@ def max_score(problem: Problem, conventions: Meaning | None = None) -> Array:
 
 
 def backward(
-    problem: Problem,  # as in `forward`
-    dout: Array,  # shaped as the results of `forward`
+    problem: Problem,
+    dout: Array,
     dlse: Array | None = None,
     dweights: Array | None = None,
     conventions: Meaning | None = None,
 ) -> Gradients:
     """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights: forward, read upwards.
 
-    Raises OptionError if an array is complex.
+    dout, dlse and dweights are shaped as the results of `forward`, whose other parameters and
+    errors are the same.
 
     Returns
     -------
@@ -432,12 +404,8 @@ class _ScalarProblem:
         """Return a number; "min" stands for the smallest finite one of the dtype of q."""
         if value != "min":
             return value  # type: ignore[return-value]  # "min" is the only word
-        stored_dtype, computed_dtype = (
-            self.problem.storage or self.problem.q.dtype,
-            self.problem.dtype,
-        )
-        least = [float(ml_dtypes.finfo(x).min) for x in (stored_dtype, computed_dtype)]  # type: ignore[no-untyped-call]
-        return max(least)
+        dtypes = (self.problem.storage or self.problem.q.dtype, self.problem.dtype)
+        return max(float(ml_dtypes.finfo(x).min) for x in dtypes)  # type: ignore[no-untyped-call]
 
     def queries(self) -> Iterator[tuple[int, Index]]:
         """Yield the flat leading index b and the index (..., h, t) of every query."""
@@ -458,8 +426,7 @@ class _ScalarProblem:
         """Last axis of q, k or v at an index of the whole."""
         array = self.arrays[name]
         assert array is not None
-        vector: list[float] = array[_within(array.shape[:-1], at)].tolist()
-        return vector
+        return list(array[_within(array.shape[:-1], at)].tolist())
 
     def value(self, name: str, at: Index, default: float) -> float:
         """Element of bias, sinks, dropout_mask or gate at an index of the whole."""

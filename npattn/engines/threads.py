@@ -6,8 +6,6 @@ may run at the same time, and inside one another: the first to begin lowers the 
 last to end restores them.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +16,11 @@ from typing import Any, TypeVar
 
 ONE_THREAD = dict.fromkeys(
     (
-        "OMP_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "BLIS_NUM_THREADS",
+        "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
         "VECLIB_MAXIMUM_THREADS",
     ),
     "1",
-)
+)  # fmt: skip
 """Environment variables of one thread, for BLAS and its like, which read them when loaded."""
 
 Item = TypeVar("Item")

@@ -10,8 +10,6 @@ whole (`Mask.to_array`). Arrays that it holds are neither copied nor written to.
 A mask knows some of its sizes: documents their T and S, lengths their batch axes.
 """
 
-from __future__ import annotations
-
 from npattn.masks.bands import causal, window
 from npattn.masks.given import blocks, custom, tree
 from npattn.masks.mask import Mask, of
@@ -19,23 +17,7 @@ from npattn.masks.patterns import chunked, dilated, global_tokens, sliding, stri
 from npattn.masks.sequences import documents, lengths, prefix
 
 __all__ = [
-    "Mask",
-    "blocks",
-    "causal",
-    "chunked",
-    "custom",
-    "dilated",
-    "documents",
-    "global_tokens",
-    "lengths",
-    "of",
-    "prefix",
-    "sliding",
-    "strided",
-    "tree",
-    "window",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+    "Mask", "blocks", "causal", "chunked", "custom", "dilated", "documents", "global_tokens",
+    "lengths", "of", "prefix", "sliding", "strided", "tree", "window",
+]  # fmt: skip
+__dir__ = __all__.copy

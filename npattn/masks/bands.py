@@ -1,7 +1,5 @@
 """Causal masks and windows: keys between two distances from the query's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -9,8 +7,7 @@ from math import inf
 import numpy as np
 
 from npattn.errors import OptionError
-from npattn.masks.mask import Mask
-from npattn.masks.tiling import check_own, is_empty
+from npattn.masks.mask import Mask, check_own, is_empty
 from npattn.problem.arrays import Array, Tile, band, diagonal
 from npattn.problem.checks import check_alignment, check_integer
 from npattn.problem.options import Alignment

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.masks.mask import Mask, of
-from npattn.masks.tiling import extent, is_empty, read_integers, simplify
+from npattn.masks.mask import Mask, extent, is_empty, of, simplify
 from npattn.problem.arrays import Array, Tile, plane_of
-from npattn.problem.checks import check_integer, read_array
+from npattn.problem.checks import check_integer, read_array, read_integers
 from npattn.problem.sizes import KnownSizes, format_call
 
 
@@ -171,8 +170,7 @@ class Blocks(Mask):
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         rows = np.arange(T)[:, None] // self.queries
-        visible: Array = self.layout[..., rows, np.arange(S) // self.keys]
-        return visible
+        return np.asarray(self.layout[..., rows, np.arange(S) // self.keys])
 
     def hull(self, tile: Tile) -> tuple[int, int]:
         first, last = extent(self._rows(tile).any(axis=0))
@@ -184,8 +182,7 @@ class Blocks(Mask):
         if isinstance(layout, bool):
             return layout
         rows = tile.t // self.queries - tile.t0 // self.queries
-        visible: Array = layout[rows, tile.s // self.keys - first]
-        return visible
+        return np.asarray(layout[rows, tile.s // self.keys - first])
 
     def _rows(self, tile: Tile) -> Array:
         """Rows of blocks that intersect a tile."""
@@ -199,9 +196,6 @@ class Custom(Mask):
 
     def __repr__(self) -> str:
         return format_call("masks.custom", self.function)
-
-    def _known_sizes(self) -> KnownSizes:
-        return KnownSizes()
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         return (*lead, H, T, S)

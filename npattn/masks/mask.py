@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.errors import DtypeError
-from npattn.masks.tiling import extent, is_empty, simplify
+from npattn.errors import DtypeError, ShapeError
 from npattn.problem.arrays import Array, MaskLike, Tile, describe_value, tile_of
 from npattn.problem.checks import read_mask
 from npattn.problem.sizes import KnownSizes, Sized, format_call, read_only, sizes_of_array
@@ -111,8 +110,7 @@ class ArrayMask(Mask):
         return sizes_of_array(self.array)
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.array.shape
-        return shape
+        return tuple(self.array.shape)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         return read_only(self.array)
@@ -202,3 +200,33 @@ class Not(Mask):
             return True
         visible = self.mask.tile(tile)
         return not visible if isinstance(visible, bool) else np.asarray(~visible)
+
+
+def is_empty(tile: Tile) -> bool:
+    return tile.t0 == tile.t1 or tile.s0 == tile.s1
+
+
+def simplify(visible: Array) -> bool | Array:
+    """Simplify an array of equal values to True or False."""
+    if visible.all():
+        return True
+    return visible if visible.any() else False
+
+
+def extent(visible: Any) -> tuple[int, int]:
+    """Range from the first True to after the last; (0, 0) if there is none."""
+    indices = np.flatnonzero(visible)
+    return (int(indices[0]), int(indices[-1]) + 1) if indices.size else (0, 0)
+
+
+def head_axis(batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Append an axis for the heads to batch axes, if there are any."""
+    return (*batch, 1) if batch else ()
+
+
+def check_own(mask: Sized, known: KnownSizes, T: int, S: int) -> None:
+    """Check that T and S are those that a mask was made for; a size of 1 is no exception."""
+    if known.T not in (None, T) or known.S not in (None, S):
+        raise ShapeError(
+            f"mask is {describe_value(mask)}, which does not fit T = {T} queries and S = {S} keys"
+        )

@@ -1,19 +1,16 @@
 """Masks by a rule of the distance: sliding, strided, dilated, chunked, and global tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from npattn.masks.bands import window
-from npattn.masks.mask import Mask
-from npattn.masks.tiling import simplify
+from npattn.masks.mask import Mask, simplify
 from npattn.problem.arrays import Array, Tile, diagonal
 from npattn.problem.checks import check_alignment, check_integer
 from npattn.problem.options import Alignment
-from npattn.problem.sizes import KnownSizes, format_call
+from npattn.problem.sizes import format_call
 
 
 def sliding(left: int, sinks: int, *, alignment: Alignment = "bottom_right") -> Mask:
@@ -199,12 +196,6 @@ class Pattern(Mask):
 
     def __repr__(self) -> str:
         return format_call(f"masks.{self.name}", *self.numbers, alignment=self.alignment)
-
-    def _known_sizes(self) -> KnownSizes:
-        return KnownSizes()
-
-    def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
-        return T, S
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         return self._rule(np.arange(T)[:, None] + diagonal(T, S, self.alignment), np.arange(S))

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 
 from npattn.errors import OptionError, ShapeError
 from npattn.masks.bands import causal
-from npattn.masks.mask import Mask
-from npattn.masks.tiling import check_own, extent, head_axis, is_empty, read_integers, simplify
+from npattn.masks.mask import Mask, check_own, extent, head_axis, is_empty, simplify
 from npattn.problem.arrays import Array, Tile, plane_of
+from npattn.problem.checks import read_integers
 from npattn.problem.options import Alignment
 from npattn.problem.sizes import ANY, KnownSizes, check_broadcast, format_call
 

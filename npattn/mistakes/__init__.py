@@ -26,10 +26,7 @@ from npattn.mistakes.register import REGISTER, Mistake, mistake
 
 __all__ = ["MISTAKES", "Attention", "Gated", "Mistake", "base", "base_backward", "mistake"]
 __all__ += ["with_gate"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 MISTAKES: dict[str, Mistake] = dict(sorted(REGISTER.items(), key=lambda item: item[1].family))

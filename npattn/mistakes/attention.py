@@ -8,8 +8,6 @@ one, as in real code: the rule that must fail is then the forward's. Numbers in 
 rules of docs/semantics.md.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

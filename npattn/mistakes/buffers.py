@@ -1,7 +1,5 @@
 """Mistakes with arrays that share memory, hold new contents, or belong to another thread."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

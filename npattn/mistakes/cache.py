@@ -1,7 +1,5 @@
 """Mistakes with a cached past, tails of tiles and vectors, limits of sizes, and strides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

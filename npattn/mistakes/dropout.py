@@ -1,7 +1,5 @@
 """Mistakes in dropout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

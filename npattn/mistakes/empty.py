@@ -1,7 +1,5 @@
 """Mistakes in fully masked rows, with NaN, and with sizes of 0."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes in the output gate, and in head masks [16]."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -123,9 +121,6 @@ class _DgateOfLastQuery(Gated):
 
 change("dgate-zero", "gate", "dgate is 0.", step="dgate", where="gate", of=Gated,
        dgate=lambda up, dout, c, shape: np.zeros(shape))  # fmt: skip
-
-
-# --- the largest scores ---
 
 
 change("max-score-with-sink", "max score", "The sink counts in the largest score.",

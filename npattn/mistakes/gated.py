@@ -6,8 +6,6 @@
 `Attention` itself has neither, so that its mistakes are judged on the options of their own.
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import cache
 from typing import Any
@@ -69,8 +67,6 @@ class Gated(Attention):
             wide = np.result_type(q.dtype, np.float32) if q.dtype.kind == "f" else np.float32
             grads["gate"] = self.dgate(do, c, gate.shape).astype(wide)
         return grads
-
-    # --- the steps
 
     @np.errstate(all="ignore")
     def max_score(self, c: Inputs) -> Array:

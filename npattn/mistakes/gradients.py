@@ -1,7 +1,5 @@
 """Mistakes in the gradients."""
 
-from __future__ import annotations
-
 import math
 from copy import copy
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes in shared heads and in the layout of axes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

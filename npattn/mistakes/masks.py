@@ -1,15 +1,12 @@
 """Mistakes in causal and in the mask."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import numpy as np
 
 from npattn.mistakes.attention import TILE, Attention, Inputs, within
 from npattn.mistakes.register import after, change, mistake, one_for_all, one_result
 from npattn.problem.arrays import Array
-
-# --- causal ---
-
 
 change("causal-top-left", "causal",
        "Causal is aligned top-left: query t sees keys up to t, not t + S − T.",
@@ -118,9 +115,6 @@ change("causal-always-in-backward", "causal", "Backward is always causal.",
        recompute=lambda up, c: c._replace(causal=True))  # fmt: skip
 
 
-# --- mask ---
-
-
 change("mask-inverted", "mask", "True in the mask hides a key instead of showing it.",
        "lucidrains/x-transformers#160", step="visible", where="mask",
        mask=lambda up, mask, c: ~mask)  # fmt: skip
@@ -138,20 +132,16 @@ change("causal-ignored-with-mask", "mask", "Causal is ignored if a mask is given
        visible=lambda up, c: up(c if c.mask is None else c._replace(causal=False)))  # fmt: skip
 
 
-def visible_by_any(self: Attention, c: Inputs) -> Array:
-    """Return the keys that the mask or causal allows; `Attention.visible` are those of both."""
+def _visible_by_any(up: Callable[[Inputs], Array], c: Inputs) -> Array:
+    """Return the keys, (..., T, S), that the mask or causal allows; `up` returns those of both."""
     if c.mask is None or not c.causal:
-        return Attention.visible(self, c)
-    parts = (c._replace(mask=None), c._replace(causal=False))
-    return np.logical_or(*(Attention.visible(self, part) for part in parts))
+        return up(c)
+    return up(c._replace(mask=None)) | up(c._replace(causal=False))
 
 
-@mistake("mask-or-causal", "mask", step="visible", where="causal and mask")
-class _MaskOrCausal(Attention):
-    """A key is visible if the mask or causal allows it, instead of both."""
-
-    def visible(self, c: Inputs) -> Array:
-        return visible_by_any(self, c)
+change("mask-or-causal", "mask",
+       "A key is visible if the mask or causal allows it, instead of both.",
+       step="visible", where="causal and mask", visible=_visible_by_any)  # fmt: skip
 
 
 @mistake("mask-after-softmax", "mask", "huggingface/pytorch-image-models#2236", step="p",

@@ -1,9 +1,7 @@
 """Mistakes in memory layout, state between calls, and dtypes."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -12,10 +10,29 @@ from npattn.mistakes.register import after, change, mistake
 from npattn.mistakes.softmax import as_float32
 from npattn.problem.arrays import Array
 
+Kept = TypeVar("Kept")
+
 change("out-widened", "dtype",
        "out has the wrong dtype: float64 for float32 inputs, float32 for all others.",
        step="precision", where="everywhere",
        out_dtype=lambda up, dtype: np.float64 if dtype == np.float32 else np.float32)  # fmt: skip
+
+
+class _Remembering(Attention, Generic[Kept]):
+    """An implementation that keeps something from one call to the next."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Kept] = {}
+
+
+def _by_stride(x: Array) -> tuple[int, ...]:
+    """Return the axes of an array in the order of memory."""
+    return tuple(np.argsort([-abs(n) for n in x.strides], kind="stable").tolist())
+
+
+def _misread(x: Array) -> Array:
+    """Return the numbers of an array in the order of memory, in its shape."""
+    return x.transpose(_by_stride(x)).reshape(x.shape) if min(x.shape, default=0) > 1 else x
 
 
 @mistake("input-changed", "memory", step="state", where="everywhere")
@@ -34,9 +51,7 @@ class _ViewsMisread(Attention):
     """Transposed or expanded arrays are read in memory order."""
 
     def read(self, x: Array) -> Array:
-        order = np.argsort([-abs(stride) for stride in x.strides], kind="stable")
-        in_memory = x.transpose(order) if min(x.shape, default=0) > 1 else x
-        return super().read(in_memory).reshape(x.shape)
+        return super().read(_misread(x))
 
 
 @mistake("state-kept", "memory", "flashinfer-ai/flashinfer#4270", step="state", where="everywhere")
@@ -121,11 +136,8 @@ class _DoutChanged(Attention):
 
 
 @mistake("out-written-again", "memory", step="state", where="everywhere")
-class _OutWrittenAgain(Attention):
+class _OutWrittenAgain(_Remembering[Array]):
     """The result lies in a buffer that the next call with the same shapes overwrites."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[Any, ...], Array] = {}
 
     @same_signature(Attention.forward)
     def forward(self, *arrays: Any, **options: Any) -> Any:
@@ -135,53 +147,41 @@ class _OutWrittenAgain(Attention):
         return tuple(kept) if several else kept[0]
 
     def keep(self, number: int, x: Array) -> Array:
-        buffer = self.buffers.setdefault((number, x.shape, x.dtype), x)
+        buffer = self.kept.setdefault((number, x.shape, x.dtype), x)
         buffer[...] = x
         return buffer
 
 
 @mistake("saved-of-last-forward", "memory", step="state", where="everywhere")
-class _SavedOfLastForward(Attention):
+class _SavedOfLastForward(_Remembering[Inputs]):
     """Backward uses the state of the last forward call with these shapes."""
 
-    def __init__(self) -> None:
-        self.saved: dict[tuple[Any, ...], Inputs] = {}
-
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
-        self.saved[c.q.shape, c.k.shape, c.v.shape] = c
+        self.kept[c.q.shape, c.k.shape, c.v.shape] = c
         return super().results(c)
 
     def recompute(self, c: Inputs) -> Inputs:
-        return self.saved.get((c.q.shape, c.k.shape, c.v.shape), c)
+        return self.kept.get((c.q.shape, c.k.shape, c.v.shape), c)
 
 
 @mistake("strides-of-first-call", "memory", "flashinfer-ai/flashinfer#4270", step="state",
          where="everywhere")  # fmt: skip
-class _StridesOfFirstCall(Attention):
+class _StridesOfFirstCall(_Remembering[tuple[int, ...]]):
     """A plan cached by shape and dtype keeps the strides of the first call."""
 
-    def __init__(self) -> None:
-        self.plans: dict[tuple[Any, ...], tuple[int, ...]] = {}
-
     def read(self, x: Array) -> Array:
-        plan = self.plans.setdefault((x.shape, x.dtype), x.strides)
-        if plan == x.strides or min(x.shape, default=0) < 2:
-            return super().read(x)
-        in_memory = x.transpose(np.argsort([-abs(n) for n in x.strides], kind="stable"))
-        return super().read(in_memory).reshape(x.shape)
+        plan = self.kept.setdefault((x.shape, x.dtype), x.strides)
+        return super().read(x if plan == x.strides else _misread(x))
 
 
 @mistake("plan-of-other-strides", "memory", "flashinfer-ai/flashinfer#4270", step="state",
          where="everywhere")  # fmt: skip
-class _PlanOfOtherStrides(Attention):
+class _PlanOfOtherStrides(_Remembering[tuple[int, ...]]):
     """Arrays are read in the axis order of the first call with the same shape and dtype."""
 
-    def __init__(self) -> None:
-        self.plans: dict[tuple[Any, ...], tuple[int, ...]] = {}
-
     def read(self, x: Array) -> Array:
-        order = tuple(int(i) for i in np.argsort([-abs(n) for n in x.strides], kind="stable"))
-        plan = self.plans.setdefault((x.shape, x.dtype), order)
+        order = _by_stride(x)
+        plan = self.kept.setdefault((x.shape, x.dtype), order)
         if plan == order or min(x.shape, default=0) < 2:
             return super().read(x)
         memory = super().read(x).transpose(order).reshape([x.shape[i] for i in plan])
@@ -190,15 +190,12 @@ class _PlanOfOtherStrides(Attention):
 
 @mistake("precision-of-first-call", "memory", "flashinfer-ai/flashinfer#4270", step="state",
          where="everywhere")  # fmt: skip
-class _PrecisionOfFirstCall(Attention):
+class _PrecisionOfFirstCall(_Remembering[Any]):
     """A work buffer cached by shape keeps the dtype of the first call."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[Any, ...], Any] = {}
 
     def results(self, c: Inputs) -> tuple[Array, Array, Array]:
         o, lse, p = super().results(c)
-        dtype = self.buffers.setdefault((c.q.shape, c.k.shape, c.v.shape), c.dtype)
+        dtype = self.kept.setdefault((c.q.shape, c.k.shape, c.v.shape), c.dtype)
         return o.astype(dtype).astype(o.dtype), lse, p
 
 
@@ -208,23 +205,17 @@ class _DoutMisread(Attention):
 
     @same_signature(Attention.backward)
     def backward(self, dout: Array, *arrays: Any, **options: Any) -> dict[str, Array]:
-        order = np.argsort([-abs(stride) for stride in dout.strides], kind="stable")
-        if min(dout.shape, default=0) > 1:
-            dout = dout.transpose(order).reshape(dout.shape)
-        return super().backward(dout, *arrays, **options)
+        return super().backward(_misread(dout), *arrays, **options)
 
 
 @mistake("visible-of-first-call", "memory", step="state", where="causal or window")
-class _VisibleOfFirstCall(Attention):
+class _VisibleOfFirstCall(_Remembering[Array]):
     """The causal and window mask is cached by T and S alone."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[int, int], Array] = {}
 
     def visible(self, c: Inputs) -> Array:
         if c.mask is not None:
             return super().visible(c)
-        return self.known.setdefault((c.q.shape[-2], c.k.shape[-2]), super().visible(c))
+        return self.kept.setdefault((c.q.shape[-2], c.k.shape[-2]), super().visible(c))
 
 
 @mistake("scale-of-first-call", "memory", step="state", where="everywhere")
@@ -265,11 +256,8 @@ change("float64-read-as-float32", "dtype", "float64 inputs are rounded to float3
 
 
 @mistake("cache-without-causal", "memory", step="state", where="causal")
-class _CacheWithoutCausal(Attention):
+class _CacheWithoutCausal(_Remembering[Array]):
     """A cached mask is keyed by sizes and window, without causal."""
-
-    def __init__(self) -> None:
-        self.kept: dict[Any, Array] = {}
 
     def visible(self, c: Inputs) -> Array:
         key = c.q.shape[-2], c.k.shape[-2], c.window

@@ -8,8 +8,6 @@ of a tile, so that the steps of `Attention` serve it.
 Source: Dao 2023 (arXiv 2307.08691), algorithms 1 and 2; Milakov and Gimelshein 2018 (1805.02867).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,15 +87,10 @@ class Online(Attention):
     def cut_tile(self, c: Inputs, rows: slice, keys: slice) -> Inputs:
         """Return the inputs of one tile."""
         return c._replace(
-            q=load_rows(c.q, rows),
-            k=load_rows(c.k, keys),
-            v=load_rows(c.v, keys),
-            mask=self.tile_visible(c, rows, keys),
-            causal=False,
-            window=None,
-            bias=tile_of(c.bias, rows, keys),
-            keep=tile_of(c.keep, rows, keys),
-        )
+            q=load_rows(c.q, rows), k=load_rows(c.k, keys), v=load_rows(c.v, keys),
+            mask=self.tile_visible(c, rows, keys), causal=False, window=None,
+            bias=tile_of(c.bias, rows, keys), keep=tile_of(c.keep, rows, keys),
+        )  # fmt: skip
 
     # --- forward
 
@@ -206,13 +199,9 @@ class Online(Attention):
         return (*self.finish(sums), self.ds_sink(p_sink, delta, dlse))
 
     def add_gradients(
-        self,
-        tile: Inputs,
-        state: RunningSoftmax,
-        cotangents: tuple[Array, Array, Array],
-        at: tuple[slice, slice],
-        sums: TileGradients,
-    ) -> None:
+        self, tile: Inputs, state: RunningSoftmax, cotangents: tuple[Array, Array, Array],
+        at: tuple[slice, slice], sums: TileGradients,
+    ) -> None:  # fmt: skip
         """Add the gradients of a tile to the sums, for do (..., H, t, E), delta (..., H, t, 1)."""
         (do, delta, dw), (rows, keys) = cotangents, at
         k, v = (self.share(x, tile.q.shape[-3]) for x in (tile.k, tile.v))

@@ -1,7 +1,5 @@
 """Mistakes in the online softmax and in tiles, forward and backward."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -19,8 +17,6 @@ from npattn.mistakes.online import (
 )
 from npattn.mistakes.register import change, mistake, one_result
 from npattn.problem.arrays import Array
-
-# --- the backward pass ---
 
 
 @mistake("dk-copied-not-added", "tiled backward", "NVIDIA/TransformerEngine#1557", step="dv",
@@ -110,9 +106,6 @@ class _PaddingOverNextHead(Online):
         return sums
 
 
-# --- the running maximum, the row sum, the rescaling ---
-
-
 @mistake("maximum-starts-finite", "online softmax", "flashinfer-ai/flashinfer#4401", step="p",
          where="contents")  # fmt: skip
 class _MaximumStartsFinite(Online):
@@ -173,11 +166,6 @@ class _HiddenTileCounted(Online):
         after = super().add_tile(state, tile)
         hidden = ~self.scores(tile)[1].any((-1, -2), keepdims=True)
         return after._replace(total=after.total + TILE * hidden)
-
-
-# --- which keys tiles hold, and the merging of partial results ---
-
-# --- which tiles, and what is in them
 
 
 change("tail-keys-skipped", "tiles",
@@ -259,9 +247,6 @@ change("dropout-of-first-tile", "tiles",
        step="p", where="s ≥ 16 and dropout", of=Online,
        cut_tile=lambda up, c, rows, keys:
            up(c, rows, keys)._replace(keep=tile_of(c.keep, rows, slice(0, TILE))))  # fmt: skip
-
-
-# --- partial results
 
 
 @mistake("merge-of-mixed-bases", "split keys", "vllm-project/vllm#43919", step="p", where="S > 16")

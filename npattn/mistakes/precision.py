@@ -4,8 +4,6 @@ They are wrong in 16-bit dtypes only, and are judged by the rounding model that 
 declare.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

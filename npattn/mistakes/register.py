@@ -7,8 +7,6 @@ options, of which one is given ("causal or window"); "rows that see no key", "hi
 right. Where a fully masked row gives numbers, the step is p, and nan where it gives NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -54,16 +52,9 @@ REGISTER: dict[str, Mistake] = {}
 
 
 def mistake(
-    name: str,
-    family: str,
-    source: str = "inferred",
-    *,
-    step: str,
-    where: str,
-    dtypes: tuple[str, ...] = ("float32",),
-    rounding: str | None = None,
-    equivalent: bool = False,
-) -> Callable[[Implementation], Implementation]:
+    name: str, family: str, source: str = "inferred", *, step: str, where: str,
+    dtypes: tuple[str, ...] = ("float32",), rounding: str | None = None, equivalent: bool = False,
+) -> Callable[[Implementation], Implementation]:  # fmt: skip
     """Register a class with ``forward`` and ``backward``; its docstring is the sentence."""
 
     def register(cls: Implementation) -> Implementation:
@@ -72,41 +63,20 @@ def mistake(
             raise KeyError(f"two mistakes are named {name}")
         instance, sentence = cls(), " ".join((cls.__doc__ or "").split())
         REGISTER[name] = Mistake(
-            name,
-            family,
-            sentence,
-            source,
-            step,
-            where,
-            instance.forward,
-            instance.backward,
-            dtypes,
-            rounding,
-            equivalent,
-        )
+            name, family, sentence, source, step, where, instance.forward, instance.backward,
+            dtypes, rounding, equivalent,
+        )  # fmt: skip
         return cls
 
     return register
 
 
 def change(
-    name: str,
-    family: str,
-    sentence: str,
-    source: str = "inferred",
-    *,
-    step: str,
-    where: str,
-    of: type[Attention] = Attention,
-    dtypes: tuple[str, ...] = ("float32",),
-    rounding: str | None = None,
-    equivalent: bool = False,
-    **steps: Callable[..., Any],
-) -> None:
-    """Register an implementation that is `of` but for some steps, in a line each.
-
-    A step is called with the one that it replaces, and the arguments of both.
-    """
+    name: str, family: str, sentence: str, source: str = "inferred", *, step: str, where: str,
+    of: type[Attention] = Attention, dtypes: tuple[str, ...] = ("float32",),
+    rounding: str | None = None, equivalent: bool = False, **steps: Callable[..., Any],
+) -> None:  # fmt: skip
+    """Register `of` with other steps, called with the step each replaces and both's arguments."""
 
     def override(method: str, f: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, *args, **options: f(getattr(super(cls, self), method), *args, **options)

@@ -1,7 +1,5 @@
 """Mistakes in the scale, the softcap and the bias."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +13,6 @@ from npattn.mistakes.softmax import PivotedFloat32, as_float32
 from npattn.problem.arrays import Array
 
 SMALLEST = float(np.finfo(np.float32).min)
-
-# --- scale ---
 
 
 def default_scale(n: int) -> float:
@@ -103,9 +99,6 @@ class _MaximumBeforeScale(PivotedFloat32):
         return np.maximum(np.where(low == np.inf, -np.inf, low), c.sinks)
 
 
-# --- softcap ---
-
-
 change("softcap-after-mask", "softcap",
        "The softcap is applied after the mask: hidden scores become −c and keep weight.",
        "ggml-org/llama.cpp#29034", step="visible", where="hidden keys and softcap",
@@ -181,9 +174,6 @@ class _CapSlopeByExp(Attention):
             return 1.0
         e = as_float32(np.exp(2 * self.product(c) / c.softcap))
         return 4 * e / (e + 1) ** 2
-
-
-# --- bias ---
 
 
 change("bias-scaled", "bias", "The bias is multiplied by the scale.", step="s", where="bias",

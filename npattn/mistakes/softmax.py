@@ -1,7 +1,5 @@
 """Mistakes in the softmax, lse and the sinks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

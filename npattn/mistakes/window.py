@@ -1,7 +1,5 @@
 """Mistakes in the window."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from npattn.mistakes.attention import TILE, Attention, Inputs, within

@@ -3,7 +3,4 @@
 from npattn.multihead.multihead import MultiHeadAttention, MultiHeadForward, MultiHeadGradients
 
 __all__ = ["MultiHeadAttention", "MultiHeadForward", "MultiHeadGradients"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

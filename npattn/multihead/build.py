@@ -13,15 +13,15 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.multihead.projections import NORMS, Merge, Norm
+from npattn.problem import checks
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_integer, read_floating
 from npattn.problem.foreign import reject_unknown_options
 
 PARAMETERS = (
@@ -76,18 +76,11 @@ class MultiHeadParameters:
     @classmethod
     @reject_unknown_options
     def from_packed(
-        cls,
-        w: ArrayLike,
-        b: ArrayLike | None = None,
-        wo: ArrayLike | None = None,
+        cls, w: ArrayLike, b: ArrayLike | None = None, wo: ArrayLike | None = None,
         bo: ArrayLike | None = None,
-        *,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        order: Order,
-        merge: Merge = "concat",
+        *, num_heads: int, num_kv_heads: int | None = None, order: Order, merge: Merge = "concat",
         **options: Any,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Build a module from one weight for queries, keys and values together.
 
         Parameters
@@ -116,23 +109,12 @@ class MultiHeadParameters:
     @classmethod
     @reject_unknown_options
     def init(
-        cls,
-        in_size: int,
-        num_heads: int,
-        *,
-        seed: int,
-        head_size: int | None = None,
-        value_size: int | None = None,
-        num_kv_heads: int | None = None,
-        key_size: int | None = None,
-        value_in: int | None = None,
-        out_size: int | None = None,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        gate: bool = False,
-        dtype: DTypeLike = np.float64,
-        **options: Any,
-    ) -> Self:
+        cls, in_size: int, num_heads: int,
+        *, seed: int, head_size: int | None = None, value_size: int | None = None,
+        num_kv_heads: int | None = None, key_size: int | None = None, value_in: int | None = None,
+        out_size: int | None = None, bias: bool = True, add_bias_kv: bool = False,
+        gate: bool = False, dtype: DTypeLike = np.float64, **options: Any,
+    ) -> Self:  # fmt: skip
         """Sample random weights from the distribution of torch.nn.MultiheadAttention.
 
         Xavier uniform, ±√(6 / (rows + columns)): where keys and values have the size of queries,
@@ -168,7 +150,7 @@ class MultiHeadParameters:
             If a size is no integer ≥ 1, seed no integer ≥ 0, num_heads does not divide in_size
             and head_size is None, or another option has an illegal value.
         """
-        rng = np.random.default_rng(check_integer("seed", seed, least=0))
+        rng = np.random.default_rng(checks.check_integer("seed", seed, least=0))
         sizes = _read_sizes(
             in_size, num_heads, head_size=head_size, value_size=value_size,
             num_kv_heads=num_kv_heads, key_size=key_size, value_in=value_in, out_size=out_size,
@@ -254,13 +236,10 @@ class MultiHeadParameters:
 
 
 def _validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module with counts as int and parameters as arrays.
-
-    Raises OptionError, DtypeError or ShapeError if one is illegal or does not fit the others.
-    """
+    """Return the arguments of a module, checked: counts as int, parameters as arrays."""
     H, K = _head_counts(arguments["num_heads"], arguments["num_kv_heads"])
     arrays = {
-        name: read_floating(name, arguments[name])
+        name: checks.read_floating(name, arguments[name])
         for name in PARAMETERS
         if arguments[name] is not None or name in ("wq", "wk", "wv")
     }
@@ -271,8 +250,8 @@ def _validate(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head_counts(num_heads: Any, num_kv_heads: Any) -> tuple[int, int]:
-    H = check_integer("num_heads", num_heads)
-    K = check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
+    H = checks.check_integer("num_heads", num_heads)
+    K = checks.check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
     if H % K:
         raise OptionError(f"num_kv_heads is {K}, which does not divide the {H} query heads")
     return H, K
@@ -288,19 +267,14 @@ def _check_options(arguments: Mapping[str, Any]) -> None:
         raise OptionError("got bo without wo; without an output projection bo must be None")
     if "bg" in present and "wg" not in present:
         raise OptionError("got bg without wg; without a gate bg must be None")
-    add_zero_attn = arguments["add_zero_attn"]
-    if not isinstance(add_zero_attn, (bool, np.bool_)):
-        raise OptionError(f"add_zero_attn is {add_zero_attn!r}, must be a bool")
-    for name, legal in (("merge", ("concat", "reshape")), ("qk_norm", (*NORMS, None))):
-        value = arguments[name]
-        if not isinstance(value, (str, type(None))) or value not in legal:
-            raise OptionError(f"{name} is {value!r}, must be one of {legal}")
+    checks.check_flag("add_zero_attn", arguments["add_zero_attn"])
+    checks.check_choice("merge", arguments["merge"], ("concat", "reshape"))
+    if arguments["qk_norm"] is not None:
+        checks.check_choice("qk_norm", arguments["qk_norm"], NORMS)
     norms = [name for name in present if name.startswith("norm")]
     if norms and arguments["qk_norm"] is None:
         raise OptionError(f"got {norms[0]} without qk_norm; pass qk_norm, one of {NORMS}")
-    eps = arguments["norm_eps"]
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
+    checks.check_not_negative("norm_eps", arguments["norm_eps"])
 
 
 def _check_shapes(arrays: Mapping[str, Array], H: int, K: int) -> None:
@@ -357,15 +331,14 @@ def _split_packed(
     w: ArrayLike, b: ArrayLike | None, H: int, K: int, order: Order
 ) -> dict[str, Array]:
     """Split w (in, (H + 2·K)·D) and b ((H + 2·K)·D,) into wq, wk, wv and bq, bk, bv."""
-    if not isinstance(order, str) or order not in ("qkv", "per_head"):
-        raise OptionError(f'order is {order!r}, must be "qkv" or "per_head"')
-    w = read_floating("w", w)
+    checks.check_choice("order", order, get_args(Order))
+    w = checks.read_floating("w", w)
     if w.ndim != 2 or w.shape[1] % (H + 2 * K):
         raise ShapeError(
             f"w has shape {w.shape}, must be (input, {H + 2 * K} heads · size): {H} of queries, "
             f"{K} of keys and of values"
         )
-    b = None if b is None else read_floating("b", b)
+    b = None if b is None else checks.read_floating("b", b)
     if b is not None and b.shape != w.shape[1:]:
         raise ShapeError(f"b has shape {b.shape}, must have shape {w.shape[1:]}")
     D, G = w.shape[1] // (H + 2 * K), H // K
@@ -398,43 +371,30 @@ class _ModuleSizes(NamedTuple):
 
 
 def _read_sizes(
-    in_size: int,
-    num_heads: int,
-    *,
-    head_size: int | None,
-    value_size: int | None,
-    num_kv_heads: int | None,
-    key_size: int | None,
-    value_in: int | None,
-    out_size: int | None,
-) -> _ModuleSizes:
+    in_size: int, num_heads: int, *, head_size: int | None, value_size: int | None,
+    num_kv_heads: int | None, key_size: int | None, value_in: int | None, out_size: int | None,
+) -> _ModuleSizes:  # fmt: skip
     """Check the sizes that `MultiHeadAttention.init` is given, and fill in the others."""
-    H, in_size = check_integer("num_heads", num_heads), check_integer("in_size", in_size)
-    K = check_integer("num_kv_heads", H if num_kv_heads is None else num_kv_heads)
+    H, K = _head_counts(num_heads, num_kv_heads)
+    in_size = checks.check_integer("in_size", in_size)
     if head_size is None and in_size % H:
         raise OptionError(f"in_size is {in_size}, must be a multiple of {H}, or pass head_size")
-    D = check_integer("head_size", in_size // H if head_size is None else head_size)
-    E = check_integer("value_size", D if value_size is None else value_size)
-    in_k = check_integer("key_size", in_size if key_size is None else key_size)
-    in_v = check_integer("value_in", in_k if value_in is None else value_in)
-    out = check_integer("out_size", in_size if out_size is None else out_size)
+    D = checks.check_integer("head_size", in_size // H if head_size is None else head_size)
+    E = checks.check_integer("value_size", D if value_size is None else value_size)
+    in_k = checks.check_integer("key_size", in_size if key_size is None else key_size)
+    in_v = checks.check_integer("value_in", in_k if value_in is None else value_in)
+    out = checks.check_integer("out_size", in_size if out_size is None else out_size)
     return _ModuleSizes(H, K, D, E, in_size, in_k, in_v, out)
 
 
 def _random_parameters(
-    rng: np.random.Generator,
-    sizes: _ModuleSizes,
-    *,
-    bias: bool,
-    add_bias_kv: bool,
-    gate: bool,
+    rng: np.random.Generator, sizes: _ModuleSizes, *, bias: bool, add_bias_kv: bool, gate: bool,
     dtype: DTypeLike,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Sample the parameters that `MultiHeadAttention.init` describes."""
     H, K, D, E, in_q, in_k, in_v, out = sizes
     for name, flag in (("bias", bias), ("add_bias_kv", add_bias_kv), ("gate", gate)):
-        if not isinstance(flag, (bool, np.bool_)):
-            raise OptionError(f"{name} is {flag!r}, must be True or False")
+        checks.check_flag(name, flag)
     try:
         dtype = np.dtype(dtype)
     except TypeError as err:

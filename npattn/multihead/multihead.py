@@ -45,8 +45,8 @@ from npattn.positions.attention import Rotary, check_rotary
 from npattn.positions.rotary import Turn, make_turn, turn_array
 from npattn.problem import Forward, Problem
 from npattn.problem.arrays import Array, MaskLike, sum_to
-from npattn.problem.checks import check_cotangent, read_floating
-from npattn.problem.foreign import reject_unknown_options, unknown_option
+from npattn.problem.checks import check_choice, check_cotangent, read_floating
+from npattn.problem.foreign import reject_options, reject_unknown_options
 from npattn.problem.options import FEATURES
 
 OPTIONS = (*(name for name in FEATURES if name != "mask"), "dtype", "engine", "conventions")
@@ -109,16 +109,10 @@ class MultiHeadAttention(MultiHeadParameters):
     # --- forward and backward ---------------------------------------------------------------------
 
     def forward(
-        self,
-        query: ArrayLike,
-        key: ArrayLike | None = None,
-        value: ArrayLike | None = None,
+        self, query: ArrayLike, key: ArrayLike | None = None, value: ArrayLike | None = None,
         mask: ArrayLike | MaskLike | None = None,
-        *,
-        rope: Rotary | None = None,
-        keep: Literal["all", "inputs"] = "all",
-        **options: Any,
-    ) -> MultiHeadForward:
+        *, rope: Rotary | None = None, keep: Literal["all", "inputs"] = "all", **options: Any,
+    ) -> MultiHeadForward:  # fmt: skip
         """Project, attend, merge, project.
 
         Parameters
@@ -158,8 +152,7 @@ class MultiHeadAttention(MultiHeadParameters):
             If keep, rope or an option is unknown or has an illegal value, or score_mod meets bias_k
             or add_zero_attn. All errors are raised before any work.
         """
-        if not isinstance(keep, str) or keep not in ("all", "inputs"):
-            raise OptionError(f'keep is {keep!r}, must be "all" or "inputs"')
+        check_choice("keep", keep, ("all", "inputs"))
         _check_options(options)
         check_rotary(rope)
         key_is, value_is = ("query" if key is None else "key"), "value"
@@ -169,22 +162,16 @@ class MultiHeadAttention(MultiHeadParameters):
         arrays["value"] = arrays["key"] if value is None else value
         inputs = MultiHeadInputs(
             {name: self._input(name, x) for name, x in arrays.items()},
-            {"key": key_is, "value": value_is},
-            mask,
-            rope,
-            options,
-        )
+            {"key": key_is, "value": value_is}, mask, rope, options,
+        )  # fmt: skip
         steps = self._steps(inputs)
         saved = steps if keep == "all" else None
         return MultiHeadForward(steps.out, steps.attention.lse, self, inputs, saved)
 
     def backward(
-        self,
-        fwd: MultiHeadForward,
-        dout: ArrayLike,
-        dlse: ArrayLike | None = None,
+        self, fwd: MultiHeadForward, dout: ArrayLike, dlse: ArrayLike | None = None,
         dweights: ArrayLike | None = None,
-    ) -> MultiHeadGradients:
+    ) -> MultiHeadGradients:  # fmt: skip
         """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
 
         Parameters
@@ -244,15 +231,10 @@ class MultiHeadAttention(MultiHeadParameters):
         return np.asarray(abs((do * steps.attention.out).sum(rest)))
 
     def describe(
-        self,
-        query: ArrayLike | None = None,
-        key: ArrayLike | None = None,
-        value: ArrayLike | None = None,
-        mask: ArrayLike | MaskLike | None = None,
-        *,
-        dout: ArrayLike | None = None,
-        **options: Any,
-    ) -> Description:
+        self, query: ArrayLike | None = None, key: ArrayLike | None = None,
+        value: ArrayLike | None = None, mask: ArrayLike | MaskLike | None = None,
+        *, dout: ArrayLike | None = None, **options: Any,
+    ) -> Description:  # fmt: skip
         """Summarise shapes and parameter counts; with inputs, the behaviour of each head too.
 
         Parameters
@@ -304,10 +286,7 @@ class MultiHeadAttention(MultiHeadParameters):
         return array
 
     def _frame(self, inputs: MultiHeadInputs) -> Problem:
-        """Attention problem of zeros, without the appended keys.
-
-        It checks the options, and holds the dtypes to compute and store in.
-        """
+        """Problem of zeros, without appended keys: it checks the options, and holds the dtypes."""
         arrays = [*inputs.arrays.values(), *self.parameters.values()]
         kind = np.result_type(*(x.dtype if x.dtype.kind == "c" else float for x in arrays))
         sizes = {"query": self.head_size, "key": self.head_size, "value": self.value_size}
@@ -381,13 +360,9 @@ class MultiHeadAttention(MultiHeadParameters):
         return turns
 
     def _attend(
-        self,
-        heads: dict[str, Array],
-        p: dict[str, Array],
-        inputs: MultiHeadInputs,
-        frame: Problem,
+        self, heads: dict[str, Array], p: dict[str, Array], inputs: MultiHeadInputs, frame: Problem,
         gate: Array | None,
-    ) -> Forward:
+    ) -> Forward:  # fmt: skip
         """Attention of the heads, with the appended keys and both gates; gate is (..., H, T, E)."""
         options: dict[str, Any] = {**inputs.options, "dtype": frame.storage or frame.dtype}
         if gate is not None:
@@ -601,7 +576,5 @@ def _append_columns(x: Array, S: int, count: int, fill: Any) -> Array:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("forward", name, OPTIONS)
+    reject_options("forward", options, OPTIONS)
     check_conventions(options.get("conventions"))

@@ -7,8 +7,6 @@ Each ``*_backward`` takes dy, the gradient of the result of its forward. No line
 complex-step differentiation works. Derivations: docs/derivations/multihead.md.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Summary of a module: its steps and parameters, and the behaviour of its heads on an input."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,15 +88,11 @@ class Description:
             rows2 = [("head", "evenness", "largest weight", "change", "gradient", "")]
             rows2 += [
                 (
-                    str(h.number),
-                    f"{h.evenness:.2f}",
-                    f"{h.largest:.2f}",
-                    f"{h.change:.2f}",
-                    "" if h.gradient is None else f"{h.gradient:.2g}",
-                    ", ".join(h.faults),
+                    str(h.number), f"{h.evenness:.2f}", f"{h.largest:.2f}", f"{h.change:.2f}",
+                    "" if h.gradient is None else f"{h.gradient:.2g}", ", ".join(h.faults),
                 )
                 for h in self.heads
-            ]
+            ]  # fmt: skip
             text += ["", *_table(rows2)]
         return "\n".join(text)
 
@@ -193,9 +187,6 @@ def _head(number: int, p: Array, gradient: float | None) -> Head:
     mean = p.sum(-2, keepdims=True) / max(p.shape[-2], 1)
     change = abs(p - mean).sum(-1).max(initial=0) / 2
     return Head(
-        number,
-        float(np.nanmean(evenness)) if (visible > 1).any() else math.nan,
-        float(p.max(-1, initial=0)[live].mean()) if live.any() else 0.0,
-        float(change),
-        gradient,
-    )
+        number, float(np.nanmean(evenness)) if (visible > 1).any() else math.nan,
+        float(p.max(-1, initial=0)[live].mean()) if live.any() else 0.0, float(change), gradient,
+    )  # fmt: skip

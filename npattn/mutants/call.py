@@ -1,7 +1,5 @@
 """One call of a mistake under the conventions of the function whose place it takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,13 +47,9 @@ class Call:
         if dweights is not None:
             dweights = dweights.transpose(np.argsort(self._axes(dweights)))
         grads = self.attention.backward(
-            *(dout, q, k, v),
-            out=self._move_heads(results["o"]),
-            lse=self._read_lse(results["lse"]),
-            dlse=dlse,
-            dweights=dweights,
-            **self._others,
-        )
+            *(dout, q, k, v), out=self._move_heads(results["o"]),
+            lse=self._read_lse(results["lse"]), dlse=dlse, dweights=dweights, **self._others,
+        )  # fmt: skip
         return {n: self._move_heads(x) if n in ("q", "k", "v") else x for n, x in grads.items()}
 
     @property

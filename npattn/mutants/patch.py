@@ -4,8 +4,6 @@ As a plugin of pytest (``-p npattn.mutants.patch``) it does so in a process that
 starts: the variable `VARIABLE` names a file with the `Patch`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -54,10 +52,7 @@ class Patch:
 
 
 def installed_modules() -> list[str]:
-    """Return the modules that are loaded from where packages are installed, in order.
-
-    Those that pytest rewrites are left out: it has to load them itself.
-    """
+    """Return the installed modules that are loaded, in order, but those that pytest rewrites."""
     files = [
         file
         for entry in entry_points(group="pytest11")
@@ -75,10 +70,7 @@ def installed_modules() -> list[str]:
 
 
 def replace_everywhere(old: Any, new: Any) -> None:
-    """Replace an object in every module that is loaded and has it under some name.
-
-    Also in what holds it by name there: a namespace, a class, a dict of functions.
-    """
+    """Replace an object in each module loaded, and in its namespaces, classes and dicts."""
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and module.__name__.split(".")[0] != "npattn":
             _replace_in(module, old, new)

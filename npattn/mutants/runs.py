@@ -3,8 +3,6 @@
 A fork has what the parent has imported: NumPy, torch, pytest and its plugins are loaded once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -107,13 +105,9 @@ def _run_script(run: Callable[[], object], argv: Sequence[str]) -> int:
 
 
 def run_all(
-    patches: Iterable[Patch],
-    command: Sequence[str],
-    *,
-    folder: Path,
-    processes: int = 1,
+    patches: Iterable[Patch], command: Sequence[str], *, folder: Path, processes: int = 1,
     timeout: float | None = None,
-) -> Iterator[tuple[Patch, Run]]:
+) -> Iterator[tuple[Patch, Run]]:  # fmt: skip
     """Run the command once for each patch, and yield the runs as they end.
 
     Their output goes to `folder`; `processes` run at a time. A run is ended after `timeout`

@@ -149,19 +149,12 @@ class Score:
 
 
 def score(
-    spec: str,
-    command: Sequence[str],
-    *,
-    conventions: Callable[[Conventions], Conventions] | None = None,
-    layout: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    dtype: str = "float32",
-    only: Sequence[str] = (),
-    limit: int | None = None,
-    processes: int | None = None,
-    timeout: float | None = None,
+    spec: str, command: Sequence[str],
+    *, conventions: Callable[[Conventions], Conventions] | None = None, layout: str | None = None,
+    rename: Mapping[str, str] | None = None, dtype: str = "float32", only: Sequence[str] = (),
+    limit: int | None = None, processes: int | None = None, timeout: float | None = None,
     progress: Callable[[str], object] = lambda line: None,
-) -> Score:
+) -> Score:  # fmt: skip
     """Run a command of tests with each mistake in the place of a function.
 
     Parameters
@@ -294,10 +287,7 @@ def _check_green(
 
 
 def _find_reason(output: str) -> str:
-    """Return the line of the output of tests that says why they failed: the last that does.
-
-    A refusal of npattn, which a mistake raises in place of the function, says more than the test.
-    """
+    """Return the last line that says why tests failed; a refusal of npattn says most."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [x for x in lines if x.startswith(("E  ", "FAILED", "ERROR", "FAIL ", "Error"))]
     refusals = [x.rpartition(REFUSAL)[2] for x in telling if x.startswith("E") and REFUSAL in x]

@@ -1,7 +1,5 @@
 """A mistake in the place of a function: its signature, conventions, layout, arrays and tensors."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -25,7 +23,7 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
     None is no mistake. The function takes NumPy arrays, or tensors of torch, which it
     differentiates. Its state begins anew.
     """
-    instance: Any = Attention() if mistake is None else copy(_instance(mistake))
+    instance: Any = Attention() if mistake is None else copy(mistake.forward.__self__)  # type: ignore[attr-defined]
     if "gate" in terms.signature.features:
         base: Any = type(instance)
         instance = with_gate(base)()
@@ -66,12 +64,6 @@ def stand_in(f: Callable[..., Any], terms: Terms, mistake: Mistake | None) -> Ca
 
     function.__signature__ = signature  # type: ignore[attr-defined]  # a built-in has none
     return function
-
-
-def _instance(mistake: Mistake) -> Attention:
-    """Return the object that the mistake's forward is a method of."""
-    instance: Attention = mistake.forward.__self__  # type: ignore[attr-defined]
-    return instance
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """Mistakes on tensors of torch, differentiable by their own backward."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Terms in which a function is called: its parameters, conventions, layout and results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Find what shows a mistake that tests miss: a problem, or a rule; and write the test."""
 
-from __future__ import annotations
-
 import functools
 import math
 import textwrap
@@ -216,16 +214,11 @@ def implement(
 
 
 def inspect_function(
-    f: Callable[..., Any],
-    spec: str,
-    *,
-    beside: tuple[str, ...] = (),
-    change: Callable[[Conventions], Conventions] | None = None,
-    layout: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    dtype: str = "float32",
+    f: Callable[..., Any], spec: str, *, beside: tuple[str, ...] = (),
+    change: Callable[[Conventions], Conventions] | None = None, layout: str | None = None,
+    rename: Mapping[str, str] | None = None, dtype: str = "float32",
     sizes: Mapping[str, Sequence[int]] | None = None,
-) -> Subject:
+) -> Subject:  # fmt: skip
     """Find out the terms of a function, and what it accepts.
 
     `beside` are results that it returns beside o without being asked, and `change` changes the

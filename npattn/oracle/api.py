@@ -35,26 +35,14 @@ ENGINES = {"dense": dense, "tiled": tiled, "extended": extended}
 
 @reject_unknown_options
 def forward(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    mask: ArrayLike | MaskLike | None = None,
-    *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    bias: ArrayLike | BiasLike | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    score_mod: ScoreMod | None = None,
-    sinks: ArrayLike | None = None,
-    dropout_mask: ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    gate: ArrayLike | None = None,
-    dtype: DTypeLike | None = None,
-    engine: str = "auto",
-    precision: Precision | None = None,
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, mask: ArrayLike | MaskLike | None = None,
+    *, causal: bool | Alignment = False, window: Window | None = None,
+    bias: ArrayLike | BiasLike | None = None, scale: float | None = None,
+    softcap: float | None = None, score_mod: ScoreMod | None = None, sinks: ArrayLike | None = None,
+    dropout_mask: ArrayLike | None = None, dropout_rate: float = 0.0, gate: ArrayLike | None = None,
+    dtype: DTypeLike | None = None, engine: str = "auto", precision: Precision | None = None,
     conventions: Conventions | None = None,
-) -> Forward:
+) -> Forward:  # fmt: skip
     """Attention with its lse and weights, and with the intermediates that `backward` needs.
 
     B batch, H query heads, K key/value heads (K divides H), T queries, S keys, D query/key size,
@@ -131,34 +119,19 @@ def forward(
     chosen = _engine_of(precision, engine)
     normalise: Callable[..., Problem] = Problem  # its fields are what it makes of its arguments
     problem = normalise(
-        q,
-        k,
-        v,
-        mask,
-        causal=causal,
-        window=window,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        score_mod=score_mod,
-        sinks=sinks,
-        dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-        gate=gate,
-        dtype=dtype,
-        engine=engine,
+        q, k, v, mask, causal=causal, window=window, bias=bias, scale=scale, softcap=softcap,
+        score_mod=score_mod, sinks=sinks, dropout_mask=dropout_mask, dropout_rate=dropout_rate,
+        gate=gate, dtype=dtype, engine=engine,
         alignment=None if conventions is None else conventions.alignment,
-    )
+    )  # fmt: skip
     return evaluate(problem, conventions, chosen)
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
+    "attention", forward, np.ndarray,
     "Exact multi-head attention: softmax(scale · q kᵀ + bias) v over the visible keys.",
     "array (..., H, T, E)\n        0 in fully masked rows. The arguments are never written to.",
-)
+)  # fmt: skip
 
 
 def _engine_of(precision: str | None, engine: str) -> str | None:
@@ -238,11 +211,9 @@ def find_obstacle(problem: Problem, conventions: Conventions | None) -> str | No
 
 @reject_unknown_options
 def backward(
-    fwd: Forward,
-    dout: ArrayLike | None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
 
     Parameters
@@ -304,14 +275,10 @@ def backward(
 
 @reject_unknown_options
 def jvp(
-    fwd: Forward,
-    dq: ArrayLike | None = None,
-    dk: ArrayLike | None = None,
-    dv: ArrayLike | None = None,
-    dbias: ArrayLike | None = None,
-    dsinks: ArrayLike | None = None,
+    fwd: Forward, dq: ArrayLike | None = None, dk: ArrayLike | None = None,
+    dv: ArrayLike | None = None, dbias: ArrayLike | None = None, dsinks: ArrayLike | None = None,
     dgate: ArrayLike | None = None,
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[NDArray[Any], NDArray[Any]]:  # fmt: skip
     """Directional derivative (do, dlse) of (out, lse).
 
     Parameters

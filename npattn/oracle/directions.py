@@ -1,7 +1,5 @@
 """Directions of derivatives, and cotangents of gradients: one array for each input, checked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -19,20 +17,7 @@ Direction: TypeAlias = dict[str, Any]
 
 
 def read_directions(problem: Problem, values: dict[str, Any], prefix: str = "d") -> Direction:
-    """Return the directions in the dtype of the computation.
-
-    Parameters
-    ----------
-    values : dict
-        From "q", "k", "v", "bias", "sinks" to the direction; None is 0.
-    prefix : {"d", "dd"}
-        Of the names in errors.
-
-    Returns
-    -------
-    dict
-        Keys as in `values`; a direction of a bias object is a `Bias` of the same kind.
-    """
+    """Return directions, by input name, in the dtype of the computation; None is 0."""
     return {
         name: None if x is None else _read(problem, prefix, name, x) for name, x in values.items()
     }
@@ -65,10 +50,7 @@ def read_array(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[An
 
 
 def with_numbers(conventions: Conventions | None, problem: Problem) -> Conventions | None:
-    """Return conventions with the number of the problem's dtype in place of the word "min".
-
-    For a problem of the same meaning in another dtype.
-    """
+    """Return conventions with the number of the problem's dtype in place of the word "min"."""
     if conventions is None:
         return None
     words = [n for n in ("hidden_fill", "hidden_add") if getattr(conventions, n) == "min"]

@@ -19,23 +19,16 @@ from npattn.errors import DtypeError, OptionError
 from npattn.oracle.api import backward, check_forward, evaluate, read_cotangents
 from npattn.oracle.directions import read_directions, with_numbers
 from npattn.problem import Forward, Gradients
-from npattn.problem.arrays import Array
 from npattn.problem.foreign import reject_unknown_options
 
 
 @reject_unknown_options
 def double_backward(
-    fwd: Forward,
-    dout: ArrayLike | None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-    *,
-    ddq: ArrayLike | None = None,
-    ddk: ArrayLike | None = None,
-    ddv: ArrayLike | None = None,
-    ddbias: ArrayLike | None = None,
-    ddsinks: ArrayLike | None = None,
-) -> SecondGradients:
+    *, ddq: ArrayLike | None = None, ddk: ArrayLike | None = None, ddv: ArrayLike | None = None,
+    ddbias: ArrayLike | None = None, ddsinks: ArrayLike | None = None,
+) -> SecondGradients:  # fmt: skip
     """Gradients of Σ ddq·dq + Σ ddk·dk + …, where dq, dk, … are what `backward` returns.
 
     Compare the backward of your own backward with it; the page to read is
@@ -103,18 +96,11 @@ def double_backward(
 
 @reject_unknown_options
 def hvp(
-    fwd: Forward,
-    dout: ArrayLike | None,
-    dlse: ArrayLike | None = None,
+    fwd: Forward, dout: ArrayLike | None, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-    *,
-    dq: ArrayLike | None = None,
-    dk: ArrayLike | None = None,
-    dv: ArrayLike | None = None,
-    dbias: ArrayLike | None = None,
-    dsinks: ArrayLike | None = None,
-    dgate: ArrayLike | None = None,
-) -> Gradients:
+    *, dq: ArrayLike | None = None, dk: ArrayLike | None = None, dv: ArrayLike | None = None,
+    dbias: ArrayLike | None = None, dsinks: ArrayLike | None = None, dgate: ArrayLike | None = None,
+) -> Gradients:  # fmt: skip
     """Change of the gradients that `backward` returns, along a direction of the inputs.
 
     The product of that direction and the Hessian of Σ dout·out + Σ dlse·lse + Σ dweights·weights,
@@ -165,21 +151,17 @@ def hvp(
         raise DtypeError("hvp does not support dtype longdouble: call double_backward")
     values = {"q": dq, "k": dk, "v": dv, "bias": dbias, "sinks": dsinks, "gate": dgate}
     along = read_directions(problem, values)
-    for name, x in along.items():
-        if x is not None and x.dtype.kind == "c":
-            raise DtypeError(f"d{name} is {x.dtype}, must be real for hvp, a complex step itself")
     cotangents = read_cotangents(fwd, dout, dlse, dweights)
-    for name, x in zip(("dout", "dlse", "dweights"), cotangents, strict=True):
+    arrays = {f"d{name}": x for name, x in along.items()}
+    arrays |= dict(zip(("dout", "dlse", "dweights"), cotangents, strict=True))
+    for name, x in arrays.items():
         if x is not None and x.dtype.kind == "c":
             raise DtypeError(f"{name} is {x.dtype}, must be real for hvp, a complex step itself")
     step = _step(along, problem.dtype)
-    moved = problem.replace(
-        **{
-            name: _move(getattr(problem, name), x, step, problem.dtype) for name, x in along.items()
-        },
-        dtype=np.result_type(problem.dtype, np.complex64),
-        engine="dense",
-    )
+    dtype = problem.dtype
+    inputs = {name: _move(getattr(problem, name), x, step, dtype) for name, x in along.items()}
+    wide = np.result_type(dtype, np.complex64)
+    moved = problem.replace(**inputs, dtype=wide, engine="dense")
     grads = backward(evaluate(moved, with_numbers(fwd.residuals[1], problem)), *cotangents)
     changes = {name: _imaginary(getattr(grads, name), step) for name in values}
     return replace(grads, **changes)
@@ -229,11 +211,7 @@ def _imaginary(x: Any, step: float) -> Any:
         return tuple(_imaginary(term, step) for term in x)
     if x is None:
         return None
-    change: Array = np.where(np.isnan(x.real), np.nan, x.imag / step)
-    return change
-
-
-# --- what is refused ------------------------------------------------------------------------------
+    return np.asarray(np.where(np.isnan(x.real), np.nan, x.imag / step))
 
 
 def _check_precision(function: str, fwd: Forward) -> None:

@@ -8,7 +8,4 @@ with optional_import("npattn.plot needs", "matplotlib", "plot"):
 from npattn.plot.maps import error, head, heads, mask
 
 __all__ = ["error", "head", "heads", "mask"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

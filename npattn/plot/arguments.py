@@ -1,7 +1,5 @@
 """Checks of what is passed to `npattn.plot`: values, labels, the size of the figure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -19,10 +17,7 @@ MUST = "must be matplotlib Axes, such as figure.add_subplot() or plt.subplots()[
 
 
 def read_values(name: str, value: Any, sizes: tuple[Any, Any]) -> Array:
-    """Return an array; a mask or a bias that does not know its T or S takes it from `sizes`.
-
-    Each of `sizes` is a number, or labels, whose number counts.
-    """
+    """Return an array; a mask or bias takes the T or S it lacks from `sizes`, or their labels."""
     if isinstance(value, np.ma.MaskedArray):
         raise DtypeError(f"{name} is a masked array, must be a plain one: pass its .filled(0)")
     if isinstance(value, Sized):

@@ -7,8 +7,6 @@ figure is made as large as its cells need, and labels and numbers that do not fi
 Sizes are inches, of fonts points.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

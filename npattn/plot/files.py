@@ -1,7 +1,5 @@
 """The .npz files that `npattn plot` draws. Messages name its flags."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 import zlib
@@ -41,30 +39,26 @@ def check_picture(flag: str, path: str) -> Path:
 
 
 def draw_file(
-    # it holds weights, mask or error, each (T, S) or (H, T, S); or q, k, v and options of
-    # `npattn.attention`, whose exact weights are drawn. It may hold queries and keys, labels.
-    path: str | Path,
-    head: int | None = None,  # draw this head alone
-    sample: int | None = None,  # draw this element of the batch, counted flat
-    *,
-    cmap: str | None = None,  # as in `npattn.plot.head`
-    fmt: str | None = None,
-    figsize: tuple[float, float] | None = None,
+    path: str | Path, head: int | None = None, sample: int | None = None, **look: Any
 ) -> Figure:
-    """Draw the heat map of an .npz file.
+    """Draw the heat map of an .npz file: of one head alone, of one element of the batch.
 
-    Raises ShapeError or DtypeError if an array cannot be drawn as it is.
+    It holds weights, mask or error, each (T, S) or (H, T, S); or q, k, v and options of
+    `npattn.attention`, whose exact weights are drawn. It may hold labels, queries and keys. `look`
+    has cmap, fmt and figsize of `npattn.plot.head`. Raises ShapeError or DtypeError if an array
+    cannot be drawn as it is.
     """
     arrays = _read(path)
     labels = {name: arrays.pop(name).tolist() for name in ("queries", "keys") if name in arrays}
     name, array = _array_to_draw(arrays)
     array = _select(name, array, head, sample)
     options: dict[str, Any] = {"title": None if head is None else f"head {head}"}
-    flags = {"cmap": cmap, "fmt": fmt, "figsize": figsize}
-    options |= {flag: value for flag, value in flags.items() if value is not None}
+    options |= {flag: value for flag, value in look.items() if value is not None}
     if name == "mask":
-        if fmt is not None:
-            raise OptionError(f"--fmt is {fmt!r}, but a mask has no numbers: leave it out")
+        if "fmt" in options:
+            raise OptionError(
+                f"--fmt is {options['fmt']!r}, but a mask has no numbers: leave it out"
+            )
         return maps.mask(array, **options, **labels)
     if name == "error":
         queries, keys = labels.get("queries"), labels.get("keys")
@@ -128,5 +122,4 @@ def _select(name: str, array: Array, head: int | None, sample: int | None) -> Ar
         raise ShapeError(f"{name} has shape {array.shape}, must be (H, T, S) for --head")
     if head >= len(array):
         raise OptionError(f"--head is {head}, must be below {len(array)}, the number of heads")
-    one: Array = array[head]
-    return one
+    return np.asarray(array[head])

@@ -1,7 +1,5 @@
 """Looks of heat maps: colours of values, format and ink of numbers, and words of the key."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,10 +34,7 @@ def format_number(x: float) -> str:
 
 
 def read_format(fmt: Any) -> Callable[[float], str]:
-    """Return the function that formats numbers as ``format(x, fmt)`` does, or `format_number`.
-
-    An exact 0, NaN and inf read as always.
-    """
+    """Return a function that formats numbers, but not 0, NaN and inf, as ``format(x, fmt)``."""
     if fmt is None:
         return format_number
     if not isinstance(fmt, str) or not _formats(fmt):
@@ -95,39 +90,27 @@ def weight_look(weights: Array, cmap: Any, fmt: Any) -> Look:
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     return Look(
         colours=read_colours(cmap),
-        norm=Normalize(min(low, 0.0), high if high > min(low, 0.0) else 1.0),
-        zero="0: hidden",
-        flagged="NaN or inf",
-        scale="weight",
-        format=read_format(fmt),
-        percent=_is_percentage(fmt),
-    )
+        norm=Normalize(min(low, 0.0), high if high > min(low, 0.0) else 1.0), zero="0: hidden",
+        flagged="NaN or inf", scale="weight", format=read_format(fmt), percent=_is_percentage(fmt),
+    )  # fmt: skip
 
 
 def mask_look(cmap: Any) -> Look:
     """One colour for visible keys: the darker one of those at a quarter and three quarters."""
     ends = read_colours(cmap)([0.25, 0.75])
     return Look(
-        colours=ListedColormap([min(ends, key=luminance)]),
-        norm=Normalize(0, 1),
-        zero="hidden",
-        flagged="",
-        full="may attend",
-    )
+        colours=ListedColormap([min(ends, key=luminance)]), norm=Normalize(0, 1), zero="hidden",
+        flagged="", full="may attend",
+    )  # fmt: skip
 
 
 def error_look(cmap: Any, fmt: Any) -> Look:
     """Colours from 0 to 1, and another one beyond."""
     return Look(
-        colours=read_colours(cmap).with_extremes(over=FLAG),
-        norm=Normalize(0, 1),
-        zero="exactly 0",
-        flagged="beyond 1: wrong",
-        scale="error / tolerance",
-        beyond=True,
-        format=read_format(fmt),
+        colours=read_colours(cmap).with_extremes(over=FLAG), norm=Normalize(0, 1), zero="exactly 0",
+        flagged="beyond 1: wrong", scale="error / tolerance", beyond=True, format=read_format(fmt),
         percent=_is_percentage(fmt),
-    )
+    )  # fmt: skip
 
 
 def read_colours(cmap: Any) -> Colormap:

@@ -19,14 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.plot.arguments import (
-    read_axes,
-    read_figsize,
-    read_labels,
-    read_panels,
-    read_reals,
-    read_values,
-)
+from npattn.plot import arguments
 from npattn.plot.draw import HeatMap, draw, draw_within
 from npattn.plot.looks import Look, error_look, mask_look, weight_look
 from npattn.problem.arrays import Array, MaskLike
@@ -34,15 +27,10 @@ from npattn.problem.arrays import Array, MaskLike
 
 def head(
     weights: ArrayLike,
-    *,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    fmt: str | None = None,
-    figsize: tuple[float, float] | None = None,
-    ax: Axes | None = None,
-) -> Figure:
+    *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None,
+    title: str | None = None, cmap: str | Colormap = "viridis", fmt: str | None = None,
+    figsize: tuple[float, float] | None = None, ax: Axes | None = None,
+) -> Figure:  # fmt: skip
     """Draw the weights of one head.
 
     Parameters
@@ -96,15 +84,10 @@ def head(
 
 def heads(
     weights: ArrayLike,
-    *,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    fmt: str | None = None,
-    figsize: tuple[float, float] | None = None,
-    ax: Sequence[Axes] | None = None,
-) -> Figure:
+    *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None,
+    title: str | None = None, cmap: str | Colormap = "viridis", fmt: str | None = None,
+    figsize: tuple[float, float] | None = None, ax: Sequence[Axes] | None = None,
+) -> Figure:  # fmt: skip
     """Draw the weights of all heads side by side, with one colour scale.
 
     Parameters
@@ -134,16 +117,10 @@ def heads(
 
 def mask(
     mask: ArrayLike | MaskLike,
-    *,
-    T: int | None = None,
-    S: int | None = None,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    figsize: tuple[float, float] | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
-) -> Figure:
+    *, T: int | None = None, S: int | None = None, queries: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None, title: str | None = None, cmap: str | Colormap = "viridis",
+    figsize: tuple[float, float] | None = None, ax: Axes | Sequence[Axes] | None = None,
+) -> Figure:  # fmt: skip
     """Draw the visible keys of each query.
 
     Parameters
@@ -181,38 +158,27 @@ def mask(
     >>> figure = plot.mask(masks.sliding(2, 1), queries=words, keys=words)
     """
     sizes = (queries if T is None else T, keys if S is None else S)
-    visible = read_values("mask", mask, sizes)
+    visible = arguments.read_values("mask", mask, sizes)
     if visible.dtype != np.bool_:
         raise DtypeError(f"mask is {visible.dtype}, must be bool: True = may attend")
-    visible = read_panels("mask", visible, (2, 3))
+    visible = arguments.read_panels("mask", visible, (2, 3))
     for name, size, length in zip("TS", (T, S), visible.shape[1:], strict=True):
         if size not in (None, length):
             raise ShapeError(f"{name} is {size}, but mask has {name} = {length}")
     return _draw(
-        "mask",
-        visible.astype(float),
-        np.zeros_like(visible),
-        mask_look(cmap),
-        rows=("queries", "query", queries),
-        columns=("keys", "key", keys),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+        "mask", visible.astype(float), np.zeros_like(visible), mask_look(cmap),
+        rows=("queries", "query", queries), columns=("keys", "key", keys), title=title,
+        figsize=figsize, ax=ax,
+    )  # fmt: skip
 
 
 def error(
     ratio: ArrayLike,
-    *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    axes: tuple[str, str] = ("row", "column"),
-    title: str | None = None,
-    cmap: str | Colormap = "viridis",
-    fmt: str | None = None,
-    figsize: tuple[float, float] | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
-) -> Figure:
+    *, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None,
+    axes: tuple[str, str] = ("row", "column"), title: str | None = None,
+    cmap: str | Colormap = "viridis", fmt: str | None = None,
+    figsize: tuple[float, float] | None = None, ax: Axes | Sequence[Axes] | None = None,
+) -> Figure:  # fmt: skip
     """Draw the error of an implementation divided by the allowed error: beyond 1 it is wrong.
 
     Parameters
@@ -242,63 +208,36 @@ def error(
     OptionError
         If ratio is negative somewhere, or axes is not two words; and as in `heads`.
     """
-    values = read_reals("ratio", ratio, (2, 3), (rows, columns))
+    values = arguments.read_reals("ratio", ratio, (2, 3), (rows, columns))
     if (values < 0).any():
         least = np.nanmin(values)
         raise OptionError(f"ratio has {least:.3g}, must be ≥ 0: |error| / allowed error")
     if not isinstance(axes, (tuple, list)) or len(axes) != 2:
         raise OptionError(f"axes is {axes!r}, must be two words, such as ('query', 'key')")
     return _draw(
-        "ratio",
-        values,
-        ~(values <= 1),  # NaN is not ≤ 1
-        error_look(cmap, fmt),
-        rows=("rows", axes[0], rows),
-        columns=("columns", axes[1], columns),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+        "ratio", values, ~(values <= 1), error_look(cmap, fmt),  # NaN is not ≤ 1
+        rows=("rows", axes[0], rows), columns=("columns", axes[1], columns), title=title,
+        figsize=figsize, ax=ax,
+    )  # fmt: skip
 
 
 def _draw_weights(
-    rank: int,
-    weights: ArrayLike,
-    queries: Sequence[str] | None,
-    keys: Sequence[str] | None,
-    title: Any,
-    cmap: Any,
-    fmt: Any,
-    figsize: Any,
-    ax: Any,
-) -> Figure:
+    rank: int, weights: ArrayLike, queries: Sequence[str] | None, keys: Sequence[str] | None,
+    title: Any, cmap: Any, fmt: Any, figsize: Any, ax: Any,
+) -> Figure:  # fmt: skip
     """Draw weights, (T, S) for rank 2 or (H, T, S) for rank 3, with crosses at NaN and inf."""
-    values = read_reals("weights", weights, (rank,), (queries, keys))
+    values = arguments.read_reals("weights", weights, (rank,), (queries, keys))
     return _draw(
-        "weights",
-        values,
-        ~np.isfinite(values),
-        weight_look(values, cmap, fmt),
-        rows=("queries", "query", queries),
-        columns=("keys", "key", keys),
-        title=title,
-        figsize=figsize,
-        ax=ax,
-    )
+        "weights", values, ~np.isfinite(values), weight_look(values, cmap, fmt),
+        rows=("queries", "query", queries), columns=("keys", "key", keys), title=title,
+        figsize=figsize, ax=ax,
+    )  # fmt: skip
 
 
 def _draw(
-    name: str,
-    values: Array,
-    flagged: Array,
-    look: Look,
-    *,
-    rows: tuple[str, Any, Any],
-    columns: tuple[str, Any, Any],
-    title: Any,
-    figsize: Any,
-    ax: Any,
-) -> Figure:
+    name: str, values: Array, flagged: Array, look: Look, *, rows: tuple[str, Any, Any],
+    columns: tuple[str, Any, Any], title: Any, figsize: Any, ax: Any,
+) -> Figure:  # fmt: skip
     """Draw values (H, T, S); rows and columns are (argument, word, labels)."""
     if title is not None and not isinstance(title, str):
         raise OptionError(f"title is {title!r}, must be a str or None")
@@ -309,12 +248,9 @@ def _draw(
     H, T, S = values.shape
     where = f"{name} (..., {T}, {S})"
     heat = HeatMap(
-        values=values,
-        flagged=flagged,
-        rows=read_labels(*rows, T, where),
-        columns=read_labels(*columns, S, where),
-        title=title,
-    )
+        values=values, flagged=flagged, rows=arguments.read_labels(*rows, T, where),
+        columns=arguments.read_labels(*columns, S, where), title=title,
+    )  # fmt: skip
     if ax is not None:
-        return draw_within(heat, look, read_axes(ax, H, title))
-    return draw(heat, look, read_figsize(figsize))
+        return draw_within(heat, look, arguments.read_axes(ax, H, title))
+    return draw(heat, look, arguments.read_figsize(figsize))

@@ -26,23 +26,7 @@ from npattn.positions.frequencies import (
 from npattn.positions.rotary import rope, rope_backward
 
 __all__ = [
-    "Frequencies",
-    "Rotary",
-    "alibi_slopes",
-    "dynamic_ntk",
-    "linear",
-    "llama3",
-    "longrope",
-    "look_up",
-    "look_up_backward",
-    "ntk",
-    "plain",
-    "rope",
-    "rope_backward",
-    "sinusoidal",
-    "yarn",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+    "Frequencies", "Rotary", "alibi_slopes", "dynamic_ntk", "linear", "llama3", "longrope",
+    "look_up", "look_up_backward", "ntk", "plain", "rope", "rope_backward", "sinusoidal", "yarn",
+]  # fmt: skip
+__dir__ = __all__.copy

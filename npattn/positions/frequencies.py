@@ -20,22 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.errors import OptionError, ShapeError
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_integer, read_floating
+from npattn.problem.checks import check_flag, check_integer
+from npattn.problem.descales import read_real
 
 __all__ = [
-    "Frequencies",
-    "dynamic_ntk",
-    "linear",
-    "llama3",
-    "longrope",
-    "ntk",
-    "plain",
-    "read_number",
-    "read_real",
+    "Frequencies", "dynamic_ntk", "linear", "llama3", "longrope", "ntk", "plain", "read_number",
     "yarn",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +56,7 @@ class Frequencies:
     amplitude: float = 1.0
 
     def __post_init__(self) -> None:
-        values = read_real("values", self.values)
+        values = read_real("values", self.values).astype(np.float64)
         if values.ndim != 1:
             raise ShapeError(f"values has shape {values.shape}, must be (R/2,): one for each pair")
         if not np.isfinite(values).all():
@@ -171,16 +164,10 @@ def dynamic_ntk(
 
 
 def yarn(
-    R: int,
-    factor: float,
-    *,
-    trained_length: int,
-    base: float = 10000.0,
-    fast: float = 32.0,
-    slow: float = 1.0,
-    truncate: bool = True,
-    amplitude: float | None = None,
-) -> Frequencies:
+    R: int, factor: float,
+    *, trained_length: int, base: float = 10000.0, fast: float = 32.0, slow: float = 1.0,
+    truncate: bool = True, amplitude: float | None = None,
+) -> Frequencies:  # fmt: skip
     """A ramp from plain to divided frequencies. Source: Peng et al. 2023, "YaRN", section 3.2.
 
     Pairs that turn more than `fast` times within the trained length stay, those that turn less than
@@ -220,8 +207,7 @@ def yarn(
     fast, slow = read_number("fast", fast), read_number("slow", slow)
     if slow >= fast:
         raise OptionError(f"slow is {slow}, must be below fast, which is {fast}")
-    if not isinstance(truncate, (bool, np.bool_)):
-        raise OptionError(f"truncate is {truncate!r}, must be True or False")
+    check_flag("truncate", truncate)
     if base == 1:
         raise OptionError("base is 1, must be another: all pairs turn equally fast")
 
@@ -251,14 +237,9 @@ def yarn(
 
 
 def llama3(
-    R: int,
-    factor: float = 8.0,
-    *,
-    trained_length: int = 8192,
-    low: float = 1.0,
-    high: float = 4.0,
-    base: float = 500000.0,
-) -> Frequencies:
+    R: int, factor: float = 8.0,
+    *, trained_length: int = 8192, low: float = 1.0, high: float = 4.0, base: float = 500000.0,
+) -> Frequencies:  # fmt: skip
     """A ramp by wavelength, as in Llama 3.1. Source: its published code.
 
     A pair that turns more than `high` times within the trained length stays, one that turns less
@@ -292,15 +273,9 @@ def llama3(
 
 def longrope(
     R: int,
-    *,
-    short: ArrayLike,
-    long: ArrayLike,
-    length: int,
-    trained_length: int,
-    factor: float,
-    base: float = 10000.0,
-    amplitude: float | None = None,
-) -> Frequencies:
+    *, short: ArrayLike, long: ArrayLike, length: int, trained_length: int, factor: float,
+    base: float = 10000.0, amplitude: float | None = None,
+) -> Frequencies:  # fmt: skip
     """Plain frequencies divided by a factor for each pair. Source: Ding et al. 2024, "LongRoPE".
 
     Parameters
@@ -330,7 +305,8 @@ def longrope(
     """
     values, factor = _powers(R, base), read_number("factor", factor)
     before = check_integer("trained_length", trained_length, 2)
-    divisors = {name: read_real(name, x) for name, x in (("short", short), ("long", long))}
+    given = {"short": short, "long": long}
+    divisors = {name: read_real(name, x).astype(np.float64) for name, x in given.items()}
     for name, x in divisors.items():
         if x.shape != values.shape:
             raise ShapeError(f"{name} has shape {x.shape}, must be {values.shape}: (R/2,)")
@@ -353,14 +329,6 @@ def read_number(name: str, value: Any, above: float = 0.0) -> float:
         positive = "positive and " if above == 0 else ""
         raise OptionError(f"{name} is {value!r}, must be a {positive}finite number")
     return number
-
-
-def read_real(name: str, value: Any) -> Array:
-    """Return a real array in float64. Raises DtypeError if it is not floating, or complex."""
-    array = read_floating(name, value)
-    if array.dtype.kind == "c":
-        raise DtypeError(f"{name} is {array.dtype}, must be real")
-    return array.astype(np.float64)
 
 
 def _powers(R: int, base: float) -> Array:

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions.frequencies import Frequencies, plain, read_number, read_real
+from npattn.positions.frequencies import Frequencies, plain, read_number
+from npattn.problem import checks
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_dtype, check_integer, read_array, read_floating
+from npattn.problem.descales import read_real
 from npattn.problem.foreign import reject_unknown_options
 
 __all__ = ["Layout", "Turn", "make_turn", "rope", "rope_backward", "turn_array", "turn_pairs"]
@@ -33,16 +34,10 @@ BASE = 10000.0
 @reject_unknown_options
 def rope(
     x: ArrayLike,
-    *,
-    layout: Layout = "half",
-    base: float = BASE,
-    positions: ArrayLike | None = None,
-    offset: float = 0,
-    size: int | None = None,
-    frequencies: Frequencies | None = None,
-    sections: Sequence[int] | None = None,
-    dtype: Any = None,
-) -> Array:
+    *, layout: Layout = "half", base: float = BASE, positions: ArrayLike | None = None,
+    offset: float = 0, size: int | None = None, frequencies: Frequencies | None = None,
+    sections: Sequence[int] | None = None, dtype: Any = None,
+) -> Array:  # fmt: skip
     """Turn pairs of features by their position: queries and keys before attention.
 
     Parameters
@@ -90,7 +85,7 @@ def rope(
     array([[1.   , 0.   ],
            [0.54 , 0.841]])
     """
-    array = read_floating("x", x)
+    array = checks.read_floating("x", x)
     turn = make_turn("x", array.shape, layout, base, positions, offset, size, frequencies, sections)
     return turn_array(array, turn, dtype)
 
@@ -98,16 +93,10 @@ def rope(
 @reject_unknown_options
 def rope_backward(
     dout: ArrayLike,
-    *,
-    layout: Layout = "half",
-    base: float = BASE,
-    positions: ArrayLike | None = None,
-    offset: float = 0,
-    size: int | None = None,
-    frequencies: Frequencies | None = None,
-    sections: Sequence[int] | None = None,
-    dtype: Any = None,
-) -> Array:
+    *, layout: Layout = "half", base: float = BASE, positions: ArrayLike | None = None,
+    offset: float = 0, size: int | None = None, frequencies: Frequencies | None = None,
+    sections: Sequence[int] | None = None, dtype: Any = None,
+) -> Array:  # fmt: skip
     """Return the gradient of x from that of ``rope(x, ...)``, which has the same options.
 
     Parameters
@@ -124,7 +113,7 @@ def rope_backward(
     ShapeError, DtypeError, OptionError
         As `rope`.
     """
-    array = read_floating("dout", dout)
+    array = checks.read_floating("dout", dout)
     turn = make_turn(
         "dout", array.shape, layout, base, positions, offset, size, frequencies, sections
     )
@@ -145,21 +134,13 @@ class Turn(NamedTuple):
 
 
 def make_turn(
-    name: str,
-    shape: Sequence[int],
-    layout: Any,
-    base: Any,
-    positions: Any,
-    offset: Any,
-    size: Any,
-    frequencies: Any,
-    sections: Any,
-) -> Turn:
+    name: str, shape: Sequence[int], layout: Any, base: Any, positions: Any, offset: Any, size: Any,
+    frequencies: Any, sections: Any,
+) -> Turn:  # fmt: skip
     """Check the options of `rope` for an array of this shape, and return what it multiplies by."""
     if len(shape) < 2:
         raise ShapeError(f"{name} has shape {tuple(shape)}, must be (..., T, D)")
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise OptionError(f"layout is {layout!r}, must be one of {LAYOUTS}")
+    checks.check_choice("layout", layout, LAYOUTS)
     frequencies = _read_frequencies(shape[-1], base, size, frequencies)
     values = frequencies.values
     places = _read_positions(shape, positions, offset, sections is not None)
@@ -185,7 +166,7 @@ def turn_pairs(x: Any, out: Any, turn: Turn) -> Any:
 
 def turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
     """Turn the pairs of x in `dtype`."""
-    wide, narrow = check_dtype(dtype, "dense", (x,))
+    wide, narrow = checks.check_dtype(dtype, "dense", (x,))
     if narrow is not None:
         raise DtypeError(
             f"dtype is {dtype!r}, must be float32, float64, longdouble, complex64 or complex128"
@@ -193,14 +174,13 @@ def turn_array(x: Array, turn: Turn, dtype: Any) -> Array:
     x = x.astype(wide)
     real = wide if wide.kind == "f" else np.zeros(0, wide).real.dtype
     cos, sin = turn.cos.astype(real), turn.sin.astype(real)
-    out: Array = turn_pairs(x, x.copy(), turn._replace(cos=cos, sin=sin))
-    return out
+    return np.asarray(turn_pairs(x, x.copy(), turn._replace(cos=cos, sin=sin)))
 
 
 def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequencies:
     """Return the frequencies, by default those of base; raise if they turn more than D features."""
     if frequencies is None:
-        R = D if size is None else check_integer("size", size, 0)
+        R = D if size is None else checks.check_integer("size", size, 0)
         if R > D or R % 2:
             more = ": pass size=, the number of features that turn" if size is None else ""
             raise OptionError(f"size is {R}, must be even and at most D, which is {D}{more}")
@@ -212,7 +192,7 @@ def _read_frequencies(D: int, base: Any, size: Any, frequencies: Any) -> Frequen
     R = 2 * len(frequencies.values)
     if read_number("base", base) != BASE:
         raise OptionError(f"base is {base}, must not be given with frequencies, which have theirs")
-    if size is not None and check_integer("size", size, 0) != R:
+    if size is not None and checks.check_integer("size", size, 0) != R:
         raise OptionError(f"size is {size}, must be {R} with these frequencies, or left out")
     if R > D:
         raise OptionError(f"frequencies turn {R} features, must be at most D, which is {D}")
@@ -228,12 +208,12 @@ def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned
         return first + np.arange(lead[-1])
     if first != 0:
         raise OptionError(f"offset is {offset!r}, must not be given with positions: add it to them")
-    array = read_array("positions", positions)
+    array = checks.read_array("positions", positions)
     if array.dtype.kind in "biu":
         if array.dtype.kind == "b":
             raise DtypeError("positions is bool, must be real numbers")
         array = array.astype(np.float64)
-    array = read_real("positions", array)
+    array = read_real("positions", array).astype(np.float64)
     if not np.isfinite(array).all():
         raise OptionError("positions has NaN or inf, must be finite")
     axes = array.shape[1:] if sectioned else array.shape
@@ -255,7 +235,7 @@ def _read_positions(shape: Sequence[int], positions: Any, offset: Any, sectioned
 def _coordinates(sections: Any, count: int, pairs: int) -> Array:
     """Return the number of the coordinate that each pair turns by."""
     try:
-        sizes = [check_integer("a section", n, 0) for n in sections]
+        sizes = [checks.check_integer("a section", n, 0) for n in sections]
     except TypeError:
         raise OptionError(f"sections is {sections!r}, must be a sequence of integers") from None
     if sum(sizes) != pairs or len(sizes) != count:

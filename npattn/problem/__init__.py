@@ -3,7 +3,4 @@
 from npattn.problem.problem import Cotangents, Forward, Gradients, Problem
 
 __all__ = ["Cotangents", "Forward", "Gradients", "Problem"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

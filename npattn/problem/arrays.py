@@ -75,12 +75,7 @@ class MaskLike(Protocol):
         """Return True or False if all or none is visible, else a bool array (t1 − t0, s1 − s0)."""
 
     def to_array(
-        self,
-        T: int | None = None,
-        S: int | None = None,
-        *,
-        lead: tuple[int, ...] = (),
-        H: int = 1,
+        self, T: int | None = None, S: int | None = None, *, lead: tuple[int, ...] = (), H: int = 1
     ) -> Array:
         """Return the whole mask as a bool array."""
 
@@ -100,12 +95,7 @@ class BiasLike(Protocol):
         """Bias of a tile; broadcasts to (t1 − t0, s1 − s0)."""
 
     def to_array(
-        self,
-        T: int | None = None,
-        S: int | None = None,
-        *,
-        lead: tuple[int, ...] = (),
-        H: int = 1,
+        self, T: int | None = None, S: int | None = None, *, lead: tuple[int, ...] = (), H: int = 1
     ) -> Array:
         """Return the whole bias as an array."""
 
@@ -178,8 +168,7 @@ def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
         inside = after if inside is None else inside & after
     if inside is None:
         return np.ones(np.broadcast_shapes(beside.shape, s.shape), bool)
-    visible: Array = inside
-    return visible
+    return inside  # an array or a tensor
 
 
 def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
@@ -187,8 +176,7 @@ def plane_of(array: Array, plane: tuple[int, ...], rank: int = 2) -> Array:
     axes = array.shape[: array.ndim - rank]
     index = plane[len(plane) - len(axes) :]
     plane_index = tuple(0 if n == 1 else i for n, i in zip(axes, index, strict=True))
-    last_axes: Array = array[plane_index]
-    return last_axes
+    return np.asarray(array[plane_index])
 
 
 def tile_of(array: Array, tile: Tile) -> Array:

@@ -3,11 +3,10 @@
 Numbers in brackets are the rules of docs/semantics.md.
 """
 
-from __future__ import annotations
-
 import inspect
+import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -15,8 +14,10 @@ import numpy as np
 
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import Array, BiasLike, MaskLike, describe_value
-from npattn.problem.options import ALIGNMENTS, ENGINES, OPTIONS, Alignment, Window
+from npattn.problem.options import ALIGNMENTS, OPTIONS, Alignment, Window
 
+Shape = tuple[int, ...]
+Hints = dict[Shape, tuple[str, str]]
 COMPUTE = tuple(np.dtype(d) for d in ("f4", "f8", "g", "c8", "c16"))
 STORAGE = tuple(np.dtype(d) for d in ("bfloat16", "float16"))
 
@@ -135,17 +136,13 @@ def read_mask(value: Any) -> Array | MaskLike:
 def read_bias(value: Any) -> Array | BiasLike:
     """Return a bias as a floating array, or unchanged if it is an object."""
     if type(value) is np.ndarray or not isinstance(value, (MaskLike, BiasLike)):
-        return _bias(value)
+        array = read_array("bias", value)
+        if array.dtype == np.bool_:
+            raise DtypeError("bias is bool, must be floating: pass it as mask (True = may attend)")
+        return read_floating("bias", array)
     if isinstance(value, MaskLike):
         raise DtypeError(f"bias is the mask {describe_value(value)}; pass it as mask")
     return value
-
-
-def _bias(value: Any) -> Array:
-    array = read_array("bias", value)
-    if array.dtype == np.bool_:
-        raise DtypeError("bias is bool, must be floating: pass it as mask (True = may attend)")
-    return read_floating("bias", array)
 
 
 def check_score_shape(
@@ -153,19 +150,13 @@ def check_score_shape(
 ) -> tuple[int, ...]:
     """Check that `shape` broadcasts against (*lead, H, T, S) without enlarging it [14]."""
     score_shape = (*lead, H, T, S)
-    if len(shape) >= 2 and _broadcasts(shape, score_shape):
-        return shape
-    hint = ""
-    if shape == score_shape[-1:]:
-        hint = f"; for one row of keys pass {name}[None, :]"
-    elif len(score_shape) == 4 and shape == (score_shape[0], score_shape[-1]):
-        hint = f"; for a (B, S) {name} pass {name}[:, None, None, :]"
-    elif len(score_shape) == 4 and shape == (score_shape[0], *score_shape[-2:]):
-        hint = f"; for a (B, T, S) {name} pass {name}[:, None]"
-    raise ShapeError(
-        f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
-        f"(..., H, T, S) = {score_shape}{hint}"
-    )
+    if not _broadcasts(shape, score_shape):
+        hints: Hints = {(S,): ("one row of keys", "None, :")}
+        if len(lead) == 1:
+            hints.setdefault((*lead, S), (f"a (B, S) {name}", ":, None, None, :"))
+            hints.setdefault((*lead, T, S), (f"a (B, T, S) {name}", ":, None"))
+        raise _broadcast_error(name, shape, "H, T, S", score_shape, hints)
+    return shape
 
 
 def check_integer(name: str, n: Any, least: int = 1) -> int:
@@ -173,6 +164,35 @@ def check_integer(name: str, n: Any, least: int = 1) -> int:
     if isinstance(n, (bool, np.bool_)) or not isinstance(n, numbers.Integral) or n < least:
         raise OptionError(f"{name} is {n!r}, must be an integer ≥ {least}")
     return int(n)
+
+
+def check_choice(name: str, value: Any, legal: Sequence[str]) -> Any:
+    """Return `value` if it is one of the legal words."""
+    if not isinstance(value, str) or value not in legal:
+        raise OptionError(f"{name} is {value!r}, must be one of {', '.join(legal)}")
+    return value
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that `value` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise OptionError(f"{name} is {value!r}, must be True or False")
+
+
+def check_not_negative(name: str, value: Any) -> float:
+    """Return a finite number ≥ 0 as a float."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < math.inf:
+        raise OptionError(f"{name} is {value!r}, must be a finite number ≥ 0")
+    return float(value)
+
+
+def read_integers(name: str, value: Any, cure: str = "") -> Array:
+    """Return `value` as an array of integers. Raises DtypeError, with the cure, if it is none."""
+    array = read_array(name, value)
+    if array.dtype.kind not in "iu":
+        raise DtypeError(f"{name} is {array.dtype}, must be integers{cure}")
+    return array
 
 
 READ_BESIDE_SCORES: dict[str, Callable[[Any], Any]] = {
@@ -184,11 +204,9 @@ READ_BESIDE_SCORES: dict[str, Callable[[Any], Any]] = {
 
 
 def check_beside_scores(
-    name: str,
-    value: Array | MaskLike | BiasLike,
-    sizes: tuple[tuple[int, ...], int, int, int],
+    name: str, value: Array | MaskLike | BiasLike, sizes: tuple[tuple[int, ...], int, int, int],
     arrays: tuple[Array, Array, Array],
-) -> None:
+) -> None:  # fmt: skip
     """Check that a mask or bias broadcasts against the scores without enlarging them [14]."""
     try:
         shape = value.shape if isinstance(value, np.ndarray) else value.shape(*sizes)
@@ -211,29 +229,35 @@ def check_gate(
     """Check that a gate broadcasts against (*lead, H, T, E) without enlarging it [16]."""
     lead, H, T, E = sizes
     shape, out_shape = gate.shape, (*lead, H, T, E)
-    if len(shape) >= 2 and _broadcasts(shape, out_shape):
+    if _broadcasts(shape, out_shape):
         return
-    hint = ""
-    if shape == (H,):
-        hint = "; for one number per head pass gate[:, None, None]"
-    elif shape == (E,):
-        hint = "; for one row of numbers pass gate[None, :]"
-    elif len(out_shape) == 4 and shape == (lead[0], H):
-        hint = "; for a (B, H) gate pass gate[:, :, None, None]"
-    elif len(out_shape) == 4 and shape == (lead[0], H, T):
-        hint = "; for a (B, H, T) gate pass gate[..., None]"
-    elif len(out_shape) == 4 and shape == (lead[0], T, E):
-        hint = "; for a (B, T, E) gate pass gate[:, None]"
-    raise ShapeError(
-        f"gate has shape {shape}, must have rank 2 or more and broadcast against "
-        f"(..., H, T, E) = {out_shape}{hint} {_format_shapes(*arrays)}"
-    )
+    hints: Hints = {(E,): ("one row of numbers", "None, :")}
+    hints[H,] = ("one number per head", ":, None, None")
+    if len(lead) == 1:
+        hints.setdefault((*lead, H), ("a (B, H) gate", ":, :, None, None"))
+        hints.setdefault((*lead, H, T), ("a (B, H, T) gate", "..., None"))
+        hints.setdefault((*lead, T, E), ("a (B, T, E) gate", ":, None"))
+    err = _broadcast_error("gate", shape, "H, T, E", out_shape, hints)
+    raise ShapeError(f"{err} {_format_shapes(*arrays)}")
 
 
 def _broadcasts(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
-    """Return True if an array of this shape broadcasts to `whole` without enlarging it."""
+    """Return True if an array of this shape and rank ≥ 2 broadcasts to `full_shape` as it is."""
     tail = full_shape[max(len(full_shape) - len(shape), 0) :]
-    return len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
+    fits = len(shape) == len(tail) and all(n in (1, w) for n, w in zip(shape, tail, strict=True))
+    return fits and len(shape) >= 2
+
+
+def _broadcast_error(
+    name: str, shape: Shape, letters: str, full_shape: Shape, hints: Hints
+) -> ShapeError:
+    """Make the error of a shape; `hints` say what other shapes stand for, and how to index them."""
+    words, index = hints.get(shape, ("", ""))
+    hint = words and f"; for {words} pass {name}[{index}]"
+    return ShapeError(
+        f"{name} has shape {shape}, must have rank 2 or more and broadcast against "
+        f"(..., {letters}) = {full_shape}{hint}"
+    )
 
 
 def read_sinks(value: Any, arrays: tuple[Array, Array, Array]) -> Array:
@@ -287,9 +311,7 @@ def check_window(window: Any) -> Window | None:
 
 def check_alignment(alignment: Any) -> Alignment:
     """Return `alignment` if it is one of `ALIGNMENTS`."""
-    if not isinstance(alignment, str) or alignment not in ALIGNMENTS:
-        raise OptionError(f"alignment is {alignment!r}, must be one of {ALIGNMENTS}")
-    return str(alignment)  # type: ignore[return-value]  # one of ALIGNMENTS, checked above
+    return check_choice("alignment", alignment, ALIGNMENTS)  # type: ignore[no-any-return]
 
 
 def check_number(name: str, value: Any) -> float | None:
@@ -339,12 +361,6 @@ def check_score_mod(score_mod: Any) -> None:
         ) from err
 
 
-def check_engine(engine: Any) -> None:
-    """Check that engine is one of `ENGINES`."""
-    if not isinstance(engine, str) or engine not in ENGINES:
-        raise OptionError(f"engine is {engine!r}, must be one of {', '.join(ENGINES)}")
-
-
 def check_dtype(
     value: Any, engine: str, arrays: tuple[Any, ...]
 ) -> tuple[np.dtype[Any], np.dtype[Any] | None]:
@@ -386,17 +402,8 @@ def check_cotangent(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     return array
 
 
-def check_result_of(function: str, kind: type, fwd: Any) -> None:
-    """Check that fwd is the result of a function of npattn.cache: each has a type of its own."""
-    if not isinstance(fwd, kind):
-        raise OptionError(
-            f"fwd is of type {type(fwd).__name__}, must be a result of npattn.cache.{function}"
-        )
-
-
 def direction_shape(name: str, value: Any, prefix: str = "d") -> tuple[int, ...]:
     """Return the shape of an input. Raises OptionError if there is no such input."""
     if value is None:
         raise OptionError(f"got {prefix}{name}, but the problem has no {name}")
-    shape: tuple[int, ...] = value.shape
-    return shape
+    return value.shape  # type: ignore[no-any-return]

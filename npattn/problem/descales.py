@@ -1,7 +1,5 @@
 """Factors (descales) of arrays of 8 bits: which part of an array each of them belongs to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -29,10 +27,7 @@ def read_real(name: str, x: ArrayLike) -> Array:
 
 
 def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None, xp: Any = np) -> Array:
-    """Return descales in a shape that broadcasts against an array (..., H, T, D) of a shape.
-
-    Raises as `repeats` does.
-    """
+    """Return descales in a shape that broadcasts against an array (..., H, T, D) of a shape."""
     blocks, heads = repeats(tuple(descale.shape), shape, rows)
     if descale.ndim == 0:
         return descale
@@ -46,15 +41,7 @@ def spread(descale: Array, shape: tuple[int, ...], rows: int | None = None, xp: 
 
 
 def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) -> tuple[int, int]:
-    """Return how often each descale stands for rows (0: of whole heads), and for heads.
-
-    Parameters
-    ----------
-    descale, shape : tuple of int
-        Shapes of the descales and of the array (..., H, T, D) that they belong to.
-    rows : int or None
-        Number of rows in a block; None: as many descales as rows are one for each.
-    """
+    """Return for how many rows (0: a whole head) and heads of `shape` each descale stands."""
     of_blocks = bool(descale) and len(descale) == len(shape) - 1
     if rows is not None and not of_blocks:
         raise OptionError(f"rows is {rows}, must be left out: descale {descale} has no blocks")
@@ -83,10 +70,7 @@ def repeats(descale: tuple[int, ...], shape: tuple[int, ...], rows: int | None) 
 
 
 def gather(terms: Array, descale: Array, rows: int | None) -> Array:
-    """Return the sum of the terms (..., H, T, D) that belong to each descale.
-
-    Raises as `repeats` does.
-    """
+    """Return the sum of the terms (..., H, T, D) that belong to each descale."""
     blocks, _ = repeats(descale.shape, terms.shape, rows)
     if descale.ndim == 0:
         return np.asarray(terms.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ParamSpec, TypeVar
@@ -49,8 +49,6 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate `function` to answer a keyword that it lacks with the one that was meant.
 
     The signature stays that of `function`, for `inspect.signature` and for type checkers.
-
-    Raises UnknownOptionError when the decorated function is called with a keyword that it lacks.
     """
     parameters = inspect.signature(function).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -71,6 +69,13 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def reject_options(function: str, given: Iterable[str], options: Sequence[str]) -> None:
+    """Raise UnknownOptionError at the first given option that is not one of these."""
+    for name in given:
+        if name not in options:
+            raise unknown_option(function, name, options)
 
 
 def unknown_option(function: str, name: str, options: Sequence[str]) -> UnknownOptionError:

@@ -6,24 +6,12 @@ Rule 16 of docs/semantics.md. A head mask is a gate of shape (H, 1, 1). Every fu
 and tensors alike. Source: Qiu et al. 2025, "Gated attention for large language models".
 """
 
-from __future__ import annotations
-
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 
 
 def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Array:
-    """Return gate · o, rounded as mixed precision rounds it [15].
-
-    Parameters
-    ----------
-    problem : Problem
-        With a gate.
-    o : array (..., H, T, E)
-        Output of attention under any conventions, in the dtype of the computation or of results.
-    undefined : bool array (..., H, T), optional
-        Rows that are NaN by convention: they stay NaN, and pass nothing to the gate.
-    """
+    """Return gate · o, (..., H, T, E), rounded; rows `undefined`, (..., H, T), stay NaN [15]."""
     o = problem.to_compute_dtype(o)
     if undefined is None:
         return problem.to_output_dtype(gate_factor(problem) * o)
@@ -35,10 +23,7 @@ def apply_gate(problem: Problem, o: Array, undefined: Array | None = None) -> Ar
 def pull_back(
     problem: Problem, o: Array, dout: Array, undefined: Array | None = None
 ) -> tuple[Array, Array]:
-    """Return the cotangent of o, (..., H, T, E), and the gradient of the gate, shaped as the gate.
-
-    Parameters are those of `apply_gate`, and the cotangent of out.
-    """
+    """Return the cotangent of o, (..., H, T, E), and the gradient of the gate, in its shape."""
     gate = problem.gate
     assert gate is not None
     dout = problem.round_to_storage(dout)

@@ -1,7 +1,5 @@
 """Meanings of the parameters of attention functions, and their names in other libraries."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from npattn.problem.options import OPTIONS, RESULTS

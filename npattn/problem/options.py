@@ -3,8 +3,6 @@
 `Problem`, the engines' refusals, the signature reader and the judge read this table.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,37 +60,25 @@ OPTIONS: dict[str, Option] = {
         ),
         Option("bias", "array", None, "added to the scores after scale and softcap"),
         Option(
-            "scale",
-            "number",
-            None,
-            "multiplies q·k",
-            examples=(0.5, 1.0, -0.75, 0.0, 1.7),
+            "scale", "number", None, "multiplies q·k", examples=(0.5, 1.0, -0.75, 0.0, 1.7),
             legal="a finite number or None (1/√D)",
         ),
         Option(
-            "softcap",
-            "number",
-            None,
-            "c > 0: scores become c·tanh(s/c)",
-            examples=(2.0, 0.5, 1.0, 30.0),
-            legal="a finite number > 0 or None (no cap)",
+            "softcap", "number", None, "c > 0: scores become c·tanh(s/c)",
+            examples=(2.0, 0.5, 1.0, 30.0), legal="a finite number > 0 or None (no cap)",
             accepts=lambda c: 0 < c < math.inf,
         ),
         Option("score_mod", "callable", None, "f(s, b, h, t, s_index) of the scores"),
         Option("sinks", "array", None, "one more logit per head, without a value"),
         Option("dropout_mask", "array", None, "boolean, True = keep the weight"),
         Option(
-            "dropout_rate",
-            "number",
-            0.0,
-            "kept weights are divided by 1 − rate",
-            examples=(0.5, 0.0, 0.3),
-            legal="a number in [0, 1)",
+            "dropout_rate", "number", 0.0, "kept weights are divided by 1 − rate",
+            examples=(0.5, 0.0, 0.3), legal="a number in [0, 1)",
             accepts=lambda rate: 0 <= rate < 1,
         ),
         Option("gate", "array", None, "multiplies o elementwise"),
     )
-}
+}  # fmt: skip
 """Every option, in the order of attention's signature."""
 
 FEATURES = tuple(OPTIONS)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from npattn.problem import checks
+from npattn.problem import checks, options
 from npattn.problem.arrays import (
     Array,
     BiasLike,
@@ -32,9 +32,9 @@ from npattn.problem.arrays import (
     sum_to,
 )
 from npattn.problem.foreign import reject_unknown_options
-from npattn.problem.options import OPTIONS, Alignment, ScoreMod, Window, default_scale
+from npattn.problem.options import Alignment, ScoreMod, Window, default_scale
 
-NUMBERS = tuple(name for name, option in OPTIONS.items() if option.kind == "number")
+NUMBERS = tuple(name for name, option in options.OPTIONS.items() if option.kind == "number")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,7 +159,7 @@ class Problem:
             put("scale", default_scale(self.D)[0])
         checks.check_dropout(self.dropout_rate, self.dropout_mask)
         checks.check_score_mod(self.score_mod)
-        checks.check_engine(self.engine)
+        checks.check_choice("engine", self.engine, options.ENGINES)
         dtype, storage = checks.check_dtype(
             self.dtype, self.engine, (*arrays, self.bias, self.sinks, self.gate)
         )

@@ -67,12 +67,7 @@ class Sized:
         return check_score_shape(self.kind, self._shape(lead, H, T, S), lead, H, T, S)
 
     def to_array(
-        self,
-        T: int | None = None,
-        S: int | None = None,
-        *,
-        lead: tuple[int, ...] = (),
-        H: int = 1,
+        self, T: int | None = None, S: int | None = None, *, lead: tuple[int, ...] = (), H: int = 1
     ) -> Array:
         """Return the whole as an array.
 
@@ -121,11 +116,11 @@ class Sized:
         return 1 if known_size == ANY else known_size
 
     def _known_sizes(self) -> KnownSizes:
-        raise NotImplementedError
+        return KnownSizes()
 
     def _shape(self, lead: tuple[int, ...], H: int, T: int, S: int) -> tuple[int, ...]:
         """Shape of `to_array`, checked against T and S, but not yet against lead and H."""
-        raise NotImplementedError
+        return (*self._known_sizes().axes, T, S)
 
     def _values(self, lead: tuple[int, ...], H: int, T: int, S: int) -> Array:
         """Compute `to_array` for sizes that fit."""

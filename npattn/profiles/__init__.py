@@ -7,10 +7,7 @@ from npattn.profiles import flash_attn, jax, kernels, runtimes, torch, transform
 from npattn.profiles.profile import Profile
 
 __all__ = ["PROFILES", "Profile", "find_profile"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 _KNOWN = [Profile(name="npattn", version="0.1", about="the semantics of npattn")]

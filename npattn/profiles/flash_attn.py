@@ -20,9 +20,7 @@ FLASH_ATTN = Profile(
     },
     layout="BTHD",
     refuses=(
-        "dtypes other than float16 and bfloat16",
-        "D above 256",
-        "E != D",
+        "dtypes other than float16 and bfloat16", "D above 256", "E != D",
         "mask and bias: it has neither",
     ),
 )  # fmt: skip

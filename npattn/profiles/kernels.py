@@ -41,9 +41,7 @@ SAGEATTENTION = Profile(
     signature={"is_causal": "causal", "sm_scale": "scale"},
     refuses=(
         'T != S: is_causal is "only applicable when qo_len == kv_len", so that it is not asked',
-        "D other than 64, 96 and 128",
-        "E != D",
-        "dtypes other than float16, bfloat16 and float32",
+        "D other than 64, 96 and 128", "E != D", "dtypes other than float16, bfloat16 and float32",
         "gradients",
     ),
 )  # fmt: skip
@@ -193,9 +191,7 @@ THUNDERKITTENS = Profile(
     about="mha_forward and mha_backward of ThunderKittens, kernels/attention/mha_h100",
     signature={"causal": "causal"},
     refuses=(
-        "T != S: one length",
-        "E != D: one head dimension",
-        "dtypes other than bfloat16",
+        "T != S: one length", "E != D: one head dimension", "dtypes other than bfloat16",
         "D other than 64 and 128, T that is no multiple of 64",
     ),
 )  # fmt: skip

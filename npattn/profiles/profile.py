@@ -1,7 +1,5 @@
 """Profile of a system: its conventions, signature, layout, refusals and promises."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

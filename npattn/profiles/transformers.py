@@ -56,9 +56,7 @@ BLOOM = Profile(
     conventions=EAGER.conventions,
     signature={"alibi": "bias", "attention_mask": "added mask or bias"},
     refuses=(
-        *EAGER.refuses,
-        "K < H: one n_head for all",
-        "E != D, T > S: self-attention",
+        *EAGER.refuses, "K < H: one n_head for all", "E != D, T > S: self-attention",
         "a bias that differs between queries",
     ),
 )  # fmt: skip
@@ -70,8 +68,6 @@ FALCON = replace(
     about="FalconAttention of Hugging Face between its projections, with ALiBi",
     conventions=replace(EAGER.conventions, bias="before_scale"),
     refuses=(
-        *EAGER.refuses,
-        "E != D, T > S: self-attention",
-        "a bias that differs between queries",
+        *EAGER.refuses, "E != D, T > S: self-attention", "a bias that differs between queries",
     ),
 )  # fmt: skip

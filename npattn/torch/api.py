@@ -37,26 +37,15 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @reject_unknown_options
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | ArrayLike | MaskLike | None = None,
-    *,
-    causal: bool | Alignment = False,
-    window: Window | None = None,
-    bias: Tensor | ArrayLike | BiasLike | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    score_mod: ScoreMod | None = None,
-    sinks: Tensor | ArrayLike | None = None,
-    dropout_mask: Tensor | ArrayLike | None = None,
-    dropout_rate: float = 0.0,
-    gate: Tensor | ArrayLike | None = None,
-    dtype: torch.dtype | DTypeLike | None = None,
-    engine: str = "auto",
-    precision: Precision | None = None,
-    conventions: Conventions | None = None,
-) -> Forward:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | ArrayLike | MaskLike | None = None,
+    *, causal: bool | Alignment = False, window: Window | None = None,
+    bias: Tensor | ArrayLike | BiasLike | None = None, scale: float | None = None,
+    softcap: float | None = None, score_mod: ScoreMod | None = None,
+    sinks: Tensor | ArrayLike | None = None, dropout_mask: Tensor | ArrayLike | None = None,
+    dropout_rate: float = 0.0, gate: Tensor | ArrayLike | None = None,
+    dtype: torch.dtype | DTypeLike | None = None, engine: str = "auto",
+    precision: Precision | None = None, conventions: Conventions | None = None,
+) -> Forward:  # fmt: skip
     """Attention with its lse and weights, and with the intermediates that `backward` needs.
 
     Parameters
@@ -109,24 +98,16 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    Tensor,
+    "attention", forward, Tensor,
     "Exact multi-head attention on tensors, differentiable by autograd.",
     "torch.Tensor (..., H, T, E)\n        A fully masked row is 0.",
-)
+)  # fmt: skip
 
 
 def _forward(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    conventions: Conventions | None,
-    *,
-    precision: str | None = None,
-    **options: Any,
-) -> Forward:
+    q: Any, k: Any, v: Any, mask: Any, conventions: Conventions | None, *,
+    precision: str | None = None, **options: Any,
+) -> Forward:  # fmt: skip
     """Return the forward on tensors, breaking a compiled graph; raise if one is exported."""
     if precision is not None:
         raise OptionError(
@@ -198,11 +179,9 @@ def evaluate(
 
 
 def backward(
-    fwd: Forward,
-    dout: Tensor | ArrayLike | None,
-    dlse: Tensor | ArrayLike | None = None,
+    fwd: Forward, dout: Tensor | ArrayLike | None, dlse: Tensor | ArrayLike | None = None,
     dweights: Tensor | ArrayLike | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Exact gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, without autograd.
 
     Parameters
@@ -250,14 +229,10 @@ def backward(
 
 
 def jvp(
-    fwd: Forward,
-    dq: Tensor | ArrayLike | None = None,
-    dk: Tensor | ArrayLike | None = None,
-    dv: Tensor | ArrayLike | None = None,
-    dbias: Tensor | ArrayLike | None = None,
-    dsinks: Tensor | ArrayLike | None = None,
-    dgate: Tensor | ArrayLike | None = None,
-) -> tuple[Tensor, Tensor]:
+    fwd: Forward, dq: Tensor | ArrayLike | None = None, dk: Tensor | ArrayLike | None = None,
+    dv: Tensor | ArrayLike | None = None, dbias: Tensor | ArrayLike | None = None,
+    dsinks: Tensor | ArrayLike | None = None, dgate: Tensor | ArrayLike | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Directional derivative (do, dlse) of (out, lse).
 
     Parameters

@@ -38,6 +38,17 @@ class AttentionCall(NamedTuple):
         problem = self.problem.with_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks)
         return self._replace(problem=problem)
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """q, k, v, bias and sinks, as far as they are tensors."""
+        p = self.problem
+        return p.q, p.k, p.v, p.bias if isinstance(p.bias, Tensor) else None, p.sinks
+
+    def results(self, saved: SavedTensors) -> tuple[Tensor, Tensor]:
+        """Return the canonical out and lse, without an axis of heads if the problem has none."""
+        out, lse = saved.out, saved.lse
+        return (out[0], lse[0]) if self.problem.headless else (out, lse)
+
     def canonical(self) -> Problem:
         if self.conventions is None:
             return self.problem
@@ -45,11 +56,10 @@ class AttentionCall(NamedTuple):
 
     def undefined_rows(self, saved: SavedTensors) -> Tensor | None:
         """Return which rows are NaN by the conventions, (..., H, T); None if no row is."""
-        lse: Any = saved.lse[0] if self.problem.headless else saved.lse
-        rows: Any = None
-        if self.conventions is not None:
-            rows = self.conventions.undefined_rows(self.problem, lse)
-        return rows  # type: ignore[no-any-return]
+        if self.conventions is None:
+            return None
+        lse: Any = self.results(saved)[1]
+        return self.conventions.undefined_rows(self.problem, lse)  # type: ignore[return-value]
 
     def max_score(self) -> Tensor:
         """Return the largest score of each row, without a gradient."""
@@ -65,9 +75,7 @@ class AttentionCall(NamedTuple):
             if self.conventions is None:
                 return engine.forward(problem, self.whole), ()
             saved = engine.forward(self.canonical(), self.whole)
-            raw, raw_lse = saved.out, saved.lse
-            if problem.headless:
-                raw, raw_lse = raw[0], raw_lse[0]
+            raw, raw_lse = self.results(saved)
             translate: Any = self.conventions.results
             out, lse = translate(problem, raw, raw_lse)
             # The results of a function of autograd share no memory.
@@ -77,22 +85,14 @@ class AttentionCall(NamedTuple):
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor, SavedTensors]:
     """Return out, lse and the results that gradients need, differentiable where an input is."""
-    problem = call.problem
-    bias = problem.bias if isinstance(problem.bias, Tensor) else None
-    inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
-    if _needs_autograd(inputs):
+    if _needs_autograd(call.tensors):
         apply: Any = _Attention.apply if transforms_active() else _UntransformedAttention.apply
-        results = apply(call, *inputs)
+        results = apply(call, *call.tensors)
         saved, translated = SavedTensors(*results[:3]), results[3:]
     else:
         saved, translated = call.forward()
-    if translated:
-        out, lse = translated
-    elif problem.headless:
-        out, lse = saved.out[0], saved.lse[0]
-    else:
-        out, lse = saved.out, saved.lse
-    return problem.to_output_dtype(out), lse, saved
+    out, lse = translated or call.results(saved)
+    return call.problem.to_output_dtype(out), lse, saved
 
 
 def _needs_autograd(inputs: tuple[Tensor | None, ...]) -> bool:
@@ -108,19 +108,13 @@ def _needs_autograd(inputs: tuple[Tensor | None, ...]) -> bool:
 
 
 def pull_back(
-    call: AttentionCall,
-    saved: SavedTensors,
-    dout: Tensor | None,
-    dlse: Tensor | None,
-    dweights: Tensor | None = None,
-    *,
-    draw: Tensor | None = None,
-    dlog: Tensor | None = None,
-) -> Gradients:
+    call: AttentionCall, saved: SavedTensors, dout: Tensor | None, dlse: Tensor | None,
+    dweights: Tensor | None = None, *, draw: Tensor | None = None, dlog: Tensor | None = None,
+) -> Gradients:  # fmt: skip
     """Gradients from cotangents of the results, and from draw, dlog of the canonical ones."""
     problem, canonical = call.problem, call.canonical()
     conventions: Any = call.conventions
-    do = torch.zeros_like(saved.out[0] if problem.headless else saved.out) if dout is None else dout
+    do = torch.zeros_like(call.results(saved)[0]) if dout is None else dout
     dl, dw = dlse, dweights
     with exact(problem.dtype, problem.device):
         if conventions is not None:
@@ -132,9 +126,7 @@ def pull_back(
         dl = dlog if dl is None else dl if dlog is None else dl + dlog
         grads = engine.backward(canonical, saved, do_total, dl, dw, call.whole)
         if conventions is not None:
-            lse = saved.lse
-            if problem.headless:
-                do, lse = do[0], lse[0]
+            do, lse = do[0] if problem.headless else do, call.results(saved)[1]
             grads = conventions.gradients(problem, grads, do, lse, bias_gradient)
     return grads
 
@@ -142,10 +134,7 @@ def pull_back(
 def push_forward(
     call: AttentionCall, saved: SavedTensors, along: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Changes of out and lse along a direction of q, k, v, bias, sinks: canonical, and translated.
-
-    Those of the canonical problem have a head axis.
-    """
+    """Changes along a direction of out and lse: canonical, with a head axis, and translated."""
     problem, conventions = call.problem, call.conventions
     with exact(problem.dtype, problem.device):
         canonical, moved_v = call.canonical(), along["v"]
@@ -153,23 +142,19 @@ def push_forward(
             along = canonical_direction(conventions, problem, along)
         named = {f"d{name}": x for name, x in along.items()}
         raw, dlog = engine.jvp(canonical, saved, **named, whole=call.whole)
-        do, dlse, lse = raw, dlog, saved.lse
-        if problem.headless:
-            do, dlse, lse = do[0], dlse[0], lse[0]
+        do, dlse = (raw[0], dlog[0]) if problem.headless else (raw, dlog)
         if conventions is not None:
             translate: Any = translate_changes
+            lse = call.results(saved)[1]
             do, dlse = translate(conventions, problem, do, dlse, lse, moved_v)
     return raw, dlog, do, dlse
 
 
 def weigh(call: AttentionCall, saved: SavedTensors) -> Tensor:
     """Return the weights, differentiable where an input is."""
-    problem = call.problem
-    bias = problem.bias if isinstance(problem.bias, Tensor) else None
-    inputs = (problem.q, problem.k, problem.v, bias, problem.sinks)
-    if _needs_autograd(inputs):
+    if _needs_autograd(call.tensors):
         apply: Any = _Weights.apply
-        weights: Tensor = apply(call, saved, *inputs)
+        weights: Tensor = apply(call, saved, *call.tensors)
         return weights
     return _weights(call, saved)
 
@@ -181,7 +166,7 @@ def _weights(call: AttentionCall, saved: SavedTensors) -> Tensor:
         p = p[0] if problem.headless else p
         if conventions is None:
             return p
-        raw: Any = saved.lse[0] if problem.headless else saved.lse
+        raw: Any = call.results(saved)[1]
         translate: Any = conventions.returned_weights
         translated: Tensor = translate(problem, p, raw)
         return translated
@@ -208,18 +193,13 @@ class _Weights(torch.autograd.Function):
         if torch.is_grad_enabled():  # the results again, as functions of the inputs
             saved = attend(call)[2]
         grads = pull_back(call, saved, None, None, dweights)
-        dbias = None if tensors[3] is None else grads.bias
-        each: tuple[Any, ...] = (grads.q, grads.k, grads.v, dbias, grads.sinks)
-        return (
-            None,
-            None,
-            *_like(tensors, each),
-        )
+        return None, None, *_by_tensor(tensors, grads)
 
 
-def _like(tensors: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-    """Return gradients in the dtypes of their tensors; None where there is no tensor."""
-    return [None if x is None else cast(g, x.dtype) for x, g in zip(tensors, grads, strict=True)]
+def _by_tensor(tensors: Sequence[Any], grads: Gradients) -> list[Any]:
+    """Return the gradients in the dtypes of q, k, v, bias and sinks; None for no such tensor."""
+    each = (grads.q, grads.k, grads.v, grads.bias, grads.sinks)
+    return [None if x is None else cast(g, x.dtype) for x, g in zip(tensors, each, strict=True)]
 
 
 class _Attention(torch.autograd.Function):
@@ -243,10 +223,8 @@ class _Attention(torch.autograd.Function):
         *tensors, out, log, shift = ctx.saved_tensors
         call, saved = ctx.call.with_tensors(*tensors), SavedTensors(out, log, shift)
         draw, dlog, _, dout, dlse = (*cotangents, None, None)[:5]
-        grads: Any = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
-        dbias = None if tensors[3] is None else grads.bias
-        each = (grads.q, grads.k, grads.v, dbias, grads.sinks)
-        return None, *_like(tensors, each)
+        grads = pull_back(call, saved, dout, dlse, draw=draw, dlog=dlog)
+        return None, *_by_tensor(tensors, grads)
 
     @staticmethod
     def vmap(*_: Any) -> Any:

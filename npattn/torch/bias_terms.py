@@ -5,8 +5,6 @@ scores of a tile to the gradient of its parameter. No operation here changes its
 between two runs.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -18,7 +16,7 @@ from npattn.biases.distances import Alibi, Relative
 from npattn.problem.arrays import Tile, diagonal, sum_to
 from npattn.torch.problem import Problem
 from npattn.torch.tensors import to_tensor
-from npattn.torch.tiles import Group, QueryRows, Strip, flatten, tile_of
+from npattn.torch.tiles import Group, QueryRows, Strip, flatten, host_tile, tile_of
 
 Tensor = torch.Tensor
 
@@ -160,10 +158,11 @@ class _HostTerm(BiasTerm):
         self.total = bias.zeros(*self.sizes)
 
     def tile(self, rows: QueryRows, strip: Strip) -> Tensor:
-        group, tile_shape = rows.group, (rows.t1 - rows.t0, strip.s1 - strip.s0)
+        group, at = rows.group, (rows.t0, rows.t1, strip.s0, strip.s1)
+        tile_shape = (rows.t1 - rows.t0, strip.s1 - strip.s0)
         values = np.stack([
             np.stack([
-                np.broadcast_to(self.bias.tile(self._tile(b, h, rows, strip)), tile_shape)
+                np.broadcast_to(self.bias.tile(host_tile(self.sizes, b, h, *at)), tile_shape)
                 for h in range(group.h0, group.h1)
             ]) for b in range(group.b0, group.b1)
         ])  # fmt: skip
@@ -171,19 +170,14 @@ class _HostTerm(BiasTerm):
 
     def add(self, rows: QueryRows, strip: Strip, ds: Tensor) -> None:
         host, group = ds.detach().cpu().numpy(), rows.group
+        at = (rows.t0, rows.t1, strip.s0, strip.s1)
         for b in range(group.b0, group.b1):
             for h in range(group.h0, group.h1):
-                tile = self._tile(b, h, rows, strip)
+                tile = host_tile(self.sizes, b, h, *at)
                 self.bias.add(self.total, tile, host[b - group.b0, h - group.h0])
 
     def gradient(self) -> Tensor:
         return self.problem.to_compute_dtype(to_tensor(self.total, self.problem.device))  # type: ignore
-
-    def _tile(self, b: int, h: int, rows: QueryRows, strip: Strip) -> Tile:
-        lead = self.sizes[0]
-        sample = np.unravel_index(b, lead) if lead else ()
-        plane = (*map(int, sample), h)
-        return Tile(*self.sizes, plane, rows.t0, rows.t1, strip.s0, strip.s1)
 
 
 def bias_gradient(problem: Problem, ds: Tensor) -> Any:
@@ -203,9 +197,6 @@ def bias_gradient(problem: Problem, ds: Tensor) -> Any:
             term.add(all_rows, strip, flatten(ds, problem.lead))
     gradients = tuple(term.gradient() for term in terms)
     return gradients if hasattr(problem.bias, "terms") else gradients[0]
-
-
-# --- helpers --------------------------------------------------------------------------------------
 
 
 def _heads(rows: QueryRows, count: int) -> slice:

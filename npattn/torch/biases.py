@@ -44,27 +44,16 @@ class TensorBias:
         """Return the bias of T queries and S keys, which broadcasts against (H, T, S)."""
         total: Any = 0
         for term in self.terms:
-            if isinstance(term, _Term):
-                total = total + term.to_tensor(T, S, device)
+            if isinstance(term, (_Alibi, _Relative)):
+                term = term.to_tensor(T, S, device)
             elif isinstance(term, BiasLike):
-                array = term.to_array(T, S)
-                total = total + to_tensor(np.asarray(array), device)
-            else:
-                total = total + (term if isinstance(term, Tensor) else to_tensor(term, device))
-        summed: Tensor = total
-        return summed
-
-
-class _Term:
-    """Bias that is linear in a tensor."""
-
-    def to_tensor(self, T: int, S: int, device: torch.device) -> Tensor:
-        """Return it for T queries and S keys."""
-        raise NotImplementedError
+                term = term.to_array(T, S)
+            total = total + (term if isinstance(term, Tensor) else to_tensor(term, device))
+        return total  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
-class _Alibi(_Term):
+class _Alibi:
     slopes: Tensor
     alignment: Alignment
 
@@ -74,7 +63,7 @@ class _Alibi(_Term):
 
 
 @dataclass(frozen=True, eq=False)
-class _Relative(_Term):
+class _Relative:
     table: Tensor
     options: dict[str, Any]
 
@@ -113,11 +102,8 @@ def alibi(
 
 def relative(
     table: Tensor | ArrayLike,
-    *,
-    max_distance: int = 128,
-    bidirectional: bool = True,
-    alignment: Alignment = "bottom_right",
-) -> Bias | TensorBias:
+    *, max_distance: int = 128, bidirectional: bool = True, alignment: Alignment = "bottom_right",
+) -> Bias | TensorBias:  # fmt: skip
     """Bias looked up by the distance of a key (T5), as `npattn.biases.relative`.
 
     Parameters

@@ -4,8 +4,6 @@ Each sequence is one problem of `npattn.torch.forward`; the meanings are those o
 whose `unpack` takes tensors as they are.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -15,16 +13,9 @@ from npattn.cache import unpack
 from npattn.torch.twins import Tensors
 
 __all__ = [
-    "Appended",
-    "CacheResults",
-    "append",
-    "merge",
-    "paged",
-    "paged_forward",
-    "unpack",
-    "varlen",
+    "Appended", "CacheResults", "append", "merge", "paged", "paged_forward", "unpack", "varlen",
     "varlen_forward",
-]
+]  # fmt: skip
 
 Tensor = torch.Tensor
 

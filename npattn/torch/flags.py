@@ -4,8 +4,6 @@ Two kinds of flags change a product of float32 matrices: those of the process th
 bfloat16, and autocast, which belongs to a thread. Neither affects float64.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

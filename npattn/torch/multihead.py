@@ -12,9 +12,8 @@ docs/torch_multihead.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -27,7 +26,7 @@ from npattn.errors import OptionError
 from npattn.multihead.projections import NORMS, Norm
 from npattn.multihead.summary import Description
 from npattn.positions.attention import Rotary, check_rotary
-from npattn.problem.checks import check_integer
+from npattn.problem.checks import check_choice, check_integer, check_not_negative
 from npattn.torch import multihead_build as build
 from npattn.torch.api import forward as attend
 from npattn.torch.flags import exact
@@ -110,32 +109,17 @@ device, dtype
     bias_v: nn.Parameter | None
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: torch.device | str | int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        value_head_dim: int | None = None,
-        out_dim: int | None = None,
-        merge: Literal["concat", "reshape"] = "concat",
-        qk_norm: Norm | None = None,
-        norm_eps: float = 1e-6,
-        norm_weight: build.NormWeight = "shared",
-        gate: bool = False,
-        compute_dtype: torch.dtype | None = None,
-        engine: str = "auto",
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
+        add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
+        vdim: int | None = None, batch_first: bool = False,
+        device: torch.device | str | int | None = None, dtype: torch.dtype | None = None,
+        *, num_kv_heads: int | None = None, head_dim: int | None = None,
+        value_head_dim: int | None = None, out_dim: int | None = None,
+        merge: Literal["concat", "reshape"] = "concat", qk_norm: Norm | None = None,
+        norm_eps: float = 1e-6, norm_weight: build.NormWeight = "shared", gate: bool = False,
+        compute_dtype: torch.dtype | None = None, engine: str = "auto",
         empty_row: Literal["zero", "nan", "mean"] = "zero",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embed_dim = check_integer("embed_dim", embed_dim)
         self.num_heads = H = check_integer("num_heads", num_heads)
@@ -155,7 +139,9 @@ device, dtype
             "value_head_dim", D if value_head_dim is None else value_head_dim
         )
         self.out_dim = check_integer("out_dim", embed_dim if out_dim is None else out_dim)
-        self.merge, self.qk_norm, self.norm_eps = _check_heads(merge, qk_norm, norm_eps)
+        self.merge = check_choice("merge", merge, ("concat", "reshape"))
+        self.qk_norm = None if qk_norm is None else check_choice("qk_norm", qk_norm, NORMS)
+        self.norm_eps = check_not_negative("norm_eps", norm_eps)
         self.norm_weight = _check_norm_weight(norm_weight, qk_norm)
         self.kdim = check_integer("kdim", embed_dim if kdim is None else kdim)
         self.vdim = check_integer("vdim", embed_dim if vdim is None else vdim)
@@ -234,18 +220,11 @@ device, dtype
     # --- forward ----------------------------------------------------------------------------------
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-        *,
-        rope: Rotary | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True, is_causal: bool = False,
+        *, rope: Rotary | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Attention of query to key and value, as in ``torch.nn.MultiheadAttention``.
 
         Parameters
@@ -490,15 +469,9 @@ def _turn(x: Tensor, options: dict[str, Any]) -> Tensor:
 
 
 def _attend(
-    module: MultiHeadAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    call: ModuleInputs,
-    causal: bool,
-    need_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
+    module: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None,
+    call: ModuleInputs, causal: bool, need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Return o (B, H, T, D) and, if needed, weights (B, H, T, S), in the dtype of q."""
     extra = int(module.bias_k is not None) + int(module.add_zero_attn)
     mask, bias = call.mask, call.bias
@@ -506,18 +479,11 @@ def _attend(
         mask = None if mask is None else pad(mask, (0, extra), value=True)
         bias = None if bias is None else pad(bias, (0, extra))
     fwd: Any = attend(
-        q,
-        k,
-        v,
-        mask,
-        causal="top_left" if causal else False,
-        bias=bias,
-        gate=gate,
-        dtype=module.compute_dtype,
-        engine=module.engine,
+        q, k, v, mask, causal="top_left" if causal else False, bias=bias, gate=gate,
+        dtype=module.compute_dtype, engine=module.engine,
         conventions=Conventions(empty_row=module.empty_row, weights="after_dropout"),
         **_sample_dropout(module, (*q.shape[:3], k.shape[2]), q.device),
-    )
+    )  # fmt: skip
     weights = cast(_weights(fwd), q.dtype) if need_weights else None
     return cast(fwd.out, q.dtype), weights
 
@@ -559,19 +525,8 @@ def _weights(fwd: Any) -> Tensor:
     return torch.where(empty, fwd.weights, w)
 
 
-def _check_heads(merge: Any, norm: Any, eps: Any) -> tuple[Any, Any, float]:
-    if merge not in ("concat", "reshape"):
-        raise OptionError(f"merge is {merge!r}, must be concat or reshape")
-    if norm not in (None, *NORMS):
-        raise OptionError(f"qk_norm is {norm!r}, must be {', '.join(NORMS)} or None")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
-    return merge, norm, float(eps)
-
-
 def _check_norm_weight(value: Any, norm: str | None) -> build.NormWeight:
-    if value not in ("shared", "head", "number"):
-        raise OptionError(f"norm_weight is {value!r}, must be shared, head or number")
+    check_choice("norm_weight", value, get_args(build.NormWeight))
     if value != "shared" and (norm is None or norm.endswith("_projection")):
         raise OptionError(
             f"norm_weight is {value!r} with qk_norm {norm!r}, must be 'shared': it is for norms of "
@@ -589,8 +544,7 @@ def _check_probability(dropout: Any) -> float:
 def _check_compute(dtype: Any, engine: Any) -> tuple[torch.dtype | None, str]:
     if dtype not in COMPUTE:
         raise OptionError(f"compute_dtype is {dtype!r}, must be one of {COMPUTE}")
-    if not isinstance(engine, str) or engine not in ENGINES:
-        raise OptionError(f"engine is {engine!r}, must be one of {', '.join(ENGINES)}")
+    check_choice("engine", engine, ENGINES)
     if engine == "fused" and dtype is not None:
         raise OptionError(
             f'compute_dtype is {dtype} with engine="fused", must be None: the kernels compute in '

@@ -1,17 +1,16 @@
 """MultiHeadAttention without some of its heads, and from and to those of torch and of npattn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from npattn import multihead
 from npattn.errors import OptionError
 from npattn.weights.exchange import check_kind, optional, read, transpose
-from npattn.weights.torch import tensor_of
+from npattn.weights.torch import name_as_torch, read_projections, tensor_of
 
 Tensor = torch.Tensor
 Module = TypeVar("Module", bound=nn.Module)
@@ -93,11 +92,9 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
             f"{module.embed_dim}: torch.nn.MultiheadAttention has no others"
         )
     settings = {
-        "value_head_dim": module.head_dim,
-        "out_dim": module.embed_dim,
-        "merge": "concat",
+        "value_head_dim": module.head_dim, "out_dim": module.embed_dim, "merge": "concat",
         "qk_norm": None,
-    }
+    }  # fmt: skip
     if module.gate_proj is not None:
         raise OptionError("gate is True, must be False: torch.nn.MultiheadAttention has no gate")
     for name, must in settings.items():
@@ -107,17 +104,10 @@ def to_torch(module: Any) -> nn.MultiheadAttention:
                 "torch.nn.MultiheadAttention has no other"
             )
     theirs = nn.MultiheadAttention(
-        module.embed_dim,
-        module.num_heads,
-        module.dropout,
-        bias=module.in_proj_bias is not None,
-        add_bias_kv=module.bias_k is not None,
-        add_zero_attn=module.add_zero_attn,
-        kdim=module.kdim,
-        vdim=module.vdim,
-        batch_first=module.batch_first,
-        device="meta",
-    )
+        module.embed_dim, module.num_heads, module.dropout, bias=module.in_proj_bias is not None,
+        add_bias_kv=module.bias_k is not None, add_zero_attn=module.add_zero_attn, kdim=module.kdim,
+        vdim=module.vdim, batch_first=module.batch_first, device="meta",
+    )  # fmt: skip
     return _load_copies(theirs, module.state_dict(), module)
 
 
@@ -131,26 +121,14 @@ def from_numpy(
     _check_fits(mha)
     p, embed, names = mha.parameters, mha.wq.shape[0], (*NORMS, *NORM_BIASES)
     module: Any = kind(
-        embed,
-        mha.num_heads,
-        bias="bo" in p,
-        add_bias_kv="bias_k" in p,
-        add_zero_attn=bool(mha.add_zero_attn),
-        kdim=mha.wk.shape[0],
-        vdim=mha.wv.shape[0],
-        batch_first=batch_first,
-        device="meta",
-        num_kv_heads=mha.num_kv_heads,
-        head_dim=mha.head_size,
-        value_head_dim=mha.value_size,
-        out_dim=p["wo"].shape[1],
-        merge=mha.merge,
-        qk_norm=mha.qk_norm,
-        norm_eps=mha.norm_eps,
-        norm_weight=next((_norm_weight(mha, n) for n in names if n in p), "shared"),
-        gate="wg" in p,
+        embed, mha.num_heads, bias="bo" in p, add_bias_kv="bias_k" in p,
+        add_zero_attn=bool(mha.add_zero_attn), kdim=mha.wk.shape[0], vdim=mha.wv.shape[0],
+        batch_first=batch_first, device="meta", num_kv_heads=mha.num_kv_heads,
+        head_dim=mha.head_size, value_head_dim=mha.value_size, out_dim=p["wo"].shape[1],
+        merge=mha.merge, qk_norm=mha.qk_norm, norm_eps=mha.norm_eps,
+        norm_weight=next((_norm_weight(mha, n) for n in names if n in p), "shared"), gate="wg" in p,
         **options,
-    )
+    )  # fmt: skip
     module.load_state_dict(_state_of(mha, module), assign=True)
     return module  # type: ignore[no-any-return]
 
@@ -158,62 +136,31 @@ def from_numpy(
 def _state_of(mha: multihead.MultiHeadAttention, module: Any) -> dict[str, Tensor]:
     """Return the parameters of `mha` by the names of the module, on the CPU."""
     p = mha.parameters
-    tensors = {name: tensor_of(array) for name, array in p.items()}
-    weights = [tensors[name].T for name in ("wq", "wk", "wv")]
-    state = {"out_proj.weight": tensors["wo"].T.contiguous()}
-    if module.in_proj_weight is not None:
-        state["in_proj_weight"] = torch.cat(weights)
-    else:
-        state |= {n: w.contiguous() for n, w in zip(SEPARATE, weights, strict=True)}
-    if "bo" in p:
-        state["in_proj_bias"] = torch.cat([tensors[name] for name in ("bq", "bk", "bv")])
-        state["out_proj.bias"] = tensors["bo"]
-    state |= {n: tensors[n].view(1, 1, -1) for n in ("bias_k", "bias_v") if n in p}
+    state = name_as_torch(p, packed=module.in_proj_weight is not None)
     if "wg" in p:
-        state["gate_proj.weight"] = tensors["wg"].T.contiguous()
+        state["gate_proj.weight"] = transpose(p["wg"])
     if "bg" in p:
-        state["gate_proj.bias"] = tensors["bg"]
-    parameters = dict(module.named_parameters())
-    for name in (*NORMS, *NORM_BIASES):
-        if name in parameters:  # npattn's may be left out
-            make: Any = torch.zeros if name in NORM_BIASES else torch.ones
-            tensor = tensors.get(name)
-            if tensor is None:
-                tensor = make(parameters[name].shape, dtype=tensors["wq"].dtype)
-            state[name] = tensor
-    return state
+        state["gate_proj.bias"] = p["bg"]
+    for name, parameter in module.named_parameters():
+        if name in (*NORMS, *NORM_BIASES):  # npattn's may be left out
+            fill = np.zeros if name in NORM_BIASES else np.ones
+            state[name] = p[name] if name in p else fill(parameter.shape, p["wq"].dtype)
+    return {name: tensor_of(array) for name, array in state.items()}
 
 
 def to_numpy(module: Any) -> multihead.MultiHeadAttention:
     """Return the module of npattn with the bits of the parameters."""
-    rows = projection_rows(module)
-    if module.in_proj_weight is not None:
-        weights = [read("in_proj_weight", w) for w in torch.split(module.in_proj_weight, rows)]
-    else:
-        weights = [read(name, getattr(module, name)) for name in SEPARATE]
-    arrays: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transpose, weights), strict=True))
-    arrays["wo"] = transpose(read("out_proj.weight", module.out_proj.weight))
-    arrays["bo"] = optional("out_proj.bias", module.out_proj.bias)
+    arrays = read_projections(module, projection_rows(module))
     if module.gate_proj is not None:
         arrays["wg"] = transpose(read("gate_proj.weight", module.gate_proj.weight))
         arrays["bg"] = optional("gate_proj.bias", module.gate_proj.bias)
-    if module.in_proj_bias is not None:
-        biases = [read("in_proj_bias", b) for b in torch.split(module.in_proj_bias, rows)]
-        arrays |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
     parameters = dict(module.named_parameters())
     arrays |= {name: optional(name, parameters.get(name)) for name in (*NORMS, *NORM_BIASES)}
-    for name in ("bias_k", "bias_v"):
-        extra = optional(name, getattr(module, name))
-        arrays[name] = None if extra is None else extra.reshape(-1)
     return multihead.MultiHeadAttention(
-        **arrays,
-        num_heads=module.num_heads,
-        num_kv_heads=module.num_kv_heads,
-        add_zero_attn=module.add_zero_attn,
-        merge=module.merge,
-        qk_norm=module.qk_norm,
+        **arrays, num_heads=module.num_heads, num_kv_heads=module.num_kv_heads,
+        add_zero_attn=module.add_zero_attn, merge=module.merge, qk_norm=module.qk_norm,
         norm_eps=module.norm_eps,
-    )
+    )  # fmt: skip
 
 
 def _norm_weight(mha: multihead.MultiHeadAttention, name: str) -> NormWeight:

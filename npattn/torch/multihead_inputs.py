@@ -1,7 +1,5 @@
 """Arguments of MultiHeadAttention.forward: checked, batch first, masks in npattn's terms."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

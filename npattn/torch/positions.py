@@ -30,35 +30,19 @@ from npattn.problem.checks import check_dtype, read_floating
 from npattn.torch.tensors import has_float64, short_name, stand_in, to_host, to_tensor
 
 __all__ = [
-    "Frequencies",
-    "Rotary",
-    "alibi_slopes",
-    "dynamic_ntk",
-    "linear",
-    "llama3",
-    "longrope",
-    "ntk",
-    "plain",
-    "rope",
-    "sinusoidal",
-    "yarn",
-]
+    "Frequencies", "Rotary", "alibi_slopes", "dynamic_ntk", "linear", "llama3", "longrope", "ntk",
+    "plain", "rope", "sinusoidal", "yarn",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 
 
 def rope(
     x: Tensor,
-    *,
-    layout: Layout = "half",
-    base: float = BASE,
-    positions: ArrayLike | Tensor | None = None,
-    offset: float = 0,
-    size: int | None = None,
-    frequencies: Frequencies | None = None,
-    sections: Sequence[int] | None = None,
-    dtype: Any = None,
-) -> Tensor:
+    *, layout: Layout = "half", base: float = BASE, positions: ArrayLike | Tensor | None = None,
+    offset: float = 0, size: int | None = None, frequencies: Frequencies | None = None,
+    sections: Sequence[int] | None = None, dtype: Any = None,
+) -> Tensor:  # fmt: skip
     """Turn pairs of features by their position, as `npattn.positions.rope`.
 
     Parameters

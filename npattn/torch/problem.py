@@ -17,8 +17,8 @@ import torch
 
 from npattn import problem as numpy_problem
 from npattn.errors import DtypeError, OptionError
+from npattn.problem import checks
 from npattn.problem.arrays import BiasLike, MaskLike
-from npattn.problem.checks import read_bias, read_boolean, read_floating, read_gate, read_mask
 from npattn.problem.options import OPTIONS
 from npattn.torch import score_mod
 from npattn.torch.tensors import cast, has_float64, numpy_dtype, stand_in, to_tensor
@@ -142,8 +142,7 @@ class Problem(numpy_problem.Problem):
         for name in ARRAYS[3:]:
             if fields[name] is not None and not isinstance(fields[name], Tensor):
                 fields[name] = _read(name, fields[name], device)
-        if not isinstance(self.engine, str) or self.engine not in ENGINES:
-            raise OptionError(f"engine is {self.engine!r}, must be one of {', '.join(ENGINES)}")
+        checks.check_choice("engine", self.engine, ENGINES)
         arrays = {n: _check_device_of(n, fields[n], device) for n in ARRAYS}
         fields.update(
             _fields(arrays, {n: fields[n] for n in (*SETTINGS, "dtype", "alignment")}, device)
@@ -214,9 +213,6 @@ class Problem(numpy_problem.Problem):
         return to_tensor(array, self.device)
 
 
-# --- helpers --------------------------------------------------------------------------------------
-
-
 def _read(name: str, value: Any, device: torch.device) -> Any:
     """Read an option that is no tensor: a mask or bias as it is, an array as a tensor."""
     if name in ("mask", "bias") and isinstance(value, (MaskLike, BiasLike)):
@@ -231,11 +227,11 @@ def _read(name: str, value: Any, device: torch.device) -> Any:
 
 
 READ: dict[str, Any] = {
-    "mask": read_mask,
-    "bias": read_bias,
-    "sinks": partial(read_floating, "sinks"),
-    "dropout_mask": partial(read_boolean, "dropout_mask"),
-    "gate": read_gate,
+    "mask": checks.read_mask,
+    "bias": checks.read_bias,
+    "sinks": partial(checks.read_floating, "sinks"),
+    "dropout_mask": partial(checks.read_boolean, "dropout_mask"),
+    "gate": checks.read_gate,
 }
 
 

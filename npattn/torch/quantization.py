@@ -62,15 +62,10 @@ def dequantize(values: Tensor, descale: Tensor, *, rows: int | None = None) -> T
 
 
 def fake_quantize(
-    x: Tensor,
-    dtype: Any = torch.float8_e4m3fn,
-    *,
-    per: Per = "tensor",
-    heads: int | None = None,
-    rows: int | None = None,
-    descale: ArrayLike | Tensor | None = None,
-    scale: ArrayLike | Tensor | None = None,
-) -> Tensor:
+    x: Tensor, dtype: Any = torch.float8_e4m3fn,
+    *, per: Per = "tensor", heads: int | None = None, rows: int | None = None,
+    descale: ArrayLike | Tensor | None = None, scale: ArrayLike | Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return what `quantize` and `dequantize` leave of a tensor, differentiable by autograd.
 
     The gradient is that of x itself, and 0 where a value is saturated (straight-through

@@ -4,8 +4,6 @@ The engine and `npattn.conventions` both call these. Numbers in brackets are the
 docs/semantics.md.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import Any

@@ -25,17 +25,12 @@ COTANGENTS = ("dout", "dlse", "dweights")
 
 
 def double_backward(
-    fwd: Forward,
-    dout: Tensor | ArrayLike | None,
-    dlse: Tensor | ArrayLike | None = None,
+    fwd: Forward, dout: Tensor | ArrayLike | None, dlse: Tensor | ArrayLike | None = None,
     dweights: Tensor | ArrayLike | None = None,
-    *,
-    ddq: Tensor | ArrayLike | None = None,
-    ddk: Tensor | ArrayLike | None = None,
-    ddv: Tensor | ArrayLike | None = None,
-    ddbias: Tensor | ArrayLike | None = None,
+    *, ddq: Tensor | ArrayLike | None = None, ddk: Tensor | ArrayLike | None = None,
+    ddv: Tensor | ArrayLike | None = None, ddbias: Tensor | ArrayLike | None = None,
     ddsinks: Tensor | ArrayLike | None = None,
-) -> SecondGradients:
+) -> SecondGradients:  # fmt: skip
     """Gradients of Σ ddq·dq + Σ ddk·dk + …, where dq, dk, … are what `backward` returns.
 
     A bias of `npattn.biases` is formed as one tensor.
@@ -67,17 +62,12 @@ def double_backward(
 
 
 def hvp(
-    fwd: Forward,
-    dout: Tensor | ArrayLike | None,
-    dlse: Tensor | ArrayLike | None = None,
+    fwd: Forward, dout: Tensor | ArrayLike | None, dlse: Tensor | ArrayLike | None = None,
     dweights: Tensor | ArrayLike | None = None,
-    *,
-    dq: Tensor | ArrayLike | None = None,
-    dk: Tensor | ArrayLike | None = None,
-    dv: Tensor | ArrayLike | None = None,
-    dbias: Tensor | ArrayLike | None = None,
+    *, dq: Tensor | ArrayLike | None = None, dk: Tensor | ArrayLike | None = None,
+    dv: Tensor | ArrayLike | None = None, dbias: Tensor | ArrayLike | None = None,
     dsinks: Tensor | ArrayLike | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Change of the gradients that `backward` returns, along a direction of the inputs.
 
     Parameters

@@ -1,7 +1,5 @@
 """NumPy arrays as tensors and tensors as NumPy's stand-ins: devices and dtypes of both."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 
@@ -38,10 +36,7 @@ def _is_of_ml_dtypes(dtype: np.dtype[Any]) -> bool:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert x to a dtype, rounded once, as `npattn.problem.arrays.cast`.
-
-    torch rounds float64 twice.
-    """
+    """Convert x to a dtype, rounded once, unlike torch: as `npattn.problem.arrays.cast`."""
     if x.dtype != torch.float64 or dtype.itemsize > 2 or not dtype.is_floating_point:
         return x.to(dtype)
     near, exact = x.to(torch.float32), x.detach()

@@ -7,10 +7,10 @@ Visibility is determined once per problem. Bands (causal masks and windows) are 
 device, mask tensors stay there and are read once, every other mask is evaluated on the host.
 """
 
-from __future__ import annotations
-
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -159,7 +159,7 @@ class TilePlan:
             return [Strip(s, min(s + self.n, S), False) for s in range(0, S, self.n)]
         lo, hi = 0, S
         for mask in (*self.bands, *self.others):
-            first, end = mask.hull(self._tile(group, t0, t1, 0, S))
+            first, end = mask.hull(host_tile(self.sizes, group.b0, group.h0, t0, t1, 0, S))
             lo, hi = max(lo, first), min(hi, end)
         strips: list[Strip] = []
         for s0 in range(lo - lo % CELL, hi, CELL):  # tensors were read in cells from 0
@@ -178,7 +178,7 @@ class TilePlan:
         self, group: Group, t0: int, t1: int, s0: int, s1: int, cells: list[Any]
     ) -> bool | None:
         """Return True if all of a cell is visible, False if nothing is, else None."""
-        tile = self._tile(group, t0, t1, s0, s1)
+        tile = host_tile(self.sizes, group.b0, group.h0, t0, t1, s0, s1)
         every: bool | None = True
         for mask in (*self.bands, *self.others):
             known = mask.outright(tile) if isinstance(mask, Band) else mask.tile(tile)
@@ -212,10 +212,6 @@ class TilePlan:
         ends = np.cumsum([x.numel() for x in pairs])[:-1]
         return [h.reshape(tuple(x.shape)) for h, x in zip(np.split(host, ends), pairs, strict=True)]
 
-    def _tile(self, group: Group, t0: int, t1: int, s0: int, s1: int) -> Tile:
-        sample = np.unravel_index(group.b0, self.lead) if self.lead else ()
-        return Tile(*self.sizes, (*map(int, sample), group.h0), t0, t1, s0, s1)
-
     # --- visible scores of a partial tile ---------------------------------------------------------
 
     def visible(self, rows: QueryRows, strip: Strip) -> Tensor:
@@ -229,15 +225,10 @@ class TilePlan:
 
     def _visible(self, rows: QueryRows, strip: Strip) -> Tensor:
         group, t0, t1, s0, s1 = *rows[:3], strip.s0, strip.s1
-        visible: Tensor | None = None
-        for mask in self.bands:
-            visible = _and(visible, self._band(mask, t0, t1, s0, s1))
-        for x in self.tensors:
-            visible = _and(visible, tile_of(flatten(x, self.lead), rows, strip))
-        for mask in self.others:
-            visible = _and(visible, self._host_mask(mask, group, t0, t1, s0, s1))
-        assert visible is not None
-        return visible
+        masks = [self._band(mask, t0, t1, s0, s1) for mask in self.bands]
+        masks += [tile_of(flatten(x, self.lead), rows, strip) for x in self.tensors]
+        masks += [self._host_mask(mask, group, t0, t1, s0, s1) for mask in self.others]
+        return functools.reduce(operator.and_, masks)
 
     def _band(self, mask: Band, t0: int, t1: int, s0: int, s1: int) -> Tensor:
         """Visible scores of a tile of a band; they depend only on its place beside the diagonal."""
@@ -264,8 +255,16 @@ class TilePlan:
         visible = np.empty((len(samples), len(heads), t1 - t0, s1 - s0), bool)
         for i, b in enumerate(samples):
             for j, h in enumerate(heads):
-                visible[i, j] = mask.tile(self._tile(Group(b, b, h, h, False), t0, t1, s0, s1))
+                visible[i, j] = mask.tile(host_tile(self.sizes, b, h, t0, t1, s0, s1))
         return to_tensor(visible, self.device)
+
+
+def host_tile(
+    sizes: tuple[tuple[int, ...], int, int, int], b: int, h: int, t0: int, t1: int, s0: int, s1: int
+) -> Tile:
+    """Return a tile of query head h of sample b, for objects that are evaluated on the host."""
+    sample = np.unravel_index(b, sizes[0]) if sizes[0] else ()
+    return Tile(*sizes, (*map(int, sample), h), t0, t1, s0, s1)
 
 
 def plan_of(problem: Problem, whole: bool) -> TilePlan:
@@ -296,9 +295,6 @@ def tile_of(x: Tensor, rows: QueryRows, strip: Strip) -> Tensor:
         return x
     at = (*rows.at, slice(strip.s0, strip.s1))
     return x[tuple(a if n > 1 else slice(None) for a, n in zip(at, x.shape, strict=True))]
-
-
-# --- helpers --------------------------------------------------------------------------------------
 
 
 @lru_cache
@@ -338,10 +334,6 @@ def _split_masks(problem: Problem) -> tuple[list[Band], list[Tensor], list[Any]]
         else:
             others.append(mask)
     return bands, tensors, others
-
-
-def _and(one: Tensor | None, other: Tensor) -> Tensor:
-    return other if one is None else one & other
 
 
 def _cells(x: Tensor) -> Tensor:

@@ -12,7 +12,4 @@ and `npattn.backward`, so that its rules hold.
 from npattn.variants import differential, gathered, latent, linear
 
 __all__ = ["differential", "gathered", "latent", "linear"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -28,19 +28,13 @@ from npattn.oracle.twins import ARRAYS, on_arrays
 from npattn.problem import Forward, Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.problem.checks import check_cotangent, check_result
-from npattn.problem.foreign import reject_unknown_options, unknown_option
+from npattn.problem.foreign import reject_options, reject_unknown_options
 from npattn.variants.indices import check_lists, drop_repeats, index_mask, read_indices, top_k
 
 __all__ = [
-    "OPTIONS",
-    "GatheredForward",
-    "attention",
-    "backward",
-    "drop_repeats",
-    "forward",
-    "index_mask",
+    "OPTIONS", "GatheredForward", "attention", "backward", "drop_repeats", "forward", "index_mask",
     "top_k",
-]
+]  # fmt: skip
 
 OPTIONS = (
     *("mask", "causal", "window", "bias", "scale", "softcap", "sinks"),
@@ -121,9 +115,7 @@ def forward(
     array([[[2., 3.],
             [2., 3.]]])
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("gathered.attention", name, OPTIONS)
+    reject_options("gathered.attention", options, OPTIONS)
     problem = xp.problem(q, k, v, **options)
     if problem.storage is not None:
         raise DtypeError(f"dtype is {problem.storage}, must be {xp.WIDE}")
@@ -160,21 +152,16 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
-    "Attention in which each query sees the keys of a list.",
+    "attention", forward, np.ndarray, "Attention in which each query sees the keys of a list.",
     "ndarray (..., H, T, E)\n        0 where a query sees no key.",
-)
+)  # fmt: skip
 
 
 @reject_unknown_options
 def backward(
-    fwd: GatheredForward,
-    dout: ArrayLike,
-    dlse: ArrayLike | None = None,
+    fwd: GatheredForward, dout: ArrayLike, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights, for fixed lists.
 
     Parameters
@@ -207,11 +194,9 @@ def backward(
 
     do = read("dout", dout, fwd.out.shape).swapaxes(-3, -2)[..., None, :]
     dl = None if dlse is None else read("dlse", dlse, fwd.lse.shape).swapaxes(-2, -1)[..., None]
-    dw = (
-        None
-        if dweights is None
-        else read("dweights", dweights, weights_shape).swapaxes(-3, -2)[..., None, :]
-    )
+    dw = None
+    if dweights is not None:
+        dw = read("dweights", dweights, weights_shape).swapaxes(-3, -2)[..., None, :]
     grads = api.backward(fwd.attention, do, dl, dw)
     dq = grads.q[..., 0, :].swapaxes(-3, -2)
     dk, dv = (

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.oracle.twins import on_arrays
 from npattn.problem.arrays import Array
-from npattn.problem.checks import check_integer, read_array
+from npattn.problem.checks import check_integer, read_integers
 
 
 def index_mask(indices: ArrayLike, S: int) -> Array:
@@ -98,9 +98,7 @@ def find_repeats(lists: Array) -> Array:
 
 def read_indices(indices: Any) -> Array:
     """Return lists of keys as int64, after checking their rank and dtype."""
-    lists = read_array("indices", indices)
-    if lists.dtype.kind not in "iu":
-        raise DtypeError(f"indices is {lists.dtype}, must be integers: pass a bool array as mask=")
+    lists = read_integers("indices", indices, ": pass a bool array as mask=")
     if lists.ndim < 2:
         raise ShapeError(f"indices has shape {lists.shape}, must be (..., T, n): a list a query")
     return lists.astype(np.int64)

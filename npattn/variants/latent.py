@@ -23,26 +23,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.engines.dense import QUIET
-from npattn.errors import OptionError, ShapeError
+from npattn.errors import ShapeError
 from npattn.oracle import api
 from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import on_arrays
 from npattn.problem import Forward
 from npattn.problem.arrays import Array, sum_to
-from npattn.problem.checks import check_cotangent, check_result
-from npattn.problem.foreign import reject_unknown_options, unknown_option
+from npattn.problem.checks import check_choice, check_cotangent, check_result
+from npattn.problem.foreign import reject_options, reject_unknown_options
 
 __all__ = [
-    "Form",
-    "LatentForward",
-    "LatentGradients",
-    "LatentSizes",
-    "attention",
-    "backward",
-    "check_form",
-    "check_latent",
-    "forward",
-]
+    "Form", "LatentForward", "LatentGradients", "LatentSizes", "attention", "backward",
+    "check_form", "check_latent", "forward",
+]  # fmt: skip
 
 Form = Literal["unabsorbed", "absorbed"]
 NAMES = ("q_nope", "q_rope", "c", "k_rope", "w_uk", "w_uv")
@@ -96,18 +89,10 @@ class LatentGradients:
 @on_arrays
 @np.errstate(**QUIET)  # type: ignore[arg-type]  # a dict of literals
 def forward(
-    xp: Any,
-    /,
-    q_nope: ArrayLike,
-    q_rope: ArrayLike,
-    c: ArrayLike,
-    k_rope: ArrayLike,
-    w_uk: ArrayLike,
-    w_uv: ArrayLike,
-    *,
-    form: Form = "unabsorbed",
-    **options: Any,
-) -> LatentForward:
+    xp: Any, /, q_nope: ArrayLike, q_rope: ArrayLike, c: ArrayLike, k_rope: ArrayLike,
+    w_uk: ArrayLike, w_uv: ArrayLike,
+    *, form: Form = "unabsorbed", **options: Any,
+) -> LatentForward:  # fmt: skip
     """Multi-head latent attention with its lse and weights, and what `backward` needs.
 
     Parameters
@@ -185,11 +170,9 @@ attention = only_out(
 @reject_unknown_options
 @np.errstate(**QUIET)  # type: ignore[arg-type]
 def backward(
-    fwd: LatentForward,
-    dout: ArrayLike,
-    dlse: ArrayLike | None = None,
+    fwd: LatentForward, dout: ArrayLike, dlse: ArrayLike | None = None,
     dweights: ArrayLike | None = None,
-) -> LatentGradients:
+) -> LatentGradients:  # fmt: skip
     """Gradients of Σ dout·out + Σ dlse·lse + Σ dweights·weights.
 
     Parameters
@@ -303,11 +286,8 @@ def check_latent(shapes: dict[str, tuple[int, ...]]) -> LatentSizes:
 
 def check_form(form: Any, options: dict[str, Any]) -> None:
     """Check the form, and that every option exists here."""
-    if not isinstance(form, str) or form not in get_args(Form):
-        raise OptionError(f'form is {form!r}, must be "unabsorbed" or "absorbed"')
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("latent.attention", name, ("form", *OPTIONS))
+    check_choice("form", form, get_args(Form))
+    reject_options("latent.attention", options, ("form", *OPTIONS))
 
 
 def sum_products(x: Array, dy: Array) -> Array:
@@ -319,8 +299,7 @@ def sum_products(x: Array, dy: Array) -> Array:
     x = np.where(~np.isfinite(x) & (dy == 0).all(-1, keepdims=True), 0, x)
     dy = np.where(~np.isfinite(dy) & (x == 0).all(-1, keepdims=True), 0, dy)
     products: Array = x.swapaxes(-1, -2) @ dy
-    summed: Array = products.sum(tuple(range(products.ndim - 3)))
-    return summed
+    return np.asarray(products.sum(tuple(range(products.ndim - 3))))
 
 
 def _join(xp: Any, x: Any, y: Any) -> Any:

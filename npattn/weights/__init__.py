@@ -22,21 +22,7 @@ from npattn.weights.keras import from_keras, to_keras
 from npattn.weights.torch import from_torch, to_torch
 
 __all__ = [
-    "Layer",
-    "LayerNames",
-    "from_checkpoint",
-    "from_equinox",
-    "from_flax",
-    "from_keras",
-    "from_torch",
-    "load",
-    "save",
-    "to_equinox",
-    "to_flax",
-    "to_keras",
-    "to_torch",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+    "Layer", "LayerNames", "from_checkpoint", "from_equinox", "from_flax", "from_keras",
+    "from_torch", "load", "save", "to_equinox", "to_flax", "to_keras", "to_torch",
+]  # fmt: skip
+__dir__ = __all__.copy

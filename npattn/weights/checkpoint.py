@@ -1,7 +1,5 @@
 """One layer of a checkpoint in safetensors, as Hugging Face's transformers writes it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -45,15 +43,10 @@ class Layer:
 
 
 def from_checkpoint(
-    path: str | os.PathLike[str],
-    layer: int,
-    *,
-    part: str | None = None,
-    config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    names: LayerNames | None = None,
-    num_heads: int | None = None,
-    length: int | None = None,
-) -> Layer:
+    path: str | os.PathLike[str], layer: int,
+    *, part: str | None = None, config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    names: LayerNames | None = None, num_heads: int | None = None, length: int | None = None,
+) -> Layer:  # fmt: skip
     """Read the attention of one layer of a local checkpoint: of a model of transformers, say.
 
     Only the arrays of this layer are read. Weights keep their dtype; bfloat16 and float16 become

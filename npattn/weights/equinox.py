@@ -1,22 +1,9 @@
 """Reading and writing equinox.nn.MultiheadAttention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.exchange import (
-    check_fits,
-    check_held,
-    check_kind,
-    dropout_error,
-    loaded_package,
-    needed_by,
-    optional,
-    read,
-    read_parameters,
-    transpose,
-)
+from npattn.weights import exchange
 
 NAMES = dict(zip("qkvo", ("query", "key", "value", "output"), strict=True))
 
@@ -52,18 +39,20 @@ def from_equinox(module: Any) -> MultiHeadAttention:
     >>> mha.wq.shape, mha.wv.shape, mha.wo.shape
     ((7, 6), (7, 10), (10, 7))
     """
-    nn = loaded_package("equinox", "from_equinox").nn
+    nn = exchange.loaded_package("equinox", "from_equinox").nn
     kinds = {"equinox.nn.MultiheadAttention": nn.MultiheadAttention}
-    check_kind("module", module, kinds, ("__call__", "_project"))
+    exchange.check_kind("module", module, kinds, ("__call__", "_project"))
     if module.dropout.p and not module.dropout.inference:
         cure = "equinox.nn.inference_mode(module)"
-        raise dropout_error("module", module.dropout.p, "is not in inference mode", cure)
+        raise exchange.dropout_error("module", module.dropout.p, "is not in inference mode", cure)
     arguments: dict[str, Any] = {"num_heads": module.num_heads}
     for letter, name in NAMES.items():
         linear = getattr(module, f"{name}_proj")
-        check_kind(f"{name}_proj", linear, {"equinox.nn.Linear": nn.Linear}, ("__call__",))
-        arguments[f"w{letter}"] = transpose(read(f"{name}_proj.weight", linear.weight))
-        arguments[f"b{letter}"] = optional(f"{name}_proj.bias", linear.bias)
+        exchange.check_kind(f"{name}_proj", linear, {"equinox.nn.Linear": nn.Linear}, ("__call__",))
+        arguments[f"w{letter}"] = exchange.transpose(
+            exchange.read(f"{name}_proj.weight", linear.weight)
+        )
+        arguments[f"b{letter}"] = exchange.optional(f"{name}_proj.bias", linear.bias)
     return MultiHeadAttention(**arguments)
 
 
@@ -100,24 +89,20 @@ def to_equinox(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     >>> to_equinox(mha).value_proj.weight.shape
     (10, 6)
     """
-    with needed_by("to_equinox", "equinox"):
+    with exchange.needed_by("to_equinox", "equinox"):
         import equinox
         import jax
-    check_fits("to_equinox", mha, separate_biases=True, value_size=True)
-    p = read_parameters("to_equinox", mha, dtype)
+    exchange.check_fits("to_equinox", mha, separate_biases=True, value_size=True)
+    p = exchange.read_parameters("to_equinox", mha, dtype)
     held = {name: jax.numpy.asarray(array) for name, array in p.items()}
-    check_held("to_equinox", held["wq"], p["wq"])
+    exchange.check_held("to_equinox", held["wq"], p["wq"])
     module = equinox.nn.MultiheadAttention(
-        mha.num_heads,
-        query_size=p["wq"].shape[0],
-        key_size=p["wk"].shape[0],
-        value_size=p["wv"].shape[0],
-        output_size=p["wo"].shape[1],
-        qk_size=mha.head_size,
+        mha.num_heads, query_size=p["wq"].shape[0], key_size=p["wk"].shape[0],
+        value_size=p["wv"].shape[0], output_size=p["wo"].shape[1], qk_size=mha.head_size,
         vo_size=mha.value_size,
         **{f"use_{name}_bias": "b" + letter in p for letter, name in NAMES.items()},
         key=jax.random.key(0),
-    )
+    )  # fmt: skip
     for letter, name in NAMES.items():
         linear = getattr(module, f"{name}_proj")
         new = {"weight": held["w" + letter].T}

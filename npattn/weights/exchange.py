@@ -19,15 +19,11 @@ from npattn.problem.arrays import Array, cast
 from npattn.problem.checks import read_floating
 
 DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
+    "F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
-}
+}  # fmt: skip
 """Dtypes that files and frameworks hold, by their name in safetensors."""
 BIASES = ("bq", "bk", "bv", "bo")
-
-# --- reading --------------------------------------------------------------------------------------
 
 
 def read(name: str, value: Any) -> Array:
@@ -164,15 +160,10 @@ def join_names(names: Iterable[Any]) -> str:
 
 
 def check_fits(
-    function: str,
-    mha: MultiHeadAttention,
-    *further: tuple[bool, str],
-    shares_heads: bool = False,
-    separate_biases: bool = False,
-    value_size: bool = False,
-    norms: bool = False,
+    function: str, mha: MultiHeadAttention, *further: tuple[bool, str], shares_heads: bool = False,
+    separate_biases: bool = False, value_size: bool = False, norms: bool = False,
     appends: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Raise OptionError at the first part of `mha` that a framework has no place for.
 
     The keywords say what it has a place for; `further` are more conditions, with their messages.

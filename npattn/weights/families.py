@@ -8,8 +8,6 @@ Source of the names and of the defaults of a configuration: transformers 5, `mod
 `model_type`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -223,10 +221,7 @@ NORMED = _separate(
 GEMMA3_NAMES = dataclasses.replace(
     NORMED, norm_less_one=True, prefixes=(*MODEL, "model.language_model.", "language_model.model.")
 )
-OLMO2 = _separate(
-    DECODER, o=f"{DECODER}.o_proj", prefixes=MODEL, norm_eps=1e-5,
-    norm_q=f"{DECODER}.q_norm", norm_k=f"{DECODER}.k_norm", qk_norm="rms_projection",
-)  # fmt: skip
+OLMO2 = dataclasses.replace(NORMED, qk_norm="rms_projection", norm_eps=1e-5)
 PHI = _separate(
     DECODER, o=f"{DECODER}.dense", prefixes=MODEL,
     norm_q=f"{DECODER}.q_layernorm", norm_k=f"{DECODER}.k_layernorm", qk_norm="layer",

@@ -1,7 +1,5 @@
 """Files: safetensors, of modules with their options and of other systems, to the bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -71,12 +69,10 @@ def save(mha: MultiHeadAttention, path: str | os.PathLike[str]) -> None:
         arrays[name] = np.array(array, plain, order="C")
     options = {name: _plain(value) for name, value in mha.options.items()}
     metadata = {
-        "kind": KIND,
-        "version": VERSION,
-        "options": json.dumps(options),
+        "kind": KIND, "version": VERSION, "options": json.dumps(options),
         "shapes": json.dumps({name: array.shape for name, array in arrays.items()}),
         "sha256": _digest(options, arrays),
-    }
+    }  # fmt: skip
     write_whole(Path(path).resolve(), tensors.save(arrays, metadata))
 
 

@@ -1,7 +1,5 @@
 """Reading and writing flax's multi-head attention, nnx and linen."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -9,22 +7,8 @@ from typing import Any, Literal
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
-from npattn.weights.exchange import (
-    check_fits,
-    check_held,
-    check_kind,
-    check_names,
-    dropout_error,
-    from_kernels,
-    heads_apart,
-    join_names,
-    loaded_package,
-    needed_by,
-    optional,
-    read,
-    read_parameters,
-    refuse,
-)
+from npattn.problem.checks import check_choice
+from npattn.weights import exchange
 
 NAMES = dict(zip("qkvo", ("query", "key", "value", "out"), strict=True))
 
@@ -67,7 +51,7 @@ def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHead
         if params is not None:
             raise OptionError("got params twice; pass them once, as source")
         return _from_params(source)
-    loaded_package("flax", "from_flax")
+    exchange.loaded_package("flax", "from_flax")
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
     kinds = {}
     if linen is not None:
@@ -75,7 +59,7 @@ def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHead
         kinds["linen.SelfAttention"] = linen.SelfAttention  # the same with one input
     if nnx is not None:
         kinds["nnx.MultiHeadAttention"] = nnx.MultiHeadAttention
-    check_kind("source", source, kinds, ("__call__",))
+    exchange.check_kind("source", source, kinds, ("__call__",))
     if linen is not None and isinstance(source, linen.Module):
         return _from_linen(linen, source, params)
     if params is not None:
@@ -86,13 +70,13 @@ def from_flax(source: Any, params: Mapping[str, Any] | None = None) -> MultiHead
 def _check_flax(module: Any, attention: Any) -> None:
     """Raise OptionError if the module drops weights, or is not plain attention."""
     if module.dropout_rate and module.deterministic is False:
-        raise dropout_error(
+        raise exchange.dropout_error(
             "source", module.dropout_rate, "is not deterministic", "deterministic=True"
         )
     other = module.attention_fn if module.attention_fn is not attention else None
     einsums = ("qkv_dot_general", "out_dot_general", "qkv_dot_general_cls", "out_dot_general_cls",
                "qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls")  # fmt: skip
-    refuse(
+    exchange.refuse(
         ("attention_fn", other, "dot_product_attention is what it computes"),
         ("decode", module.decode or None, "its cache is no weight"),
         *((name, getattr(module, name, None), "plain products are taken") for name in einsums),
@@ -122,10 +106,10 @@ def _from_nnx(nnx: Any, module: Any) -> MultiHeadAttention:
     _check_flax(module, nnx.dot_product_attention)
     linear = {name: getattr(module, name) for name in ("query", "key", "value", "out")}
     for name, part in linear.items():
-        check_kind(name, part, {"nnx.LinearGeneral": nnx.LinearGeneral}, ("__call__",))
+        exchange.check_kind(name, part, {"nnx.LinearGeneral": nnx.LinearGeneral}, ("__call__",))
     kernels = {n: x.kernel for n, x in linear.items()}
     norms = _nnx_norms(nnx, module) if module.normalize_qk else {}
-    return from_kernels(kernels, {n: x.bias for n, x in linear.items()}, **norms)
+    return exchange.from_kernels(kernels, {n: x.bias for n, x in linear.items()}, **norms)
 
 
 def _nnx_norms(nnx: Any, module: Any) -> dict[str, Any]:
@@ -135,18 +119,22 @@ def _nnx_norms(nnx: Any, module: Any) -> dict[str, Any]:
     settings = set()
     for name in ("query_ln", "key_ln"):
         norm = getattr(module, name)
-        check_kind(name, norm, kinds, ("__call__",))
+        exchange.check_kind(name, norm, kinds, ("__call__",))
         axes = (norm.reduction_axes, norm.feature_axes)
-        refuse(
+        exchange.refuse(
             (f"axes of {name}", None if axes == (-1, -1) else axes, "the last is normalised"),
             (f"axis_name of {name}", norm.axis_name, "nothing is shared between devices"),
         )
-        options[f"norm_{name[0]}"] = optional(f"{name}.scale", norm.scale)
+        options[f"norm_{name[0]}"] = exchange.optional(f"{name}.scale", norm.scale)
         # RMSNorm has none.
-        options[f"norm_{name[0]}_bias"] = optional(f"{name}.bias", getattr(norm, "bias", None))
+        options[f"norm_{name[0]}_bias"] = exchange.optional(
+            f"{name}.bias", getattr(norm, "bias", None)
+        )
         settings.add(("rms" if isinstance(norm, nnx.RMSNorm) else "layer", float(norm.epsilon)))
     if len(settings) > 1:
-        raise OptionError(f"query_ln and key_ln are {join_names(settings)}, must be the same")
+        raise OptionError(
+            f"query_ln and key_ln are {exchange.join_names(settings)}, must be the same"
+        )
     options["qk_norm"], options["norm_eps"] = settings.pop()
     return options
 
@@ -157,17 +145,19 @@ def _from_params(params: Mapping[str, Any]) -> MultiHeadAttention:
         params = params["params"]
     dense, norms = ("query", "key", "value", "out"), ("query_ln", "key_ln")
     expected = {*dense, *norms} if set(params) & set(norms) else set(dense)
-    check_names("params", params, expected, expected)
+    exchange.check_names("params", params, expected, expected)
     for name in dense:
-        check_names(f"params[{name!r}]", params[name], {"kernel"}, {"kernel", "bias"})
+        exchange.check_names(f"params[{name!r}]", params[name], {"kernel"}, {"kernel", "bias"})
     options: dict[str, Any] = {}
     if "query_ln" in params:
         for name in norms:
-            check_names(f"params[{name!r}]", params[name], {"scale"}, {"scale"})
-            options[f"norm_{name[0]}"] = read(f"{name}.scale", params[name]["scale"])
+            exchange.check_names(f"params[{name!r}]", params[name], {"scale"}, {"scale"})
+            options[f"norm_{name[0]}"] = exchange.read(f"{name}.scale", params[name]["scale"])
         options |= {"qk_norm": "layer", "norm_eps": 1e-6}
     kernels = {name: params[name]["kernel"] for name in dense}
-    return from_kernels(kernels, {name: params[name].get("bias") for name in dense}, **options)
+    return exchange.from_kernels(
+        kernels, {name: params[name].get("bias") for name in dense}, **options
+    )
 
 
 def to_flax(
@@ -213,8 +203,7 @@ def to_flax(
     >>> to_flax(mha)["params"]["out"]["kernel"].shape
     (2, 3, 6)
     """
-    if api not in ("linen", "nnx"):
-        raise OptionError(f'api is {api!r}, must be "linen" or "nnx"')
+    check_choice("api", api, ("linen", "nnx"))
     return _to_linen(mha, dtype) if api == "linen" else _to_nnx(mha, dtype)
 
 
@@ -224,10 +213,11 @@ def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
     wrong = mha.qk_norm is not None and (
         mha.qk_norm != "layer" or norms != {"norm_q", "norm_k"} or mha.norm_eps != 1e-6
     )
-    words = f"qk_norm is {mha.qk_norm!r} with {join_names(norms) or 'no factors'} and norm_eps "
-    words += f'{mha.norm_eps}, must be "layer" with norm_k, norm_q (which can be ones) and 1e-06'
-    check_fits("to_flax", mha, (wrong, words), norms=True)
-    arrays = heads_apart(mha, read_parameters("to_flax", mha, dtype))
+    factors = exchange.join_names(norms) or "no factors"
+    words = f"qk_norm is {mha.qk_norm!r} with {factors} and norm_eps {mha.norm_eps}, must be "
+    words += '"layer" with norm_k, norm_q (which can be ones) and 1e-06'
+    exchange.check_fits("to_flax", mha, (wrong, words), norms=True)
+    arrays = exchange.heads_apart(mha, exchange.read_parameters("to_flax", mha, dtype))
     params: dict[str, Any] = {name: {} for name in NAMES.values()}
     for name, array in arrays.items():
         if name.startswith("norm"):
@@ -239,33 +229,25 @@ def _to_linen(mha: MultiHeadAttention, dtype: Any) -> dict[str, Any]:
 
 def _to_nnx(mha: MultiHeadAttention, dtype: Any) -> Any:
     """Return an nnx module of these weights; raise OptionError if it has no place for a part."""
-    with needed_by("to_flax", "flax"):
+    with exchange.needed_by("to_flax", "flax"):
         from flax import nnx
     biased = mha.norm_q_bias is not None or mha.norm_k_bias is not None
     rows = f"wk has {len(mha.wk)} rows, wv {len(mha.wv)}, must be equal"
     bias = 'got a bias beside qk_norm="rms", must be "layer": nnx.RMSNorm has none'
     wrong = ((len(mha.wk) != len(mha.wv), rows), (mha.qk_norm == "rms" and biased, bias))
-    check_fits("to_flax", mha, *wrong, shares_heads=True, norms=True)
-    p = read_parameters("to_flax", mha, dtype)
-    check_held("to_flax", _jax_array(p["wq"]), p["wq"])
+    exchange.check_fits("to_flax", mha, *wrong, shares_heads=True, norms=True)
+    p = exchange.read_parameters("to_flax", mha, dtype)
+    exchange.check_held("to_flax", _jax_array(p["wq"]), p["wq"])
     module = nnx.MultiHeadAttention(
-        mha.num_heads,
-        len(p["wq"]),
-        qkv_features=p["wq"].shape[1],
-        out_features=p["wo"].shape[1],
-        num_kv_heads=mha.num_kv_heads,
-        in_kv_features=len(p["wk"]),
-        param_dtype=p["wq"].dtype,
-        use_bias="bo" in p,
-        normalize_qk=mha.qk_norm is not None,
-        decode=False,
-        kernel_init=nnx.initializers.zeros_init(),
-        rngs=nnx.Rngs(0),
-    )
+        mha.num_heads, len(p["wq"]), qkv_features=p["wq"].shape[1], out_features=p["wo"].shape[1],
+        num_kv_heads=mha.num_kv_heads, in_kv_features=len(p["wk"]), param_dtype=p["wq"].dtype,
+        use_bias="bo" in p, normalize_qk=mha.qk_norm is not None, decode=False,
+        kernel_init=nnx.initializers.zeros_init(), rngs=nnx.Rngs(0),
+    )  # fmt: skip
     if mha.qk_norm is not None:
         module.query_ln = _nnx_norm(nnx, mha, p, "q")
         module.key_ln = _nnx_norm(nnx, mha, p, "k")
-    for name, array in heads_apart(mha, p).items():
+    for name, array in exchange.heads_apart(mha, p).items():
         if not name.startswith("norm"):
             linear = getattr(module, NAMES[name[1]])
             part = "kernel" if name[0] == "w" else "bias"

@@ -1,22 +1,10 @@
 """Reading and writing keras.layers.MultiHeadAttention and GroupQueryAttention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from npattn.errors import OptionError
 from npattn.multihead import MultiHeadAttention
-from npattn.weights.exchange import (
-    check_fits,
-    check_held,
-    check_kind,
-    from_kernels,
-    heads_apart,
-    loaded_package,
-    needed_by,
-    read_parameters,
-    refuse,
-)
+from npattn.weights import exchange
 
 NAMES = dict(zip("qkvo", ("query", "key", "value", "output"), strict=True))
 
@@ -55,12 +43,12 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     >>> mha.wq.shape, mha.wv.shape, mha.wo.shape
     ((7, 6), (11, 10), (10, 7))
     """
-    layers = loaded_package("keras", "from_keras").layers
+    layers = exchange.loaded_package("keras", "from_keras").layers
     kinds = {
         f"keras.layers.{name}": getattr(layers, name)
         for name in ("MultiHeadAttention", "GroupQueryAttention")
     }
-    check_kind("layer", layer, kinds, ("call", "_compute_attention", "_masked_softmax"))
+    exchange.check_kind("layer", layer, kinds, ("call", "_compute_attention", "_masked_softmax"))
     if not layer.built:
         raise OptionError("layer is not built, must be: layer.build(query_shape, value_shape)")
     config = layer.get_config()
@@ -70,7 +58,7 @@ def from_keras(layer: Any) -> MultiHeadAttention:
         dense["gate"] = layer._gate_dense
     rank = len(dense["query"].equation.split(",")[0])
     axes = getattr(layer, "attention_axes", None)
-    refuse(
+    exchange.refuse(
         ("sliding_window", config.get("sliding_window"), "a window is given to forward"),
         ("attention_axes", axes if axes not in (None, (rank - 2,)) else None, "flatten the axes"),
         *((f"{n}.quantization_mode", d.quantization_mode, "dequantise") for n, d in dense.items()),
@@ -78,7 +66,7 @@ def from_keras(layer: Any) -> MultiHeadAttention:
     # A variable's value is a tensor of the backend; a kernel with LoRA is one already.
     kernels = {n: getattr(d.kernel, "value", d.kernel) for n, d in dense.items()}
     biases = {n: getattr(d.bias, "value", d.bias) for n, d in dense.items()}
-    return from_kernels(kernels, biases)
+    return exchange.from_kernels(kernels, biases)
 
 
 def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
@@ -118,18 +106,16 @@ def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     >>> to_keras(mha).value_dense.kernel.shape
     (6, 2, 5)
     """
-    with needed_by("to_keras", "keras"):
+    with exchange.needed_by("to_keras", "keras"):
         import keras
     H, K = mha.num_heads, mha.num_kv_heads
     out = None if mha.wo is None else mha.wo.shape[1]
-    check_fits(
-        "to_keras",
-        mha,
+    exchange.check_fits(
+        "to_keras", mha,
         (K != H and out != len(mha.wq), f"wo has {out} columns, must have {len(mha.wq)} as query"),
-        shares_heads=True,
-        value_size=K == H,
-    )
-    p = read_parameters("to_keras", mha, dtype)
+        shares_heads=True, value_size=K == H,
+    )  # fmt: skip
+    p = exchange.read_parameters("to_keras", mha, dtype)
     options = {"use_bias": "bo" in p, "dtype": p["wq"].dtype.name}
     options |= {"kernel_initializer": "zeros"}  # no random numbers are drawn
     if K == H:
@@ -138,8 +124,8 @@ def to_keras(mha: MultiHeadAttention, *, dtype: Any = None) -> Any:
     else:
         layer = keras.layers.GroupQueryAttention(mha.head_size, H, K, **options)
     layer.build(*((None, None, len(p[name])) for name in ("wq", "wv", "wk")))
-    for name, array in heads_apart(mha, p).items():
+    for name, array in exchange.heads_apart(mha, p).items():
         dense = getattr(layer, f"_{NAMES[name[1]]}_dense")
         (dense.kernel if name[0] == "w" else dense.bias).assign(array)
-    check_held("to_keras", layer._query_dense.kernel.value, p["wq"])
+    exchange.check_held("to_keras", layer._query_dense.kernel.value, p["wq"])
     return layer

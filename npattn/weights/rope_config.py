@@ -1,7 +1,5 @@
 """Rotary positions by the words of a model's configuration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -73,15 +71,10 @@ def _stretch(
         return llama3(R, need("factor"), trained_length=trained, low=low, high=high, base=base)
     if kind == "yarn":
         return yarn(
-            R,
-            need("factor"),
-            trained_length=trained,
-            base=base,
-            fast=named.get("beta_fast") or 32.0,
-            slow=named.get("beta_slow") or 1.0,
-            truncate=named.get("truncate", True),
-            amplitude=_yarn_amplitude(named),
-        )
+            R, need("factor"), trained_length=trained, base=base,
+            fast=named.get("beta_fast") or 32.0, slow=named.get("beta_slow") or 1.0,
+            truncate=named.get("truncate", True), amplitude=_yarn_amplitude(named),
+        )  # fmt: skip
     if length is None:
         raise OptionError(
             f"rope_type is {kind!r}, which depends on the length of the sequence: pass length="
@@ -89,15 +82,11 @@ def _stretch(
     if kind == "dynamic":
         return dynamic_ntk(R, need("factor"), length=length, trained_length=longest, base=base)
     return longrope(
-        R,
-        short=[float(x) for x in need("short_factor")],
-        long=[float(x) for x in need("long_factor")],
-        length=length,
-        trained_length=trained,
-        factor=named.get("factor") or max(1.0, longest / trained),
-        base=base,
+        R, short=[float(x) for x in need("short_factor")],
+        long=[float(x) for x in need("long_factor")], length=length, trained_length=trained,
+        factor=named.get("factor") or max(1.0, longest / trained), base=base,
         amplitude=named.get("attention_factor"),
-    )
+    )  # fmt: skip
 
 
 def _yarn_amplitude(named: Config) -> float | None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npattn.multihead import MultiHeadAttention
 from npattn.problem.arrays import Array
-from npattn.weights.exchange import (
-    check_fits,
-    check_kind,
-    dropout_error,
-    needed_by,
-    optional,
-    read,
-    torch_bits,
-    transpose,
-)
+from npattn.weights import exchange
 
 if TYPE_CHECKING:
     import torch
@@ -58,25 +50,50 @@ def from_torch(module: torch.nn.MultiheadAttention) -> MultiHeadAttention:
     """
     torch = _torch("from_torch")
     parent = torch.nn.MultiheadAttention
-    check_kind("module", module, {"torch.nn.MultiheadAttention": parent}, ("forward",))
+    exchange.check_kind("module", module, {"torch.nn.MultiheadAttention": parent}, ("forward",))
     if module.dropout and module.training:
-        raise dropout_error("module", module.dropout, "is in training mode", "module.eval()")
-    if module.in_proj_weight is not None:
-        weights = np.split(read("in_proj_weight", module.in_proj_weight), 3)
-    else:
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        weights = [read(name, getattr(module, name)) for name in names]
-    arguments: dict[str, Any] = dict(zip(("wq", "wk", "wv"), map(transpose, weights), strict=True))
-    arguments["wo"] = transpose(read("out_proj.weight", module.out_proj.weight))
-    arguments["bo"] = optional("out_proj.bias", module.out_proj.bias)
-    if module.in_proj_bias is not None:
-        biases = np.split(read("in_proj_bias", module.in_proj_bias), 3)
-        arguments |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
-    for name in EXTRA:
-        extra = optional(name, getattr(module, name))  # (1, 1, H·D)
-        arguments[name] = None if extra is None else extra.reshape(-1)
+        raise exchange.dropout_error(
+            "module", module.dropout, "is in training mode", "module.eval()"
+        )
+    arguments = read_projections(module, [module.embed_dim] * 3)
     options = {"num_heads": module.num_heads, "add_zero_attn": module.add_zero_attn}
     return MultiHeadAttention(**arguments, **options)
+
+
+def read_projections(module: Any, rows: list[int]) -> dict[str, Any]:
+    """Read the projections, of so many rows for q, k and v, and appended keys of a torch module."""
+    ends = np.cumsum(rows)[:-1]
+    if module.in_proj_weight is not None:
+        weights = np.split(exchange.read("in_proj_weight", module.in_proj_weight), ends)
+    else:
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        weights = [exchange.read(name, getattr(module, name)) for name in names]
+    arrays: dict[str, Any] = {
+        name: exchange.transpose(w) for name, w in zip(("wq", "wk", "wv"), weights, strict=True)
+    }
+    arrays["wo"] = exchange.transpose(exchange.read("out_proj.weight", module.out_proj.weight))
+    arrays["bo"] = exchange.optional("out_proj.bias", module.out_proj.bias)
+    if module.in_proj_bias is not None:
+        biases = np.split(exchange.read("in_proj_bias", module.in_proj_bias), ends)
+        arrays |= dict(zip(("bq", "bk", "bv"), biases, strict=True))
+    for name in EXTRA:
+        extra = exchange.optional(name, getattr(module, name))  # (1, 1, H·D)
+        arrays[name] = None if extra is None else extra.reshape(-1)
+    return arrays
+
+
+def name_as_torch(p: Mapping[str, Array], packed: bool) -> dict[str, Array]:
+    """Return projections and appended keys by torch's names, as torch has them."""
+    weights = [exchange.transpose(p[name]) for name in ("wq", "wk", "wv")]
+    state = {"out_proj.weight": exchange.transpose(p["wo"])}
+    if packed:
+        state["in_proj_weight"] = np.concatenate(weights)
+    else:
+        state |= {f"{n}_proj_weight": w for n, w in zip("qkv", weights, strict=True)}
+    if "bo" in p:
+        state["in_proj_bias"] = np.concatenate([p[name] for name in ("bq", "bk", "bv")])
+        state["out_proj.bias"] = p["bo"]
+    return state | {name: p[name].reshape(1, 1, -1) for name in EXTRA if name in p}
 
 
 def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.MultiheadAttention:
@@ -111,28 +128,13 @@ def to_torch(mha: MultiHeadAttention, *, batch_first: bool = True) -> torch.nn.M
     _check_fits_torch(mha, torch)
     p, embed = mha.parameters, mha.wq.shape[0]
     kdim, vdim = mha.wk.shape[0], mha.wv.shape[0]
-    weights = [transpose(p[name]) for name in ("wq", "wk", "wv")]
-    state = {"out_proj.weight": transpose(p["wo"])}
-    if kdim == vdim == embed:
-        state["in_proj_weight"] = np.concatenate(weights)
-    else:
-        state |= {f"{n}_proj_weight": w for n, w in zip("qkv", weights, strict=True)}
-    if "bo" in p:
-        state["in_proj_bias"] = np.concatenate([p[name] for name in ("bq", "bk", "bv")])
-        state["out_proj.bias"] = p["bo"]
-    state |= {name: p[name].reshape(1, 1, -1) for name in EXTRA if name in p}
     # On the meta device torch initialises nothing, so that its random state stays as it is.
     module = torch.nn.MultiheadAttention(
-        embed,
-        mha.num_heads,
-        bias="bo" in p,
-        add_bias_kv="bias_k" in p,
-        add_zero_attn=bool(mha.add_zero_attn),
-        kdim=kdim,
-        vdim=vdim,
-        batch_first=batch_first,
+        embed, mha.num_heads, bias="bo" in p, add_bias_kv="bias_k" in p,
+        add_zero_attn=bool(mha.add_zero_attn), kdim=kdim, vdim=vdim, batch_first=batch_first,
         device="meta",
-    )
+    )  # fmt: skip
+    state = name_as_torch(p, packed=kdim == vdim == embed)
     tensors = {name: tensor_of(array) for name, array in state.items()}
     module.load_state_dict(tensors, assign=True)
     return module  # type: ignore[no-any-return]  # torch is Any here
@@ -146,21 +148,18 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
     values = f"must be ({mha.wv.shape[0]}, {embed}): torch has E = D"
     others = [f"{n} is {x.dtype}" for n, x in mha.parameters.items() if x.dtype.name != first]
     known = mha.wq.dtype.kind != "c" and isinstance(getattr(torch, first, None), torch.dtype)
-    check_fits(
-        "to_torch",
-        mha,
-        (mha.wq.shape[1] != embed, f"wq has shape {mha.wq.shape}, {square}"),
+    exchange.check_fits(
+        "to_torch", mha, (mha.wq.shape[1] != embed, f"wq has shape {mha.wq.shape}, {square}"),
         (mha.wv.shape[1] != embed, f"wv has shape {mha.wv.shape}, {values}"),
         (wo != (embed, embed), f"wo has shape {wo}, {square}"),
         (bool(others), f"{', '.join(others)}, must be {first} as wq"),
-        (not known, f"wq is {first}, must be a real floating dtype that torch has"),
-        appends=True,
+        (not known, f"wq is {first}, must be a real floating dtype that torch has"), appends=True,
         value_size=True,
-    )
+    )  # fmt: skip
 
 
 def _torch(function: str) -> Any:
-    with needed_by(function, "torch"):
+    with exchange.needed_by(function, "torch"):
         import torch
     return torch
 
@@ -170,5 +169,5 @@ def tensor_of(array: Array) -> Any:
     torch = _torch("to_torch")
     plain = np.array(array, array.dtype.newbyteorder("="), order="C")  # a copy
     bits = torch.from_numpy(plain.view(f"i{plain.itemsize}"))
-    assert bits.dtype == torch_bits(torch, plain.itemsize)
+    assert bits.dtype == exchange.torch_bits(torch, plain.itemsize)
     return bits.view(getattr(torch, plain.dtype.name))

@@ -145,7 +145,7 @@ def test_mistakes_are_seen(wrong):
             [np.ones(2)],
             {"base": 2},
             OptionError,
-            "base is 2, must be 'e' or '2'",
+            "base is 2, must be one of e, 2",
         ),
         ([np.ones((2, 3))], [np.full(2, np.inf)], {}, OptionError, "pass np.where(np.isposinf"),
     ],

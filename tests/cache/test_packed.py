@@ -197,7 +197,7 @@ def test_mistakes_are_seen(wrong):
         ({"bias": [np.ones((3, 5)), np.ones((4, 8))]}, ShapeError, "(sequence 1)"),
         ({"mask": np.ones((7, 12), bool)}, OptionError, "or a list of 2 arrays (H, T, S)"),
         ({"bias": [np.ones((3, 5))]}, OptionError, "bias is list, must be"),
-        ({"dropout_rate": 0.5}, OptionError, "dropout_rate is no option here"),
+        ({"dropout_rate": 0.5}, OptionError, "varlen has no option dropout_rate"),
     ],
 )
 def test_errors_name_the_way_out(change, error, words):
@@ -210,6 +210,6 @@ def test_errors_name_the_way_out(change, error, words):
 
 def test_backward_takes_the_result_of_its_own_forward():
     x = np.ones((2, 3, 5))
-    message = "fwd is of type Forward, must be a result of npattn.cache.varlen_forward"
+    message = "fwd is of type Forward; pass the result of npattn.cache.varlen_forward"
     with pytest.raises(OptionError, match=message):
         varlen_backward(npattn.forward(x, x, x), x)

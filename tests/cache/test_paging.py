@@ -342,6 +342,6 @@ def test_errors_of_append_name_the_way_out(change, error, words):
 
 def test_backward_takes_the_result_of_its_own_forward():
     x = np.ones((2, 3, 5))
-    message = "fwd is of type Forward, must be a result of npattn.cache.paged_forward"
+    message = "fwd is of type Forward; pass the result of npattn.cache.paged_forward"
     with pytest.raises(OptionError, match=message):
         paged_backward(npattn.forward(x, x, x), x)

@@ -605,7 +605,7 @@ def module(**kwargs):
         ({"norm_q": np.zeros(2)}, "got norm_q without qk_norm"),
         ({"qk_norm": "rms", "norm_q": np.zeros(3)}, r"norm_q has shape \(3,\)"),
         ({"norm_eps": -1.0}, "norm_eps is -1.0, must be a finite number ≥ 0"),
-        ({"add_zero_attn": 1}, "add_zero_attn is 1, must be a bool"),
+        ({"add_zero_attn": 1}, "add_zero_attn is 1, must be True or False"),
         ({"wq": None}, "wq is object, must be floating"),
     ],
 )

@@ -186,7 +186,7 @@ def test_sizes_of_0(shape):
         ((5, 7), {}, OptionError, "size is 7, must be even and at most D, which is 7: pass size="),
         ((5, 4), {"size": 6}, OptionError, "size is 6, must be even and at most D"),
         ((5, 4), {"size": 1}, OptionError, "must be even"),
-        ((5, 4), {"layout": "neox"}, OptionError, "must be one of ('half', 'interleaved')"),
+        ((5, 4), {"layout": "neox"}, OptionError, "must be one of half, interleaved"),
         ((5, 4), {"base": -1.0}, OptionError, "base is -1.0, must be a positive and finite"),
         ((5, 4), {"offset": math.nan}, OptionError, "offset is nan, must be a finite number"),
         ((5, 4), {"offset": np.array([1, 2])}, OptionError, "offset is array([1, 2]), must be"),

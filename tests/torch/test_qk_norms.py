@@ -76,7 +76,7 @@ def test_parameters_of_new_modules(options, shape):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"qk_norm": "l2", "norm_weight": "row"}, "norm_weight is 'row', must be shared, head"),
+        ({"qk_norm": "l2", "norm_weight": "row"}, "norm_weight is 'row', must be one of shared"),
         ({"norm_weight": "head"}, "norm_weight is 'head' with qk_norm None"),
         ({"qk_norm": "rms_projection", "norm_weight": "head"}, "must be 'shared'"),
     ],

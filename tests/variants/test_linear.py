@@ -165,6 +165,11 @@ def test_a_query_whose_weights_add_up_to_0_gives_0(form):
     assert not any(x.any() for x in (grads.q, grads.k, grads.v))
 
 
+def test_relu_has_slope_0_at_0():
+    x = np.array([-1.0, 0.0, 2.0])
+    assert FEATURE_MAPS["relu"].pullback(x, np.ones(3)).tolist() == [0, 0, 1]
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_rank_2_is_one_head(form):
     arrays, options = sample(5, causal=True, normalise=True, decay="feature", state=True)

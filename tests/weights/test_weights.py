@@ -1050,7 +1050,7 @@ SHAPES = '{"wq": [2, 2], "wk": [2, 2], "wv": [2, 3]}'
         (with_option(merge=["concat"]), OptionError, r"merge is \['concat'\], must be one of"),
         (with_option(norm_eps=-1.0), OptionError, "norm_eps is -1.0, must"),
         (with_option(norm_eps="x"), OptionError, "norm_eps is 'x', must"),
-        (with_option(add_zero_attn=1), OptionError, "add_zero_attn is 1, must be a bool"),
+        (with_option(add_zero_attn=1), OptionError, "add_zero_attn is 1, must be True or False"),
         ({"arrays": arrays_with(wk=None), "shapes": SHAPES},
          OptionError, "the file has no wk, must have wk, wq, wv"),
         ({"arrays": arrays_with(wx=np.ones(3)), "shapes": SHAPES},

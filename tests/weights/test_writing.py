@@ -235,7 +235,7 @@ def test_part_without_a_place_is_refused_by_name(target, changes, message):
          "bq is complex128, must be real"),
         ({"bq": np.ones(G * D, np.longdouble), "wq": np.ones((WIDTH, G * D), np.longdouble)}, {},
          OptionError, r"parameters are \w+, \w+, must be one: pass dtype="),
-        ({}, {"api": "haiku"}, OptionError, 'api is \'haiku\', must be "linen" or "nnx"'),
+        ({}, {"api": "haiku"}, OptionError, "api is 'haiku', must be one of linen, nnx"),
         ({"wq": np.ones((WIDTH, 0)), "wk": np.ones((IN_K, 0)), "bq": None, "bk": None}, {},
          OptionError, "heads of values have size 3, must be 0"),
     ],

@@ -5,7 +5,7 @@
 Processor time of one thread, the least of rounds in which the engines take turns, so that other
 work of the machine counts little. SECONDS (default 0.5) are for one row of the table. `lost` is the
 time of the engine that "auto" takes, divided by that of the better one, forward and with backward;
-the constants of `npattn.engines.tiled.choice` are read off this table.
+the constants of `npattn.engines.tiled.tiling` are read off this table.
 """
 
 from __future__ import annotations

@@ -13,11 +13,10 @@ is left to do element by element (`gradients`). Derivation: docs/derivations/til
 brackets are the rules of docs/semantics.md.
 """
 
-from npattn.engines.tiled.choice import choice
 from npattn.engines.tiled.gradients import backward
 from npattn.engines.tiled.operations import Saved
 from npattn.engines.tiled.outputs import forward, max_score, weights
 from npattn.engines.tiled.tangents import jvp
-from npattn.engines.tiled.tiling import visible_tiles
+from npattn.engines.tiled.tiling import choice, visible_tiles
 
 __all__ = ["Saved", "backward", "choice", "forward", "jvp", "max_score", "visible_tiles", "weights"]

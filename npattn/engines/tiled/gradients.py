@@ -1,7 +1,5 @@
 """Backward pass: gradients, head by head."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -21,12 +19,9 @@ ITEMS = 4
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
 def backward(
-    problem: Problem,
-    saved: Saved,
-    do: Array,
-    dlse: Array | None = None,
+    problem: Problem, saved: Saved, do: Array, dlse: Array | None = None,
     dweights: Array | None = None,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights; shapes are as in dense.backward."""
     call = Call(problem)
     pull = Pull(call, saved, do, dlse, dweights)

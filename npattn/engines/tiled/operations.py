@@ -113,10 +113,6 @@ class Call(Tiling):
             return np.matmul(w, x, out=out)
         return dense.sum_live(w, x, live)
 
-    def live(self, s: Array, careful: bool) -> Array | None:
-        """Mask of the scores in the softmax; None if a weight of 0 is enough for the others."""
-        return s != -np.inf if careful else None
-
 
 class Scores(NamedTuple):
     """Final scores of a tile."""
@@ -157,15 +153,9 @@ def _limit(visible: bool | Array, out: Array) -> Array:
 
 
 def scores(
-    call: Call,
-    plane: Plane,
-    q: Array,
-    t0: int,
-    t1: int,
-    space: WorkSpace,
-    keys: tuple[int, int] | None = None,
-    slope: bool = False,
-) -> Iterator[Scores]:
+    call: Call, plane: Plane, q: Array, t0: int, t1: int, space: WorkSpace,
+    keys: tuple[int, int] | None = None, slope: bool = False,
+) -> Iterator[Scores]:  # fmt: skip
     """Yield the final scores of each part of a block, cut to the `keys` lo ≤ s < hi.
 
     Every pass computes its scores here, a part as a whole: products of other shapes round

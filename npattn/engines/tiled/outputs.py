@@ -1,7 +1,5 @@
 """Forward pass: outputs and lse, block of queries by block; the largest scores."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from npattn.engines import dense, threads
@@ -48,15 +46,9 @@ def max_score(problem: Problem, _: Saved) -> Array:
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # each thread has its own
 def fill_block(
-    call: Call,
-    plane: Plane,
-    t0: int,
-    t1: int,
-    space: WorkSpace,
-    out: Array,
-    shift: Array,
+    call: Call, plane: Plane, t0: int, t1: int, space: WorkSpace, out: Array, shift: Array,
     log: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Fill out (n, E), shift (n,) and log (n,) of a block of queries."""
     q = call.scaled_queries(plane, t0, t1, space)
     sink = None if call.sinks is None else call.sinks[plane[-1]]
@@ -86,25 +78,15 @@ def fill_block(
 
 
 def _sums(
-    call: Call,
-    plane: Plane,
-    q: Array,
-    t0: int,
-    t1: int,
-    space: WorkSpace,
-    shift: Array | None,
-    out: Array,
-    careful: bool,
-) -> Array:
-    """Return Σ exp(s − shift) of each row, and write Σ exp(s − shift) v to out.
-
-    q is (t1 − t0, D), shift (t1 − t0,), out (t1 − t0, E).
-    """
+    call: Call, plane: Plane, q: Array, t0: int, t1: int, space: WorkSpace, shift: Array | None,
+    out: Array, careful: bool,
+) -> Array:  # fmt: skip
+    """Return Σ exp(s − shift), (t1 − t0,), and write Σ exp(s − shift) v to out, (t1 − t0, E)."""
     v = call.v[call.kv_plane(plane)]
     total = np.zeros(t1 - t0, call.dtype)
     begun = False
     for tile, rows, _, s, _ in scores(call, plane, q, t0, t1, space):
-        live = call.live(s, careful)
+        live = s != -np.inf if careful else None  # a weight of 0 is enough for the others
         if shift is not None:
             s -= shift[rows, None]
         p = call.exp(s, out=s)

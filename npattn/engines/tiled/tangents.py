@@ -1,7 +1,5 @@
 """Directional derivatives, block of queries by block."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,9 @@ from npattn.problem.arrays import Array, BiasLike
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
 def jvp(
-    problem: Problem,
-    saved: Saved,
-    dq: Array | None = None,
-    dk: Array | None = None,
-    dv: Array | None = None,
-    dbias: Array | BiasLike | None = None,
-    dsinks: Array | None = None,
-) -> tuple[Array, Array]:
+    problem: Problem, saved: Saved, dq: Array | None = None, dk: Array | None = None,
+    dv: Array | None = None, dbias: Array | BiasLike | None = None, dsinks: Array | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """Directional derivative (do, dlse) of (out, lse): forward, line by line."""
     call = Call(problem)
     careful = call.careful or not all(is_finite(x) for x in (dq, dk, dv) if x is not None)
@@ -44,21 +37,10 @@ def jvp(
 
 @np.errstate(**dense.QUIET)  # type: ignore[arg-type]
 def _add_jvp(
-    call: Call,
-    saved: Saved,
-    block: Block,
-    space: WorkSpace,
-    along: dict[str, Array | None],
-    dbias: biases.Bias | None,
-    dsinks: Array | None,
-    do: Array,
-    dlse: Array,
-    careful: bool,
-) -> None:
-    """Add Σ p ds of each row to dlse, and Σ w (ds − dlse) v + Σ w dv to do.
-
-    do is (..., H, T, E), dlse (..., H, T), dsinks (H,).
-    """
+    call: Call, saved: Saved, block: Block, space: WorkSpace, along: dict[str, Array | None],
+    dbias: biases.Bias | None, dsinks: Array | None, do: Array, dlse: Array, careful: bool,
+) -> None:  # fmt: skip
+    """Add Σ p ds to dlse, (..., H, T), and Σ w (ds − dlse) v + Σ w dv to do, (..., H, T, E)."""
     plane, t0, t1 = block
     kv_plane, scale = call.kv_plane(plane), call.scale
     k, v = call.k[kv_plane], call.v[kv_plane]

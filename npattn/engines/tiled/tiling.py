@@ -1,6 +1,7 @@
-"""Tiles of a problem: blocks of queries, and the parts of the scores that each block sees."""
+"""Tiles of a problem: blocks of queries, and the parts of the scores that each block sees.
 
-from __future__ import annotations
+And the choice of the faster engine, by scores and by blocks.
+"""
 
 import itertools
 import math
@@ -26,6 +27,24 @@ CELL = 128
 """Keys in the smallest part of a strip that a mask is asked about."""
 ROUND = 16
 """The queries of a block are a multiple of it: products of other numbers of rows are slower."""
+
+LARGE = 240_000
+"""Number of scores from which the tiled engine is the faster one, if one block computes them all.
+
+Source of this number and of the others: benchmarks/engines.py.
+"""
+BLOCK = {4: 5000, 8: 3500}
+"""Number of scores that save as much time as a block of queries takes to begin.
+
+By the bytes of a number.
+"""
+SINGLE = 3
+"""Weight of a score if there is one query: reading keys and values is all the work then."""
+SHARED = 16
+"""The same weight if query heads share keys, which the dense engine repeats.
+
+Source: benchmarks/speed/scripts/variants.py.
+"""
 
 Plane = tuple[int, ...]
 Block = tuple[Plane, int, int]
@@ -57,6 +76,23 @@ def choose_queries(planes: int, T: int) -> int:
         n = -(-n // 2)
     blocks = max(1, -(-T // n))
     return max(1, min(n, -(-T // (blocks * ROUND)) * ROUND))
+
+
+def choice(problem: Problem) -> str:
+    """Return the faster engine: "dense" or "tiled".
+
+    The choice, and so the bits of the results, do not depend on the number of threads.
+    """
+    block = BLOCK.get(problem.dtype.itemsize)
+    if problem.dtype.kind != "f" or problem.storage is not None or block is None:
+        return "dense"
+    planes = problem.H * math.prod(problem.lead)
+    single = SINGLE if problem.K == problem.H else SHARED
+    scores = planes * problem.T * problem.S * (single if problem.T == 1 else 1)
+    if scores < LARGE:
+        return "dense"
+    blocks = planes * -(-problem.T // choose_queries(planes, problem.T))
+    return "tiled" if scores >= LARGE + block * blocks else "dense"
 
 
 class Tiling:

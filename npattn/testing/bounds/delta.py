@@ -14,7 +14,7 @@ import numpy as np
 from npattn.problem.arrays import Array
 from npattn.variants.linear import recurrent
 from npattn.variants.linear.chunked import solve
-from npattn.variants.linear.operands import LinearOperands
+from npattn.variants.linear.recurrent import LinearOperands
 
 
 class Written:

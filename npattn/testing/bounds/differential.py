@@ -20,7 +20,7 @@ from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.allowed import bounds
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.variants.differential import DifferentialForward, backward
-from npattn.variants.differential.result import beside
+from npattn.variants.differential.api import beside
 
 
 def differential_bounds(

@@ -29,7 +29,7 @@ from npattn.testing.bounds.delta import (
 from npattn.testing.bounds.rounding import Rounding, Units
 from npattn.variants.linear import FEATURE_MAPS, FeatureMap, LinearForward, backward, recurrent
 from npattn.variants.linear.api import operands_of
-from npattn.variants.linear.operands import LinearOperands
+from npattn.variants.linear.recurrent import LinearOperands
 
 VAST = 1e100
 """Error of a quotient whose divisor may be 0: finite, so that 0 of it is 0, and inf in the end."""

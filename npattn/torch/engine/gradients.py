@@ -1,7 +1,5 @@
 """The backward pass: forward, read upwards."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -26,13 +24,9 @@ Tensor = torch.Tensor
 
 
 def backward(
-    problem: Problem,
-    saved: SavedTensors,
-    do: Tensor,
-    dlse: Tensor | None = None,
-    dweights: Tensor | None = None,
-    whole: bool = False,
-) -> Gradients:
+    problem: Problem, saved: SavedTensors, do: Tensor, dlse: Tensor | None = None,
+    dweights: Tensor | None = None, whole: bool = False,
+) -> Gradients:  # fmt: skip
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights."""
     ops = TileOps(problem, whole)
     gradients = _GradientPass(ops, saved, do, dlse, dweights)
@@ -47,13 +41,9 @@ class _GradientPass:
     """Cotangents in, gradients out."""
 
     def __init__(
-        self,
-        ops: TileOps,
-        saved: SavedTensors,
-        do: Tensor,
-        dlse: Tensor | None,
+        self, ops: TileOps, saved: SavedTensors, do: Tensor, dlse: Tensor | None,
         dweights: Tensor | None,
-    ):
+    ):  # fmt: skip
         self.ops, problem = ops, ops.problem
         n = ops.plan.samples
         saved = ops.flat_saved(saved)

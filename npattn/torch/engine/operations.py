@@ -3,8 +3,6 @@
 Numbers in brackets are the rules of docs/semantics.md.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The forward pass, and the weights."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The tangent pass (forward mode): forward, line by line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -23,15 +21,10 @@ Tensor = torch.Tensor
 
 
 def jvp(
-    problem: Problem,
-    saved: SavedTensors,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
-    dbias: Tensor | BiasLike | None = None,
-    dsinks: Tensor | None = None,
+    problem: Problem, saved: SavedTensors, dq: Tensor | None = None, dk: Tensor | None = None,
+    dv: Tensor | None = None, dbias: Tensor | BiasLike | None = None, dsinks: Tensor | None = None,
     whole: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Change (do, dlse) of (out, lse) along a direction."""
     ops = TileOps(problem, whole)
     tangents = _TangentPass(ops, saved, dq, dk, dv, dbias)
@@ -50,14 +43,9 @@ class _TangentPass:
     """A direction in, the change of a block's rows out."""
 
     def __init__(
-        self,
-        ops: TileOps,
-        saved: SavedTensors,
-        dq: Tensor | None,
-        dk: Tensor | None,
-        dv: Tensor | None,
-        dbias: Tensor | BiasLike | None,
-    ):
+        self, ops: TileOps, saved: SavedTensors, dq: Tensor | None, dk: Tensor | None,
+        dv: Tensor | None, dbias: Tensor | BiasLike | None,
+    ):  # fmt: skip
         self.ops, problem = ops, ops.problem
         self.dq = None if dq is None else ops.flat(dq, problem.H)
         self.dk, self.dv = (None if x is None else ops.flat(x, problem.K) for x in (dk, dv))

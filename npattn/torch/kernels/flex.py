@@ -1,7 +1,5 @@
 """A problem as one call of FlexAttention, with mask, bias and softcap as functions of indices."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -54,15 +52,11 @@ def evaluate_flex(problem: Any, function: Any) -> tuple[Tensor, Tensor]:
 
     q, scale = with_positive_scale(problem)
     out, aux = function(
-        q.contiguous(),
-        flatten(problem.k, problem).contiguous(),
-        flatten(problem.v, problem).contiguous(),
-        score_mod=_score_mod(problem),
-        block_mask=_block_mask(problem),
-        scale=scale,
-        enable_gqa=problem.H != problem.K,
+        q.contiguous(), flatten(problem.k, problem).contiguous(),
+        flatten(problem.v, problem).contiguous(), score_mod=_score_mod(problem),
+        block_mask=_block_mask(problem), scale=scale, enable_gqa=problem.H != problem.K,
         return_aux=AuxRequest(lse=True),
-    )
+    )  # fmt: skip
     return out, aux.lse
 
 

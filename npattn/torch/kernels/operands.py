@@ -1,7 +1,5 @@
 """Operands of a problem in the layout of PyTorch's kernels, and results back in that of npattn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,7 @@
 """Choose the function of PyTorch that computes a problem exactly, or refuse it with the reason."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,10 +24,7 @@ SQUARE = 128  # FlexAttention works in squares of so many queries and keys
 
 
 def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forward:
-    """Evaluate the forward pass of a problem under conventions.
-
-    .lse is None unless FlexAttention computed the result.
-    """
+    """Evaluate a problem under conventions; .lse is None unless FlexAttention computed it."""
     gate: Any = problem.gate
     if gate is not None and gate.dtype != problem.q.dtype:
         name = short_name(gate.dtype)
@@ -47,17 +43,13 @@ def evaluate(problem: Problem, conventions: Conventions | None = None) -> Forwar
     if gate is not None:
         out = (gate[0] if problem.headless and gate.ndim == 3 else gate) * out
 
-    def weights() -> Array:
+    def refuse(result: str) -> Array:
         raise OptionError(
-            'engine="fused" has no weights; call forward with another engine for them'
+            f'engine="fused" has no {result}; call forward with another engine for that'
         )
 
-    def max_score() -> Array:
-        raise OptionError(
-            'engine="fused" has no max_score; call forward with another engine for it'
-        )
-
-    return Forward(out, lse, problem, "fused", None, weights, max_score)  # type: ignore[arg-type]
+    lazy = (partial(refuse, "weights"), partial(refuse, "max_score"))
+    return Forward(out, lse, problem, "fused", None, *lazy)  # type: ignore[arg-type]
 
 
 def forward(problem: Problem, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -1,7 +1,5 @@
 """A problem as one call of ``scaled_dot_product_attention``."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

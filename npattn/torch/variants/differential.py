@@ -3,8 +3,6 @@
 Meanings are those of `npattn.variants.differential`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from npattn.torch.twins import Tensors

@@ -1,7 +1,5 @@
 """Gathered attention and lists of keys on torch tensors, as `npattn.variants.gathered`."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Multi-head latent attention on torch tensors, as `npattn.variants.latent`."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

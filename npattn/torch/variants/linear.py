@@ -5,8 +5,6 @@
 Forms and meanings are those of `npattn.variants.linear`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -19,36 +20,73 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.multihead.projections import normalise, normalise_backward
+from npattn.multihead.projections import NormResiduals, normalise, normalise_backward
 from npattn.oracle import api
 from npattn.oracle.signatures import only_out
 from npattn.oracle.twins import on_arrays, widen
 from npattn.problem import Forward
 from npattn.problem.arrays import Array, MaskLike
-from npattn.problem.checks import check_cotangent, check_result
-from npattn.problem.foreign import reject_unknown_options, unknown_option
-from npattn.variants.differential.result import DifferentialForward, DifferentialGradients, beside
+from npattn.problem.checks import check_cotangent, check_flag, check_not_negative, check_result
+from npattn.problem.foreign import reject_options, reject_unknown_options
+
+
+@dataclass(frozen=True, eq=False)
+class DifferentialForward:
+    """Results of differential attention.
+
+    Attributes
+    ----------
+    out : array (..., H, T, E)
+    first, second : npattn.Forward
+        The two attentions, with .out .lse .weights.
+    lam : array () or (H,)
+    weights : array (..., H, T, S)
+        P1 − λ P2, before dropout.
+    """
+
+    out: Array
+    first: Forward
+    second: Forward
+    lam: Array
+    norm: NormResiduals | None = field(repr=False)
+    norm_weight: Array | None = field(repr=False)
+    out_scale: float = field(repr=False)
+    norm_eps: float = field(default=0.0, repr=False)
+
+    @property
+    def weights(self) -> Array:
+        second: Array = beside(self.lam, self.out) * self.second.weights
+        return self.first.weights - second
+
+
+@dataclass(frozen=True, eq=False)
+class DifferentialGradients:
+    """Gradients of one loss, each shaped as its input; None where there is no such input."""
+
+    q1: Array
+    k1: Array
+    q2: Array
+    k2: Array
+    v: Array
+    lam: Array
+    bias: Any = None
+    sinks: Array | None = None
+    norm_weight: Array | None = None
+
+
+def beside(lam: Array, out: Array) -> Array:
+    """Return λ with axes that broadcast against out (..., H, T, E)."""
+    return lam if lam.ndim == 0 else lam.reshape(lam.shape if out.ndim == 2 else (-1, 1, 1))
 
 
 @reject_unknown_options
 @on_arrays
 def forward(
-    xp: Any,
-    /,
-    q1: ArrayLike,
-    k1: ArrayLike,
-    q2: ArrayLike,
-    k2: ArrayLike,
-    v: ArrayLike,
+    xp: Any, /, q1: ArrayLike, k1: ArrayLike, q2: ArrayLike, k2: ArrayLike, v: ArrayLike,
     mask: ArrayLike | MaskLike | None = None,
-    *,
-    lam: float | ArrayLike,
-    norm: bool = False,
-    norm_weight: ArrayLike | None = None,
-    norm_eps: float = 1e-5,
-    out_scale: float = 1.0,
-    **options: Any,
-) -> DifferentialForward:
+    *, lam: float | ArrayLike, norm: bool = False, norm_weight: ArrayLike | None = None,
+    norm_eps: float = 1e-5, out_scale: float = 1.0, **options: Any,
+) -> DifferentialForward:  # fmt: skip
     """Differential attention with its weights and the two attentions, as `backward` needs them.
 
     Parameters
@@ -96,7 +134,7 @@ def forward(
     >>> differential.attention(q, k, q, k, v, causal=True, lam=0.5)[0, :, 0]
     array([0.5, 1. ])
     """
-    check_options(options)
+    reject_options("attention", options, OPTIONS)
     arrays, facts = xp.read(q1=q1, k1=k1, q2=q2, k2=k2)
     check_alike("q1", "q2", facts)
     check_alike("k1", "k2", facts)
@@ -127,12 +165,9 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
-    "Exact differential attention, (P1 − λ P2) v.",
+    "attention", forward, np.ndarray, "Exact differential attention, (P1 − λ P2) v.",
     "array (..., H, T, E)",
-)
+)  # fmt: skip
 
 
 @reject_unknown_options
@@ -189,16 +224,11 @@ def backward(
     one = api.backward(fwd.first, dy, None, d1)
     two = api.backward(fwd.second, -lam * dy, None, d2)
     return DifferentialGradients(
-        q1=one.q,
-        k1=one.k,
-        q2=two.q,
-        k2=two.k,
-        v=one.v + two.v,
-        lam=_sum_heads(total, fwd.lam.shape),
-        bias=_add(one.bias, two.bias),
+        q1=one.q, k1=one.k, q2=two.q, k2=two.k, v=one.v + two.v,
+        lam=_sum_heads(total, fwd.lam.shape), bias=_add(one.bias, two.bias),
         sinks=_add(one.sinks, two.sinks),
         norm_weight=None if fwd.norm_weight is None else dnorm_weight,
-    )
+    )  # fmt: skip
 
 
 def _sum_heads(x: Array, shape: tuple[int, ...]) -> Array:
@@ -220,13 +250,6 @@ OPTIONS = (
     *("dropout_rate", "dtype", "engine", "precision", "conventions"),
 )
 """Options of both softmaxes; one whose gradient is not returned here is not among them."""
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise OptionError if an option is not one of both softmaxes."""
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_option("attention", name, OPTIONS)
 
 
 def check_alike(one: str, two: str, arrays: Mapping[str, Array]) -> None:
@@ -256,10 +279,8 @@ def check_out_scale(value: Any) -> float:
 
 def check_norm(norm: Any, weight: Any, eps: Any, E: int) -> None:
     """Check the options of the norm, and the shape of its weight."""
-    if not isinstance(norm, (bool, np.bool_)):
-        raise OptionError(f"norm is {norm!r}, must be True or False")
-    if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
-        raise OptionError(f"norm_eps is {eps!r}, must be a finite number ≥ 0")
+    check_flag("norm", norm)
+    check_not_negative("norm_eps", eps)
     if weight is not None and not norm:
         raise OptionError("got norm_weight, but norm is False; pass norm=True")
     if weight is not None and weight.shape != (E,):

@@ -42,14 +42,9 @@ def initial_lambda(layer: int) -> float:
 
 @on_arrays
 def reparametrise(
-    xp: Any,
-    /,
-    lambda_q1: ArrayLike,
-    lambda_k1: ArrayLike,
-    lambda_q2: ArrayLike,
-    lambda_k2: ArrayLike,
-    lambda_init: float,
-) -> Array:
+    xp: Any, /, lambda_q1: ArrayLike, lambda_k1: ArrayLike, lambda_q2: ArrayLike,
+    lambda_k2: ArrayLike, lambda_init: float,
+) -> Array:  # fmt: skip
     """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init.
 
     Parameters
@@ -83,12 +78,9 @@ def reparametrise(
 
 
 def reparametrise_backward(
-    dlam: ArrayLike,
-    lambda_q1: ArrayLike,
-    lambda_k1: ArrayLike,
-    lambda_q2: ArrayLike,
+    dlam: ArrayLike, lambda_q1: ArrayLike, lambda_k1: ArrayLike, lambda_q2: ArrayLike,
     lambda_k2: ArrayLike,
-) -> LambdaGradients:
+) -> LambdaGradients:  # fmt: skip
     """Gradients of the four vectors of `reparametrise`.
 
     Parameters

@@ -5,12 +5,6 @@ from npattn.variants.linear.features import FEATURE_MAPS, FeatureMap
 from npattn.variants.linear.problem import LinearForward, LinearGradients, LinearProblem
 
 __all__ = [
-    "FEATURE_MAPS",
-    "FeatureMap",
-    "LinearForward",
-    "LinearGradients",
-    "LinearProblem",
-    "attention",
-    "backward",
-    "forward",
-]
+    "FEATURE_MAPS", "FeatureMap", "LinearForward", "LinearGradients", "LinearProblem", "attention",
+    "backward", "forward",
+]  # fmt: skip

@@ -25,7 +25,6 @@ from npattn.problem.checks import check_cotangent, check_result
 from npattn.problem.foreign import reject_unknown_options
 from npattn.variants.linear import chunked, recurrent
 from npattn.variants.linear.features import FeatureMap
-from npattn.variants.linear.operands import LinearOperands
 from npattn.variants.linear.problem import ARRAYS as NAMES
 from npattn.variants.linear.problem import (
     Form,
@@ -34,30 +33,19 @@ from npattn.variants.linear.problem import (
     LinearProblem,
     warn_of_growth,
 )
+from npattn.variants.linear.recurrent import LinearOperands
 
 
 @reject_unknown_options
 @on_arrays
 def forward(
-    xp: Any,
-    /,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    *,
-    causal: bool = False,
-    feature_map: str | FeatureMap | Callable[[Any], Any] = "elu",
-    normalise: bool = True,
-    eps: float = 0.0,
-    scale: float | None = None,
-    log_decay: ArrayLike | None = None,
-    beta: ArrayLike | None = None,
-    initial_state: ArrayLike | None = None,
-    initial_normaliser: ArrayLike | None = None,
-    form: Form = "recurrent",
-    chunk_size: int | None = None,
-    dtype: DTypeLike | None = None,
-) -> LinearForward:
+    xp: Any, /, q: ArrayLike, k: ArrayLike, v: ArrayLike,
+    *, causal: bool = False, feature_map: str | FeatureMap | Callable[[Any], Any] = "elu",
+    normalise: bool = True, eps: float = 0.0, scale: float | None = None,
+    log_decay: ArrayLike | None = None, beta: ArrayLike | None = None,
+    initial_state: ArrayLike | None = None, initial_normaliser: ArrayLike | None = None,
+    form: Form = "recurrent", chunk_size: int | None = None, dtype: DTypeLike | None = None,
+) -> LinearForward:  # fmt: skip
     """Linear attention with its last state, and what `backward` needs.
 
     Parameters
@@ -139,12 +127,10 @@ def forward(
 
 
 attention = only_out(
-    "attention",
-    forward,
-    np.ndarray,
+    "attention", forward, np.ndarray,
     "Exact linear attention, φ(q) (φ(k)ᵀ v), with and without normalisation and decay.",
     "array (..., H, T, E)",
-)
+)  # fmt: skip
 
 
 def _results(
@@ -165,11 +151,9 @@ def _results(
 
 @reject_unknown_options
 def backward(
-    fwd: LinearForward,
-    dout: ArrayLike | None,
-    dstate: ArrayLike | None = None,
+    fwd: LinearForward, dout: ArrayLike | None, dstate: ArrayLike | None = None,
     dnormaliser: ArrayLike | None = None,
-) -> LinearGradients:
+) -> LinearGradients:  # fmt: skip
     """Exact gradients of Σ dout·out + Σ dstate·state + Σ dnormaliser·normaliser.
 
     Parameters
@@ -262,10 +246,7 @@ def _cotangent(p: LinearProblem, name: str, value: Any, result: Array | None) ->
 
 
 def operands_of(p: LinearProblem, xp: Any = ARRAYS, arrays: Any = None) -> LinearOperands:
-    """Return features, values, decay and state, all with the whole leading axes.
-
-    `arrays` are those of the problem in the dtype computed in, by name.
-    """
+    """Return features, values, decay and state, with all leading axes, of arrays by name."""
     if arrays is None:
         fields = {name: getattr(p, name) for name in NAMES}
         arrays = {n: x.astype(p.dtype, copy=False) for n, x in fields.items() if x is not None}

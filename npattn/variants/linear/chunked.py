@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from npattn.problem.arrays import Array
-from npattn.variants.linear.operands import LinearOperands
+from npattn.variants.linear.recurrent import LinearOperands
 
 LIMIT = 16.0
 """Largest |H|: exp(H) exp(−H) errs by some LIMIT units in the last place."""

@@ -3,8 +3,6 @@
 No line conjugates, and signs are read off the real part, so that complex steps go through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,34 +21,9 @@ class FeatureMap(NamedTuple):
     pullback: Callable[[Array, Array], Array]  # (x, dφ) → dx
 
 
-def _identity(x: Array) -> Array:
-    return x
-
-
-def _identity_pullback(_: Array, dy: Array) -> Array:
-    return dy
-
-
-def _elu(x: Array) -> Array:
-    """Return elu(x) + 1."""
-    return np.where(x.real > 0, x + 1, _exp_below_zero(x))
-
-
-def _elu_pullback(x: Array, dy: Array) -> Array:
-    return np.where(x.real > 0, 1, _exp_below_zero(x)) * dy
-
-
 def _exp_below_zero(x: Array) -> Array:
     """Return exp(x), without overflow where x > 0 and another value is taken."""
     return np.asarray(np.exp(np.where(x.real > 0, 0, x)))
-
-
-def _relu(x: Array) -> Array:
-    return np.where(x.real > 0, x, 0)
-
-
-def _relu_pullback(x: Array, dy: Array) -> Array:
-    return np.where(x.real > 0, dy, 0)
 
 
 def _softmax(x: Array) -> Array:
@@ -64,19 +37,21 @@ def _softmax_pullback(x: Array, dy: Array) -> Array:
 
 
 FEATURE_MAPS = {
-    "identity": FeatureMap(_identity, _identity_pullback),
-    "elu": FeatureMap(_elu, _elu_pullback),
-    "relu": FeatureMap(_relu, _relu_pullback),
+    "identity": FeatureMap(lambda x: x, lambda x, dy: dy),
+    "elu": FeatureMap(
+        lambda x: np.where(x.real > 0, x + 1, _exp_below_zero(x)),
+        lambda x, dy: np.where(x.real > 0, 1, _exp_below_zero(x)) * dy,
+    ),
+    "relu": FeatureMap(
+        lambda x: np.where(x.real > 0, x, 0), lambda x, dy: np.where(x.real > 0, dy, 0)
+    ),
     "softmax": FeatureMap(_softmax, _softmax_pullback),
 }
 """Feature maps by name: x; elu(x) + 1; max(x, 0), of slope 0 at 0; softmax over the features."""
 
 
 def read_feature_map(value: Any) -> FeatureMap:
-    """Return a feature map by name, or that of an elementwise analytic callable.
-
-    Raises OptionError if it is neither.
-    """
+    """Return a feature map by name, or that of an elementwise analytic callable."""
     if isinstance(value, FeatureMap):
         return value
     if isinstance(value, str) and value in FEATURE_MAPS:

@@ -1,27 +1,17 @@
 """One call of linear attention: arrays and options, checked once, and its results."""
 
-from __future__ import annotations
-
 import dataclasses
-import math
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 
 from npattn.errors import DtypeError, OptionError, ShapeError
+from npattn.problem import checks
 from npattn.problem.arrays import Array
-from npattn.problem.checks import (
-    check_dtype,
-    check_integer,
-    check_number,
-    check_sizes,
-    read_floating,
-)
 from npattn.problem.options import default_scale
 from npattn.variants.linear.features import FeatureMap, read_feature_map
 
@@ -29,12 +19,7 @@ Form = Literal["recurrent", "chunked"]
 FORMS: tuple[Form, ...] = ("recurrent", "chunked")
 CHUNK = 64
 """Number of keys in a chunk, unless said."""
-AFTER_HEADS = {
-    "log_decay": "SD",
-    "beta": "S1",
-    "initial_state": "DE",
-    "initial_normaliser": "D",
-}
+AFTER_HEADS = {"log_decay": "SD", "beta": "S1", "initial_state": "DE", "initial_normaliser": "D"}
 """Axes of the optional arrays after (..., K)."""
 ARRAYS = ("q", "k", "v", *AFTER_HEADS)
 
@@ -84,8 +69,8 @@ class LinearProblem:
         put = self.__dict__.__setitem__
         for name in ARRAYS:
             if name not in AFTER_HEADS or getattr(self, name) is not None:
-                put(name, read_floating(name, getattr(self, name)))
-        sizes = check_sizes(self.q, self.k, self.v)
+                put(name, checks.read_floating(name, getattr(self, name)))
+        sizes = checks.check_sizes(self.q, self.k, self.v)
         for name, value in zip(("lead", "H", "K", "T", "S", "D", "E"), sizes, strict=True):
             put(name, value)
         put("map", read_feature_map(self.feature_map))
@@ -93,10 +78,10 @@ class LinearProblem:
         for name, axes in AFTER_HEADS.items():
             if getattr(self, name) is not None:
                 self._check_broadcast(name, axes)
-        put("scale", check_number("scale", self.scale))
+        put("scale", checks.check_number("scale", self.scale))
         if self.scale is None:
             put("scale", default_scale(self.D)[0])
-        dtype, narrow = check_dtype(
+        dtype, narrow = checks.check_dtype(
             self.dtype, "dense", tuple(getattr(self, name) for name in ARRAYS)
         )
         if narrow is not None:
@@ -109,8 +94,7 @@ class LinearProblem:
     def _check_options(self) -> None:
         """Raise OptionError if an option is not legal, or does not go with another."""
         for name in ("causal", "normalise"):
-            if not isinstance(getattr(self, name), (bool, np.bool_)):
-                raise OptionError(f"{name} is {getattr(self, name)!r}, must be True or False")
+            checks.check_flag(name, getattr(self, name))
         if self.causal and self.T != self.S:
             raise OptionError(
                 f"causal is True for T = {self.T} queries and S = {self.S} keys, must have T = S: "
@@ -130,16 +114,14 @@ class LinearProblem:
                 "got one of initial_state and initial_normaliser, must have both or neither: the "
                 "sums of φ(k)ᵀ v and of φ(k); or pass normalise=False"
             )
-        eps = self.eps
-        if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= float(eps) < math.inf:
-            raise OptionError(f"eps is {eps!r}, must be a finite number ≥ 0")
+        checks.check_not_negative("eps", self.eps)
         if not isinstance(self.form, str) or self.form not in FORMS:
             raise OptionError(
                 f"form is {self.form!r}, must be one of {', '.join(FORMS)}: all pairs at once are "
                 f'form="chunked" with chunk_size={max(self.S, 1)}'
             )
         if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size)
+            checks.check_integer("chunk_size", self.chunk_size)
             if self.form != "chunked":
                 raise OptionError(f'got chunk_size with form {self.form!r}; pass form="chunked"')
 

@@ -8,16 +8,28 @@
 q, k are features. Without causal, every query reads the last state. docs/derivations/linear.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npattn.oracle.twins import ARRAYS
 from npattn.problem.arrays import Array
-from npattn.variants.linear.operands import LinearOperands
+
+
+class LinearOperands(NamedTuple):
+    """Features, values, logarithms of decay and a state; or the gradients of these.
+
+    F is the number of features, G that of the query heads that share a state.
+    """
+
+    q: Array  # (..., K, G, T, F) features of the queries, times scale
+    k: Array  # (..., K, S, F) features of the keys
+    v: Array  # (..., K, S, E) with normalisation a last column of 1
+    g: Array  # (..., K, S, F or 1) logarithms of decay
+    state: Array  # (..., K, F, E) before the first key
+    beta: Array | None  # (..., K, S, 1) of the delta rule
+    causal: bool
 
 
 def _states(x: LinearOperands, xp: Any = ARRAYS) -> Iterator[tuple[Array, Array]]:
@@ -37,8 +49,7 @@ def _update(x: LinearOperands, s: int, state: Array) -> Array:
 
 def _read(x: LinearOperands, s: int, state: Array) -> Array:
     """Value (..., K, E) of a state at key s."""
-    read: Array = (x.k[..., s, None, :] @ state)[..., 0, :]
-    return read
+    return (x.k[..., s, None, :] @ state)[..., 0, :]
 
 
 def forward(x: LinearOperands, xp: Any = ARRAYS) -> tuple[Array, Array]:
