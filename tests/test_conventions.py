@@ -536,9 +536,7 @@ def test_narrow_bias_is_scaled_in_compute_dtype() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_minus_infinity_times_nonpositive_scale_follows_arithmetic(
-    scale: float,
-) -> None:
+def test_minus_infinity_times_nonpositive_scale_follows_arithmetic(scale: float) -> None:
     meaning = Conventions(bias="before_scale")
     assert np.isnan(scores(meaning, bias=BIAS, scale=scale)).all()
     case = make(*PROBLEMS["shared heads"])
@@ -638,9 +636,7 @@ def test_a_late_cap_has_a_gradient_for_complex_scores() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_mixed_precision_gradients_are_rounded_once(
-    dtype: str,
-) -> None:
+def test_mixed_precision_gradients_are_rounded_once(dtype: str) -> None:
     """dv of a key that some queries see and others find filled is the sum of two."""
 
     def low(x: Array) -> Array:

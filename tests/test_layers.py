@@ -104,11 +104,7 @@ CONFINED = {
     "matplotlib": ("plot/",),
     "sklearn": (),
     "distributed": ("cli/cluster.py",),
-    "rich": (
-        "cli/",
-        "testing/report/progress.py",
-        "testing/report/report.py",
-    ),
+    "rich": ("cli/", "testing/report/progress.py", "testing/report/report.py"),
     "click": ("cli/",),
     "jinja2": ("testing/report/markup.py",),
     "markupsafe": ("testing/report/markup.py",),

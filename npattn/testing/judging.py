@@ -310,9 +310,7 @@ def name_rules(only: Iterable[str] | None, sweep: int) -> list[str]:
 
 
 def _choose_sweeps(
-    implementation: Implementation,
-    sweep: int,
-    only: Iterable[str] | None,
+    implementation: Implementation, sweep: int, only: Iterable[str] | None
 ) -> tuple[str, ...]:
     """Return the rules to ask that sample on the device."""
     named = tuple(rule for rule in SWEEPS if rule in (only or ()))

@@ -350,10 +350,7 @@ class Trial:
         return frozenset(name for name, c in comparisons.items() if not c.passed)
 
     def against_oracle(
-        self,
-        problem: Problem,
-        cotangents: Cotangents,
-        view: str = "contiguous",
+        self, problem: Problem, cotangents: Cotangents, view: str = "contiguous"
     ) -> dict[str, Comparison]:
         """Compare every result with the oracle."""
         exact = cache(lambda: self.exact(problem, cotangents))

@@ -288,11 +288,7 @@ ROWS = (
         Conventions(empty_row="mean"),
     ),
     Row("NaN in hidden keys and values", "changes nothing", poison_hidden_key()),
-    Row(
-        "No keys",
-        "S = 0 gives rows of 0",
-        {"k": normal(B, K, 0, D), "v": normal(B, K, 0, E)},
-    ),
+    Row("No keys", "S = 0 gives rows of 0", {"k": normal(B, K, 0, D), "v": normal(B, K, 0, E)}),
     Row(
         "Same bits in every run",
         "always",

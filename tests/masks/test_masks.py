@@ -287,10 +287,7 @@ def test_repr_of_a_mask_evaluates_back(case):
         (masks.blocks([[True]], 2), "masks.blocks([[True]], (2, 2))"),
         (masks.custom(every_third), "masks.custom(every_third)"),
         (~masks.of([[True, False]]), "~masks.of([[True, False]])"),
-        (
-            masks.lengths(np.array([2], np.int32)),
-            "masks.lengths(np.array([2], 'int32'))",
-        ),
+        (masks.lengths(np.array([2], np.int32)), "masks.lengths(np.array([2], 'int32'))"),
         (masks.of(np.ones((40, 40), bool)), "masks.of(<bool array of shape (40, 40)>)"),
     ],
 )

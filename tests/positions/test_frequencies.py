@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions import (
-    Frequencies,
-    dynamic_ntk,
-    linear,
-    llama3,
-    longrope,
-    ntk,
-    plain,
-    yarn,
-)
+from npattn.positions import Frequencies, dynamic_ntk, linear, llama3, longrope, ntk, plain, yarn
 
 R, FACTOR, LENGTH = 34, 7.0, 4096
 U32 = 2.0**-24

@@ -75,10 +75,7 @@ WRONG_SHAPES = {
     "bias of (B, S)": ({"bias": noise(B, S)}, "for a (B, S) bias pass bias[:, None, None, :]"),
     "bias of K heads": ({"bias": noise(K, T, S)}, "bias has shape (3, 5, 7), must have rank 2"),
     "dropout_mask of rank 1": ({"dropout_mask": yes(S)}, "dropout_mask has shape (7,), must"),
-    "sinks for K heads": (
-        {"sinks": noise(K)},
-        "sinks has shape (3,), must have shape (H,) = (6,)",
-    ),
+    "sinks for K heads": ({"sinks": noise(K)}, "sinks has shape (3,), must have shape (H,) = (6,)"),
     "sinks of (1, H)": ({"sinks": noise(1, H)}, "sinks has shape (1, 6), must have shape (H,)"),
     "one sink as a number": ({"sinks": 0.5}, "sinks has shape (), must have shape (H,) = (6,)"),
 }

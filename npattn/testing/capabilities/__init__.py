@@ -1,10 +1,7 @@
 """Find out what an implementation accepts, before the rules are asked."""
 
 from npattn.testing.capabilities.conditions import blame_condition, leave_out
-from npattn.testing.capabilities.later import (
-    StructureRefusedError,
-    blame_structure,
-)
+from npattn.testing.capabilities.later import StructureRefusedError, blame_structure
 from npattn.testing.capabilities.probe import Capabilities, probe
 from npattn.testing.capabilities.probing import Finding
 

@@ -88,10 +88,7 @@ def _try_kinds(
 
 
 def _needs_causal(
-    probing: Probing,
-    field: str,
-    raised: Mapping[frozenset[str], ImplementationError],
-    base: Recipe,
+    probing: Probing, field: str, raised: Mapping[frozenset[str], ImplementationError], base: Recipe
 ) -> bool:
     """Learn that an option is refused without causal, if it is accepted with it."""
     space = probing.trial.space

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 
 from npattn.testing.places.asking import Answer, Asking, Sample, Spent, Value, is_size
-from npattn.testing.places.atoms import (
-    Atom,
-    Clause,
-    Pair,
-    atom_of_choice,
-    describe_clauses,
-    holds,
-)
+from npattn.testing.places.atoms import Atom, Clause, Pair, atom_of_choice, describe_clauses, holds
 from npattn.testing.places.border import Domains, Line, atom_of, follow
 from npattn.testing.places.hypotheses import DOMAIN
 

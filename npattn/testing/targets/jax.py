@@ -12,10 +12,7 @@ with optional_import("the target jax.nn needs", "jax", "jax"):
     import jax
 
 
-NAMES = (
-    *("scale", "is_causal", "local_window_size"),
-    *("implementation", "return_residual"),
-)
+NAMES = (*("scale", "is_causal", "local_window_size"), *("implementation", "return_residual"))
 attention = jax.jit(jax.nn.dot_product_attention, static_argnames=NAMES)
 
 

@@ -52,12 +52,7 @@ def _flash(
 
 
 def gpu(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
+    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False, scale: float | None = None
 ) -> Any:
     """Call ``mha`` of the Pallas kernels for GPUs, with q (B, H, T, D), k and v (B, H, S, D)."""
     _check_rank(q)

@@ -175,10 +175,7 @@ def mha_fast(
             attn_mask = attn_mask.expand(B, heads, T, T).flatten(0, 1)
         x = x.flatten(2)
         o, p = module(
-            *(x, x, x),
-            attn_mask=attn_mask,
-            need_weights=return_weights,
-            average_attn_weights=False,
+            *(x, x, x), attn_mask=attn_mask, need_weights=return_weights, average_attn_weights=False
         )
     o = o.view(B, T, heads, 4, D)[:, :, :H, 0].transpose(1, 2)
     return (o, p[:, :H]) if return_weights else o

@@ -246,9 +246,7 @@ def test_delta_may_come_from_returned_weights() -> None:
 
 
 @pytest.mark.parametrize("lead", [(1021, 1), (1021,)], ids=["samples", "heads"])
-def test_parts_of_shared_gradients_may_be_stored(
-    lead: tuple[int, ...],
-) -> None:
+def test_parts_of_shared_gradients_may_be_stored(lead: tuple[int, ...]) -> None:
     # Three equal weights; dv of each of 1021 problems, or heads, is rounded, and nothing else.
     one, low = (1,) * len(lead), ml_dtypes.bfloat16
     q, k, v = (np.zeros(n, low) for n in ((*lead, 1, 1), (*one, 3, 1), (*one, 3, 13)))

@@ -53,9 +53,7 @@ def test_few_worst_roundings_stay_below_the_limit() -> None:
 
 
 @pytest.mark.parametrize("last_first", [False, True])
-def test_variance_of_a_sum_is_close_to_measured(
-    last_first: bool,
-) -> None:
+def test_variance_of_a_sum_is_close_to_measured(last_first: bool) -> None:
     n = 257
     x = np.random.default_rng(1).standard_normal((4000, n)).astype(np.float32)
     total = np.zeros(len(x), np.float32)
@@ -92,9 +90,7 @@ def test_float32_deviations_are_far_below_the_worst_case() -> None:
         {"scale": 2.0**-30},  # scores that are distinct, but whose weights round alike
     ],
 )
-def test_repeated_roundings_are_judged_by_the_worst_case(
-    repeated: dict[str, Any],
-) -> None:
+def test_repeated_roundings_are_judged_by_the_worst_case(repeated: dict[str, Any]) -> None:
     problem, cotangents = sample_problem(**repeated)
     used = judged_by_deviations(problem, "float32", UPCAST, **cotangents)
     assert not any(used[name].any() for name in ("o", "lse", "dq", "dk", "dv"))

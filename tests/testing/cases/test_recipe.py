@@ -164,10 +164,7 @@ def test_cotangent_of_weights_is_made_on_request(lead, dtype):
 
 def test_cotangents_are_random_and_reproducible():
     case = recipe()
-    one, all_three = (
-        case.cotangents(case.problem()),
-        case.cotangents(case.problem(), True, True),
-    )
+    one, all_three = (case.cotangents(case.problem()), case.cotangents(case.problem(), True, True))
     np.testing.assert_array_equal(one.dout, all_three.dout)
     np.testing.assert_array_equal(one.dlse, all_three.dlse)
     for array in (all_three.dout, all_three.dlse, all_three.dweights):

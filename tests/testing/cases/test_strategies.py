@@ -274,8 +274,7 @@ def test_heads_without_common_divisor_are_not_shared():
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}],
+    "sizes", [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}]
 )
 def test_illegal_sizes_are_an_error(sizes):
     with pytest.raises(OptionError, match="must be a letter of B H K T S D E with a"):

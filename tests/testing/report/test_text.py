@@ -410,10 +410,7 @@ def test_sizes_are_said_of_each_dtype_where_they_differ():
 
 @pytest.mark.parametrize(
     ("settings", "head"),
-    [
-        ({"reference": "g"}, "not tested: lse"),
-        ({"reads": "wq"}, "not tested (name it in must= to"),
-    ],
+    [({"reference": "g"}, "not tested: lse"), ({"reads": "wq"}, "not tested (name it in must= to")],
 )
 def test_only_ways_that_exist_make_untested_parts_fail(settings, head):
     assert f"\n{head}" in str(report(outcome(), untested=["lse: none"], settings=settings))
