@@ -185,14 +185,8 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     judges: list[Judge] = []
     for dtype, model in zip(s.dtypes, models, strict=True):
         first_calls = () if judges else implementation.first_calls
-        space_of_dtype = replace(space, dtype=dtype)
-        trial = Trial(
-            implementation,
-            implementation.conventions,
-            model,
-            space_of_dtype,
-            first_calls=first_calls,
-        )
+        setting = implementation.conventions, model, replace(space, dtype=dtype)
+        trial = Trial(implementation, *setting, first_calls=first_calls)
         judge = Judge(
             trial,
             min(examples, FIRST_ROUNDS[0]) if s.budget is not None and s.goes_on else examples,

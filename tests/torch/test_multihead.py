@@ -1,10 +1,8 @@
 """npattn.torch.MultiHeadAttention beside torch.nn.MultiheadAttention, in float64."""
 
 import copy
-import doctest
 import io
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -691,11 +689,3 @@ def test_fused_engine_agrees_or_refuses():
     with pytest.raises(OptionError, match="take no dropout_mask"):
         dropping(*given, need_weights=False)
     assert dropping.eval()(*given, need_weights=False)[0].isfinite().all()
-
-
-def test_examples_of_the_documentation():
-    page = Path(__file__).parents[2] / "docs" / "torch_multihead.md"
-    text = page.read_text().replace("```", "")
-    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
-    assert len(examples.examples) > 10
-    assert doctest.DocTestRunner().run(examples).failed == 0

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import doctest
 import functools
 import importlib
 import json
@@ -1195,15 +1194,3 @@ def test_importing_weights_loads_no_framework():
     loaded = set(done.stdout.split())
     assert "npattn.weights.files" in loaded
     assert loaded.isdisjoint({"torch", "jax", "keras", "flax", "equinox", "safetensors"})
-
-
-@pytest.mark.parametrize(
-    ("module", "needed"),
-    [("torch", "torch"), ("keras", "keras"), ("flax", "flax.nnx"), ("equinox", "equinox"),
-     ("files", "safetensors"), ("checkpoint", "safetensors")],
-)  # fmt: skip
-def test_the_examples_run(module, needed):
-    pytest.importorskip(needed)
-    result = doctest.testmod(importlib.import_module(f"npattn.weights.{module}"))
-    assert result.attempted > 0
-    assert result.failed == 0

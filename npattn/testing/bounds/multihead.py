@@ -334,7 +334,8 @@ class MultiHeadBound:
             allowed["bo"] = self._sum(dout, np.zeros_like(dout))
         do, edo = self._through_merge(dout @ self._wo.T), self._through_merge(edmerged)
         heads = self._heads_backward(do, edo, dweights)
-        grads = self._own_gradients(do, dweights)
+        own = api.backward(self.attention, do, None, dweights)
+        grads = {"query": own.q, "key": own.k, "value": own.v}
         length = {name: x.shape[-2] for name, x in steps.inputs.items()}
         for name, e in heads.items():
             letter = name[0]
@@ -385,10 +386,6 @@ class MultiHeadBound:
         kv = shape[-3]
         grouped = e.reshape(*lead, kv, heads // kv, rows, size).sum(-3)
         return sum_to(grouped, shape)
-
-    def _own_gradients(self, do: Array, dweights: Array | None) -> dict[str, Array]:
-        grads = api.backward(self.attention, do, None, dweights)
-        return {"query": grads.q, "key": grads.k, "value": grads.v}
 
     def _sum(self, x: Array, e: Array, keep: int = 1) -> Array:
         """Error of the sum of x over all but the last axes, where x errs by e."""
