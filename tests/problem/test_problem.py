@@ -398,61 +398,39 @@ def square(**options):
     return Problem(noise(K, S, D), noise(K, S, D), noise(K, S, E), **options)
 
 
-def test_default_scale():
-    assert square().scale == 1 / math.sqrt(D)
+def rectangular(**options):
+    return Problem(**inputs(**options))
 
 
-def test_scale_defaults_to_1_without_a_size():
-    assert Problem(noise(H, T, 0), noise(K, S, 0), noise(K, S, E)).scale == 1
+BOTTOM_RIGHT = {"causal": "bottom_right", "alignment": "bottom_right"}
 
 
 @pytest.mark.parametrize(
-    "number", [0, -2, 0.5, np.float32(0.5), np.float16(2), np.array(3.0), np.int8(4)]
-)
-def test_every_kind_of_real_number_is_a_scale(number):
-    scale = square(scale=number).scale
-    assert type(scale) is float
-    assert scale == number
-
-
-def test_softcap_and_rate_become_plain_floats():
-    problem = square(softcap=np.float32(30), dropout_rate=np.float32(0.5), dropout_mask=yes(S, S))
-    assert (type(problem.softcap), type(problem.dropout_rate)) == (float, float)
-    assert (problem.softcap, problem.dropout_rate) == (30, 0.5)
-
-
-def test_a_dropout_mask_does_not_need_a_rate():
-    assert square(dropout_mask=yes(S, S)).dropout_rate == 0
-
-
-@pytest.mark.parametrize("causal", [True, np.True_, "bottom_right"])
-def test_causal_is_bottom_right_where_nothing_else_is_said(causal):
-    problem = square(causal=causal)
-    assert problem.causal == problem.alignment == "bottom_right"
-
-
-@pytest.mark.parametrize("causal", [False, np.False_])
-def test_not_causal_is_the_plain_false(causal):
-    assert square(causal=causal).causal is False
-
-
-def test_causal_true_takes_the_alignment():
-    assert Problem(**inputs(causal=True, alignment="top_left")).causal == "top_left"
-
-
-def test_a_string_wins_over_the_alignment():
-    problem = Problem(**inputs(causal="bottom_right", alignment="top_left"))
-    assert problem.causal == problem.alignment == "bottom_right"
-
-
-def test_a_window_becomes_a_pair_of_plain_integers():
-    window = square(window=[np.int32(3), None]).window
-    assert window == (3, None)
-    assert [type(side) for side in window] == [int, type(None)]
-
-
-def test_a_window_without_a_side_is_none():
-    assert square(window=(None, None)).window is None
+    ("make", "options", "fields"),
+    [
+        (square, {}, {"scale": 1 / math.sqrt(D)}),
+        (lambda: Problem(noise(H, T, 0), noise(K, S, 0), noise(K, S, E)), {}, {"scale": 1.0}),
+        *((square, {"scale": x}, {"scale": float(x)})
+          for x in (0, -2, 0.5, np.float32(0.5), np.float16(2), np.array(3.0), np.int8(4))),
+        (square, {"softcap": np.float32(30)}, {"softcap": 30.0}),
+        (square, {"dropout_rate": np.float32(0.5), "dropout_mask": yes(S, S)},
+         {"dropout_rate": 0.5}),
+        (square, {"dropout_mask": yes(S, S)}, {"dropout_rate": 0.0}),
+        *((square, {"causal": x}, BOTTOM_RIGHT) for x in (True, np.True_, "bottom_right")),
+        *((square, {"causal": x}, {"causal": False}) for x in (False, np.False_)),
+        (rectangular, {"causal": True, "alignment": "top_left"}, {"causal": "top_left"}),
+        (rectangular, {"causal": "bottom_right", "alignment": "top_left"}, BOTTOM_RIGHT),
+        (square, {"window": [np.int32(3), None]}, {"window": (3, None)}),
+        (square, {"window": (None, None)}, {"window": None}),
+    ],
+)  # fmt: skip
+def test_options_become_plain_values(make, options, fields):
+    problem = make(**options)
+    for name, value in fields.items():
+        got = getattr(problem, name)
+        assert got == value
+        assert type(got) is type(value)
+        assert not isinstance(got, tuple) or list(map(type, got)) == list(map(type, value))
 
 
 # --- visible --------------------------------------------------------------------------------------
