@@ -16,18 +16,12 @@ from npattn import Conventions, MultiHeadAttention, Problem, biases, masks
 from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import BiasLike, Tile, sum_to
+from tests.make import Sizes, generators, inputs, sizes_of_a_problem
 
 Array = np.ndarray[Any, Any]
 ALIGNMENTS = ["bottom_right", "top_left"]
 U = 2.0**-53
 STEP = 1e-200  # its square is 0 beside any float, so that the imaginary part is the derivative
-
-
-class Sizes(NamedTuple):
-    lead: tuple[int, ...]
-    H: int
-    T: int
-    S: int
 
 
 class Case(NamedTuple):
@@ -116,14 +110,6 @@ def bucket(after: int, count: int, far: int, bidirectional: bool) -> int:
 
 
 KINDS = [dense, alibi, relative]
-sizes_of_a_problem = st.builds(
-    Sizes,
-    st.sampled_from([(2,), (), (1,), (3, 2), (0,)]),
-    st.sampled_from([3, 2, 1, 0]),
-    st.sampled_from([5, 6, 7, 4, 3, 2, 1, 0]),
-    st.sampled_from([7, 6, 5, 4, 3, 2, 1, 0]),
-)
-generators = st.builds(np.random.default_rng, st.integers(0, 2**32))
 
 
 @pytest.mark.parametrize(
@@ -310,12 +296,6 @@ def test_no_rounding_moves_a_distance_to_another_bucket():
 
 
 # --- in a problem ---------------------------------------------------------------------------------
-
-
-def inputs(sizes: Sizes, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    lead, H, T, S = sizes
-    draw = rng.standard_normal
-    return draw((*lead, H, T, 3)), draw((*lead, H, S, 3)), draw((*lead, H, S, 2))
 
 
 def all_kinds(rng: np.random.Generator, sizes: Sizes) -> Case:

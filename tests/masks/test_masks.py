@@ -16,17 +16,11 @@ from npattn import Conventions, MultiHeadAttention, Problem, biases, masks
 from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import MaskLike, Tile
+from tests.make import Sizes, generators, inputs, sizes_of_a_problem
 
 Array = np.ndarray[Any, Any]
 Sees = Callable[[tuple[int, ...], int, int, int], bool]
 ALIGNMENTS = ["bottom_right", "top_left"]
-
-
-class Sizes(NamedTuple):
-    lead: tuple[int, ...]
-    H: int
-    T: int
-    S: int
 
 
 class Case(NamedTuple):
@@ -185,15 +179,6 @@ def global_tokens(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, S
 
 PATTERNS = [sliding, strided, dilated, chunked, global_tokens]
 KINDS = [causal, window, lengths, documents, prefix, blocks, custom, dense, *PATTERNS]
-
-sizes_of_a_problem = st.builds(
-    Sizes,
-    st.sampled_from([(2,), (), (1,), (3, 2), (0,)]),
-    st.sampled_from([3, 2, 1, 0]),
-    st.sampled_from([5, 6, 7, 4, 3, 2, 1, 0]),
-    st.sampled_from([7, 6, 5, 4, 3, 2, 1, 0]),
-)
-generators = st.builds(np.random.default_rng, st.integers(0, 2**32))
 
 
 def make_case(kind: Any, rng: np.random.Generator, sizes: Sizes) -> Case:
@@ -451,12 +436,6 @@ def test_a_square_causal_mask_needs_no_alignment():
 
 
 # --- in a problem ---------------------------------------------------------------------------------
-
-
-def inputs(sizes: Sizes, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    lead, H, T, S = sizes
-    draw = rng.standard_normal
-    return draw((*lead, H, T, 3)), draw((*lead, H, S, 3)), draw((*lead, H, S, 2))
 
 
 def same(one: Any, other: Any) -> None:

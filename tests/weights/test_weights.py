@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from npattn import MultiHeadAttention, weights
 from npattn.errors import DtypeError, MissingExtraError, NpattnError, OptionError, ShapeError
 from npattn.weights import files
+from tests.make import assert_same_bits
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
@@ -46,15 +47,6 @@ def bits(shape, dtype):
 
 def fill(shapes, dtype="float64"):
     return {name: bits(shape, dtype) for name, shape in shapes.items()}
-
-
-def assert_same_bits(got, want):
-    assert got.options == want.options
-    assert got.parameters.keys() == want.parameters.keys()
-    for name, array in want.parameters.items():
-        other = got.parameters[name]
-        assert (other.dtype, other.shape) == (array.dtype, array.shape), name
-        assert other.tobytes() == array.tobytes(), name
 
 
 def assert_close(name, got, want, allowed=1e-12):

@@ -17,7 +17,7 @@ from npattn.testing.report.pair import two_digits
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.report.words import MUST
 from npattn.testing.targets.numpy import flash
-from tests.browser import PATH, Browser
+from tests.browser import PATH
 
 HOSTILE = "</details></script><script>throw 'run'</script>&\x1b[2J\ud800"
 
@@ -182,13 +182,6 @@ def test_notebook_shows_a_fragment_of_the_page(page, report):
         outside += c if depth == 0 else ""
     assert outside.split() == [".npattn-report", "}"]  # every rule is nested in this one
     assert not re.search(r"(?:^|[ ,}])(?::root|body|html)\b", style)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    found = Browser(tmp_path_factory.mktemp("browser"))
-    yield found
-    found.close()
 
 
 @pytest.mark.skipif(PATH is None, reason="needs Chromium")
