@@ -347,28 +347,18 @@ def test_jvp_is_the_adjoint_of_backward_under_any_combination(drawn: Any) -> Non
 
 # A line of npattn.conventions.tangents changed, and the fields that show it.
 IN_TANGENTS = {
-    "heads repeated": (
-        "conventions.share_heads(along[name], problem)",
-        "xp.repeat(along[name], problem.H // problem.K, -3)", {"kv_head": "tile"},
-    ),
-    "twins of values that stay": (
-        "xp.concatenate([v, v], axis=-2)", "xp.concatenate([v, 0 * v], axis=-2)",
-        {"hidden_fill": 1.5},
-    ),
-    "twins of keys that move": (
-        "xp.concatenate([k, xp.zeros_like(k)], axis=-2)", "xp.concatenate([k, k], axis=-2)",
-        {"hidden_fill": 1.5},
-    ),
-    "fills that move": (
-        "xp.concatenate([dbias, xp.zeros_like(dbias)]", "xp.concatenate([dbias, dbias]",
-        {"hidden_fill": 1.5},
-    ),
+    "heads repeated": ("conventions.share_heads(along[name], problem)",
+                       "xp.repeat(along[name], problem.H // problem.K, -3)", {"kv_head": "tile"}),
+    "twins of values that stay": ("xp.concatenate([v, v], axis=-2)",
+                                  "xp.concatenate([v, 0 * v], axis=-2)", {"hidden_fill": 1.5}),
+    "twins of keys that move": ("xp.concatenate([k, xp.zeros_like(k)], axis=-2)",
+                                "xp.concatenate([k, k], axis=-2)", {"hidden_fill": 1.5}),
+    "fills that move": ("xp.concatenate([dbias, xp.zeros_like(dbias)]",
+                        "xp.concatenate([dbias, dbias]", {"hidden_fill": 1.5}),
     "dbias not scaled": ("dbias = dbias * scale_of(problem)", "pass", {"bias": "before_scale"}),
     "dbias past the cap": ("dbias = through_cap(", "dbias = (lambda p, x: x)(", AFTER_BIAS),
-    "cap of what was not added to": (
-        "inside = add_to_hidden(inside, more)", "pass",
-        {"softcap": "after_mask", "hidden_add": -2.5},
-    ),
+    "cap of what was not added to": ("inside = add_to_hidden(inside, more)", "pass",
+                                     {"softcap": "after_mask", "hidden_add": -2.5}),
     "base e": ("dlse = dlse / math.log(2)", "pass", {"lse_base": "2"}),
     "mean that stays": ("mean is not None and dv is not None", "False", {"empty_row": "mean"}),
     "NaN that stays": ("if undefined is not None:", "if False:", {"empty_row": "nan"}),

@@ -591,51 +591,30 @@ def test_array_of_a_dense_bias_is_read_only():
         (lambda: biases.alibi(2, alignment=None), OptionError, "alignment is None, must be one"),
         (lambda: biases.relative(np.ones(8)), ShapeError, r"table has shape \(8,\), must be \(num"),
         (lambda: biases.relative(np.ones((3, 2))), ShapeError, "table has 3 buckets, must have 4"),
-        (
-            lambda: biases.relative(np.ones((1, 2)), bidirectional=False),
-            ShapeError,
-            "table has 1 buckets, must have 2",
-        ),
+        (lambda: biases.relative(np.ones((1, 2)), bidirectional=False), ShapeError,
+         "table has 1 buckets, must have 2"),
         (lambda: biases.relative(np.ones((8, 2), int)), DtypeError, "table is int64, must be"),
-        (
-            lambda: biases.relative(np.ones((8, 2)), max_distance=2),
-            OptionError,
-            "max_distance is 2, must be an integer ≥ 3",
-        ),
-        (
-            lambda: biases.relative(np.ones((8, 2)), bidirectional=1),
-            OptionError,
-            "bidirectional is 1, must be True or False",
-        ),
-        (
-            lambda: biases.relative(np.ones((8, 2)), alignment="left"),
-            OptionError,
-            "alignment is 'left', must be one of",
-        ),
+        (lambda: biases.relative(np.ones((8, 2)), max_distance=2), OptionError,
+         "max_distance is 2, must be an integer ≥ 3"),
+        (lambda: biases.relative(np.ones((8, 2)), bidirectional=1), OptionError,
+         "bidirectional is 1, must be True or False"),
+        (lambda: biases.relative(np.ones((8, 2)), alignment="left"), OptionError,
+         "alignment is 'left', must be one of"),
         (lambda: biases.dense(np.ones((2, 2), int)), DtypeError, "bias is int64, must be floating"),
         (lambda: biases.dense(np.ones((2, 2), bool)), DtypeError, "bias is bool, must be floating"),
         (lambda: biases.dense(biases.alibi(2)), DtypeError, "array is biases.*, must be a float"),
-        (
-            lambda: biases.of(masks.window(1)),
-            DtypeError,
-            "bias is the mask masks.*; pass it as mask",
-        ),
+        (lambda: biases.of(masks.window(1)), DtypeError,
+         "bias is the mask masks.*; pass it as mask"),
         (lambda: biases.alibi(2) + None, DtypeError, "bias is object, must be floating"),
-        (
-            lambda: biases.alibi(2) + biases.alibi(3),
-            ShapeError,
-            r"batch and head axes \(2,\) and \(3,\) do not broadcast",
-        ),
-        (
-            lambda: np.ones((3, 5)) + biases.dense(np.ones((3, 7))),
-            ShapeError,
-            "cannot compose objects for S = 5 and S = 7",
-        ),
+        (lambda: biases.alibi(2) + biases.alibi(3), ShapeError,
+         r"batch and head axes \(2,\) and \(3,\) do not broadcast"),
+        (lambda: np.ones((3, 5)) + biases.dense(np.ones((3, 7))), ShapeError,
+         "cannot compose objects for S = 5 and S = 7"),
         (lambda: np.asarray(biases.alibi(2)), OptionError, "this bias has no T of its own: biases"),
         (lambda: biases.alibi(2).gradient(np.ones((3, 5, 7))), ShapeError, "bias has shape"),
         (lambda: biases.alibi(2).gradient(np.ones((2, 5, 7), int)), DtypeError, "ds is int64"),
     ],
-)
+)  # fmt: skip
 def test_what_no_bias_is_made_of_is_said(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -91,27 +91,19 @@ WRONG_DTYPES = {
     "no q at all": ({"q": None}, "q is object, must be floating"),
     "q of text": ({"q": "query"}, "q is <U5, must be floating"),
     "q of unequal lists": ({"q": [[1.0, 2.0], [3.0]]}, "q is a builtins.list, which NumPy cannot"),
-    "masked array": (
-        {"v": np.ma.masked_array(noise(B, K, S, E))},
-        "v is a masked array; pass its .data, and hide positions with mask=",
-    ),
-    "float mask": (
-        {"mask": noise(T, S)},
-        "mask is float64, must be bool: pass it as bias to add its numbers",
-    ),
-    "bfloat16 mask": (
-        {"mask": noise(T, S).astype(ml_dtypes.bfloat16)},
-        "mask is bfloat16, must be bool: pass it as bias",
-    ),
+    "masked array": ({"v": np.ma.masked_array(noise(B, K, S, E))},
+                     "v is a masked array; pass its .data, and hide positions with mask="),
+    "float mask": ({"mask": noise(T, S)},
+                   "mask is float64, must be bool: pass it as bias to add its numbers"),
+    "bfloat16 mask": ({"mask": noise(T, S).astype(ml_dtypes.bfloat16)},
+                      "mask is bfloat16, must be bool: pass it as bias"),
     "integer mask": (
         {"mask": np.ones((T, S), int)},
         "mask is int64, must be bool: integer masks are ambiguous; pass mask == 1 or mask == 0",
     ),
     "mask of text": ({"mask": np.full((T, S), "x")}, "mask is <U1, must be bool: True = may"),
-    "boolean bias": (
-        {"bias": yes(T, S)},
-        "bias is bool, must be floating: pass it as mask (True = may attend)",
-    ),
+    "boolean bias": ({"bias": yes(T, S)},
+                     "bias is bool, must be floating: pass it as mask (True = may attend)"),
     "integer bias": ({"bias": np.ones((T, S), int)}, "bias is int64, must be floating"),
     "integer sinks": ({"sinks": np.ones(H, int)}, "sinks is int64, must be floating"),
     "float dropout_mask": ({"dropout_mask": noise(T, S)}, "dropout_mask is float64, must be bool"),
@@ -120,17 +112,13 @@ WRONG_DTYPES = {
         "dropout_mask is int64, must be bool: integer masks are ambiguous; pass dropout_mask == 1",
     ),
     "dtype float8": ({"dtype": "float8_e4m3fn"}, "must be float32, float64, longdouble"),
-    "dtype float16 of complex": (
-        {"dtype": "float16", "q": noise(H, T, D) + 1j},
-        "dtype is float16, but an array is complex: pass complex128",
-    ),
+    "dtype float16 of complex": ({"dtype": "float16", "q": noise(H, T, D) + 1j},
+                                 "dtype is float16, but an array is complex: pass complex128"),
     "dtype int": ({"dtype": int}, "dtype is <class 'int'>, must be float32, float64"),
     "dtype that is none": ({"dtype": "nonsense"}, "dtype is 'nonsense', must be float32"),
-    "real dtype for complex q": (
-        {"q": noise(B, H, T, D) + 0j, "dtype": "float64"},
-        "dtype is float64, but an array is complex: pass complex128",
-    ),
-}
+    "real dtype for complex q": ({"q": noise(B, H, T, D) + 0j, "dtype": "float64"},
+                                 "dtype is float64, but an array is complex: pass complex128"),
+}  # fmt: skip
 
 WINDOW = "must be a pair (left, right) of integers ≥ 0 or None (unlimited), in keys"
 
@@ -141,10 +129,8 @@ WRONG_OPTIONS = {
         'causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
         'causal="top_left" (t sees s ≤ t: the first query, the first key), or conventions=',
     ),
-    "unknown causal": (
-        {"causal": "left"},
-        'causal is \'left\', must be True, False, "bottom_right" or "top_left"',
-    ),
+    "unknown causal": ({"causal": "left"},
+                       'causal is \'left\', must be True, False, "bottom_right" or "top_left"'),
     "causal as a number": ({"causal": 1}, "causal is 1, must be True, False"),
     "causal=None": ({"causal": None}, "causal is None, must be True, False"),
     "unknown alignment": ({"alignment": "left"}, "alignment is 'left', must be one of"),
@@ -165,14 +151,10 @@ WRONG_OPTIONS = {
     "NaN softcap": ({"softcap": NAN}, "softcap is nan, must be a finite number > 0 or None"),
     "infinite softcap": ({"softcap": math.inf}, "softcap is inf, must be a finite number > 0"),
     "softcap as text": ({"softcap": "30"}, "softcap is '30', must be a finite number > 0"),
-    "score_mod that cannot be called": (
-        {"score_mod": 2.0},
-        "score_mod is 2.0, must be a callable f(s, b, h, t, s_index)",
-    ),
-    "rate of 1": (
-        {"dropout_rate": 1.0, "dropout_mask": yes(T, S)},
-        "dropout_rate is 1.0, must be a number in [0, 1)",
-    ),
+    "score_mod that cannot be called": ({"score_mod": 2.0},
+        "score_mod is 2.0, must be a callable f(s, b, h, t, s_index)"),
+    "rate of 1": ({"dropout_rate": 1.0, "dropout_mask": yes(T, S)},
+                  "dropout_rate is 1.0, must be a number in [0, 1)"),
     "negative rate": ({"dropout_rate": -0.1}, "dropout_rate is -0.1, must be a number in [0, 1)"),
     "NaN rate": ({"dropout_rate": NAN}, "dropout_rate is nan, must be a number in [0, 1)"),
     "rate as text": ({"dropout_rate": "0.1"}, "dropout_rate is '0.1', must be a number in [0, 1)"),
@@ -183,7 +165,7 @@ WRONG_OPTIONS = {
     ),
     "unknown engine": ({"engine": "fast"}, "engine is 'fast', must be one of auto, dense"),
     "engine=None": ({"engine": None}, "engine is None, must be one of auto, dense"),
-}
+}  # fmt: skip
 
 MISTAKES = [
     pytest.param(changes, error, words, id=name)

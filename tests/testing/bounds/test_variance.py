@@ -160,14 +160,11 @@ def test_vast_score_errors_are_judged_by_the_worst_case(size: float, vast: bool)
 
 
 ALIKE = {
-    "tf32": Recipe(
-        lead=(3,), H=1, K=1, T=11, S=11, D=128, E=2, dtype="float32", seed=2866287054,
-        distribution="near ties", scale=0.5, sinks=True,
-    ),
-    "eager, scale on q": Recipe(
-        lead=(1,), H=2, K=2, T=129, S=129, D=65, E=65, dtype="float16", seed=2146567901,
-        distribution="key offset", scale=1.7, softcap=30.0,
-    ),
+    "tf32": Recipe(lead=(3,), H=1, K=1, T=11, S=11, D=128, E=2, dtype="float32", seed=2866287054,
+                   distribution="near ties", scale=0.5, sinks=True),
+    "eager, scale on q": Recipe(lead=(1,), H=2, K=2, T=129, S=129, D=65, E=65, dtype="float16",
+                                seed=2146567901, distribution="key offset", scale=1.7,
+                                softcap=30.0),
 }  # fmt: skip
 """Keys that have much in common: what rounds the query moves all their scores alike."""
 
