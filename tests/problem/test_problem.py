@@ -439,14 +439,8 @@ def sees(t, s, T, S, causal, window, alignment):
 @pytest.mark.broad
 def test_visible_is_what_the_rules_say_position_by_position(lengths, causal, window, alignment):
     T, S = lengths
-    problem = Problem(
-        noise(1, T, 2),
-        noise(1, S, 2),
-        noise(1, S, 2),
-        causal=causal,
-        window=window,
-        alignment=alignment,
-    )
+    problem = Problem(noise(1, T, 2), noise(1, S, 2), noise(1, S, 2), causal=causal, window=window,
+                      alignment=alignment)  # fmt: skip
     want = [[sees(t, s, T, S, causal, window, alignment) for s in range(S)] for t in range(T)]
     visible = yes(T, S) if problem.visible is None else np.broadcast_to(problem.visible, (T, S))
     np.testing.assert_array_equal(visible, np.array(want, bool).reshape(T, S))

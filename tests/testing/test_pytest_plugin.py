@@ -343,13 +343,8 @@ def test_options_replace_what_tests_say(run, pytester):
     expect = "expect={'agreement-o[float32]': 'there', 'agreement-o[float16]': 'here'}"
     few = "only='agreement-o', examples=50, seed=3, dtypes='float32'"
     options = ("--npattn-dtype", "float64", "--npattn-dtype", "float16", "--npattn-examples", "2")
-    result = run(
-        decorate(f"twice, {expect}, {few}"),
-        *options,
-        "--npattn-seed",
-        "7",
-        "--npattn-artifacts=out",
-    )
+    result = run(decorate(f"twice, {expect}, {few}"), *options, "--npattn-seed", "7",
+                 "--npattn-artifacts=out")  # fmt: skip
     assert result.parseoutcomes() == {"failed": 1, "passed": 3, "xfailed": 1}
     settings, dtypes = settings_of(pytester)
     assert (settings["seed"], settings["examples"]) == (7, 2)

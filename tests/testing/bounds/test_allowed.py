@@ -108,14 +108,8 @@ def ratios(
     """Compare results with the oracle, within the bounds."""
     expected = oracle(problem, dout, dlse, conventions)
     wide = None if dlse is None else dlse.astype(float)
-    tolerance = bounds(
-        problem,
-        problem.q.dtype,
-        rounding,
-        dout=dout.astype(float),
-        dlse=wide,
-        conventions=conventions,
-    )
+    tolerance = bounds(problem, problem.q.dtype, rounding, dout=dout.astype(float), dlse=wide,
+                       conventions=conventions)  # fmt: skip
     return {n: compare_arrays(n, got[n], x, tolerance[n]) for n, x in expected.items() if n in got}
 
 
@@ -314,13 +308,8 @@ def climb(
         dout, dlse = low.pop("dout"), tried["dlse"].astype(np.float32)
         problem = Problem(**low, **dropout)
         expected = oracle(problem, dout, dlse)
-        tolerance = bounds(
-            problem,
-            dtype,
-            declared_models(name, dtype),
-            dout=dout.astype(float),
-            dlse=dlse.astype(float),
-        )
+        tolerance = bounds(problem, dtype, declared_models(name, dtype), dout=dout.astype(float),
+                           dlse=dlse.astype(float))  # fmt: skip
         got = KERNELS[name](problem, dout, dlse)
         with np.errstate(all="ignore"):
             gaps = {n: excess(got[n], expected[n]) for n in results}

@@ -28,13 +28,8 @@ LETTERS = "HKTSDE"
 def sample_from(strategy, number=300):
     """Return reproducible samples of a Hypothesis strategy, without shrinking."""
     samples = []
-    quiet = settings(
-        max_examples=number,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+    quiet = settings(max_examples=number, database=None, deadline=None, phases=(Phase.generate,),
+                     suppress_health_check=list(HealthCheck))  # fmt: skip
 
     @hypothesis_seed(0)
     @quiet

@@ -32,14 +32,9 @@ def report():
     only = ["agreement-o", "empty-row", "views", "hidden-nan-v"]
     judged = check(f, examples=3, only=only, framework="numpy", diagnosis=False)
     meant = Conventions(causal="top_left")
-    cause = Cause(
-        f"o is 1.5 times too large {HOSTILE}",
-        ("agreement-o[float32]",),
-        step="o",
-        name="causal=top_left",
-        passes_when="fails only where D > 1",
-        conventions=meant,
-    )
+    cause = Cause(f"o is 1.5 times too large {HOSTILE}", ("agreement-o[float32]",), step="o",
+                  name="causal=top_left", passes_when="fails only where D > 1",
+                  conventions=meant)  # fmt: skip
     return replace(judged, causes=(cause,), untested=(HOSTILE,), require=("values",))
 
 

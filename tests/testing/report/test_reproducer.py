@@ -164,15 +164,9 @@ def run(script, where, *, fails=False):
     path = where.parent / "shown.py"
     path.write_text(script)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)],
-        cwd=where.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-W", "error", str(path)], cwd=where.parent,
+                          env=environment, capture_output=True, text=True, timeout=60,
+                          check=False)  # fmt: skip
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr if fails else done.stdout
 

@@ -48,14 +48,9 @@ def report(*outcomes, untested=(), settings=SETTINGS, **kwargs):
     return Report("mine:f", tuple(outcomes), tuple(untested), settings, **kwargs)
 
 
-SCALE = Cause(
-    "dk is wrong everywhere: × √D",
-    ("directional[float32]", "key-euler[float32]", "bias-shift[float32]"),
-    "dk",
-    "everywhere",
-    "× √D",
-    passes_when="fails only where D > 1",
-)
+SCALE = Cause("dk is wrong everywhere: × √D",
+              ("directional[float32]", "key-euler[float32]", "bias-shift[float32]"), "dk",
+              "everywhere", "× √D", passes_when="fails only where D > 1")  # fmt: skip
 FAILED = (failure("key-euler", 7), failure("directional", 5), failure("bias-shift", 11))
 
 
