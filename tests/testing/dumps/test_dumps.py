@@ -89,6 +89,7 @@ def test_the_meaning_that_makes_it_right_is_named(dump, made, judged, change):
     assert report.verdict == "failed"
     assert change in report.passes_with
     assert f"passes with {change}" in str(report)
+    assert ("causal" in str(report).partition("\n")[0]) == ("causal" in judged)
 
 
 def test_many_scores_are_judged_by_rows(tmp_path, monkeypatch):
