@@ -356,7 +356,7 @@ def read_traits(inside: Inside) -> Traits:
             second = _read_turn(inside, pairs[1]) if R > 2 else None
             base = _round_off(second[0] ** (-R / 2) if second else 10000.0)
             size = None if R == D else R
-            rotary = Rotary(layout=layout, base=base, size=size)  # type: ignore[arg-type]
+            rotary = Rotary(layout=layout, base=base, size=size)
             if math.isclose(first[0], 1, rel_tol=SEEN):
                 slow = _read_turn(inside, pairs[R // 4]) if R > 4 else None
                 plain = base ** (-2 * (R // 4) / R)
