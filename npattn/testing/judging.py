@@ -458,10 +458,8 @@ def _find_way_out(plan: _Plan, answers: _Answers) -> None:
     with plan.implementation.framework.one_thread():
         found = find_way_out(judge.asked_of)
     if found is not None:
-        answers.way_out = (
-            f"it takes problems with {found.flags}",
-            f"in Python: check(f, {found.arguments})",
-        )
+        arguments = f"in Python: check(f, {found.arguments})"
+        answers.way_out = f"it takes problems with {found.flags}", arguments
 
 
 def _find_sharper(plan: _Plan, answers: _Answers) -> None:
