@@ -115,3 +115,12 @@ def pytest_runtest_call(item):
             return (yield)
         finally:
             sys.settrace(traced)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from tests.browser import Browser
+
+    found = Browser(tmp_path_factory.mktemp("browser"))
+    yield found
+    found.close()

@@ -599,14 +599,8 @@ def fingerprint(*words, code):
 
 
 def python(code_or_module, *words):
-    return subprocess.run(
-        [sys.executable, *code_or_module, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
-    )
+    return subprocess.run([sys.executable, *code_or_module, *words], capture_output=True, text=True,
+                          timeout=60, check=False, env=os.environ | {"COLUMNS": "200"})  # fmt: skip
 
 
 @pytest.mark.thorough

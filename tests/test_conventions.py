@@ -347,28 +347,19 @@ def test_jvp_is_the_adjoint_of_backward_under_any_combination(drawn: Any) -> Non
 
 # A line of npattn.conventions.tangents changed, and the fields that show it.
 IN_TANGENTS = {
-    "heads repeated": (
-        "conventions.share_heads(along[name], problem)",
-        "xp.repeat(along[name], problem.H // problem.K, -3)", {"kv_head": "tile"},
-    ),
-    "twins of values that stay": (
-        "xp.concatenate([v, v], axis=-2)", "xp.concatenate([v, 0 * v], axis=-2)",
-        {"hidden_fill": 1.5},
-    ),
-    "twins of keys that move": (
-        "xp.concatenate([k, xp.zeros_like(k)], axis=-2)", "xp.concatenate([k, k], axis=-2)",
-        {"hidden_fill": 1.5},
-    ),
-    "fills that move": (
-        "xp.concatenate([dbias, xp.zeros_like(dbias)]", "xp.concatenate([dbias, dbias]",
-        {"hidden_fill": 1.5},
-    ),
+    "heads repeated": ("conventions.share_heads(along[name], problem)",
+                       "xp.repeat(along[name], problem.H // problem.K, -3)", {"kv_head": "tile"}),
+    "twins of values that stay": ("xp.concatenate([v, v], axis=-2)",
+                                  "xp.concatenate([v, 0 * v], axis=-2)", {"hidden_fill": 1.5}),
+    "twins of keys that move": ("xp.concatenate([k, xp.zeros_like(k)], axis=-2)",
+                                "xp.concatenate([k, k], axis=-2)", {"hidden_fill": 1.5}),
+    "fills that move": ("xp.concatenate([dbias, xp.zeros_like(dbias)]",
+                        "xp.concatenate([dbias, dbias]", {"hidden_fill": 1.5}),
     "dbias not scaled": ("dbias = dbias * scale_of(problem)", "pass", {"bias": "before_scale"}),
     "dbias past the cap": ("dbias = through_cap(", "dbias = (lambda p, x: x)(", AFTER_BIAS),
-    "cap of what was not added to": (
-        "conventions.before_cap(problem)", "conventions.translate_options(problem)",
-        {"softcap": "after_mask", "hidden_add": -2.5},
-    ),
+    "cap of what was not added to": ("conventions.before_cap(problem)",
+                                     "conventions.translate_options(problem)",
+                                     {"softcap": "after_mask", "hidden_add": -2.5}),
     "base e": ("dlse = dlse / math.log(2)", "pass", {"lse_base": "2"}),
     "mean that stays": ("mean is not None and dv is not None", "False", {"empty_row": "mean"}),
     "NaN that stays": ("if undefined is not None:", "if False:", {"empty_row": "nan"}),
@@ -536,9 +527,7 @@ def test_narrow_bias_is_scaled_in_compute_dtype() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_minus_infinity_times_nonpositive_scale_follows_arithmetic(
-    scale: float,
-) -> None:
+def test_minus_infinity_times_nonpositive_scale_follows_arithmetic(scale: float) -> None:
     meaning = Conventions(bias="before_scale")
     assert np.isnan(scores(meaning, bias=BIAS, scale=scale)).all()
     case = make(*PROBLEMS["shared heads"])
@@ -638,9 +627,7 @@ def test_a_late_cap_has_a_gradient_for_complex_scores() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_mixed_precision_gradients_are_rounded_once(
-    dtype: str,
-) -> None:
+def test_mixed_precision_gradients_are_rounded_once(dtype: str) -> None:
     """dv of a key that some queries see and others find filled is the sum of two."""
 
     def low(x: Array) -> Array:

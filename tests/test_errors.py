@@ -53,31 +53,23 @@ WRONG = {
     "linear without q": (lambda: linear.forward(None, X, X), "q is object, must be floating"),
     "differential dlse": (lambda: differential.backward(TWO, X, dlse=None), "no option dlse"),
     "differential lam": (lambda: differential.forward(X, X, X, X, X), "forward needs lam, which"),
-    "two parameters": (
-        lambda: npattn.forward(X, X, X, score_mod=lambda s, b: s),
-        r"score_mod has the parameters \(s, b\), must take five",
-    ),
+    "two parameters": (lambda: npattn.forward(X, X, X, score_mod=lambda s, b: s),
+                       r"score_mod has the parameters \(s, b\), must take five"),
     "recipe": (lambda: Recipe(mask="zz").problem(), "mask is 'zz', must be one of matrix"),
     "names": (lambda: weights.from_checkpoint("x", 0, names={}), "names is of type dict, must be"),
     "merge None": (lambda: cache.merge(None, None), "outs is of type NoneType, must be a sequence"),
     "unpack order": (lambda: cache.unpack(np.ones((2, 3, 3, 5)), order=[]), "order is"),
-    "unpack word": (
-        lambda: cache.unpack(np.ones((2, 3, 3, 5)), ordr="parts"),
-        "did you mean order",
-    ),
+    "unpack word": (lambda: cache.unpack(np.ones((2, 3, 3, 5)), ordr="parts"),
+                    "did you mean order"),
     "Conventions": (lambda: npattn.Conventions(cusal="top_left"), "did you mean causal"),
     "Conventions array": (lambda: npattn.Conventions(causal=X), "causal is array"),
     "replace": (lambda: FORWARD.problem.replace(casual=True), "did you mean causal"),
-    "MultiHeadAttention": (
-        lambda: npattn.MultiHeadAttention(X[0], X[0], X[0], num_head=1),
-        "MultiHeadAttention has no option num_head: did you mean num_heads",
-    ),
+    "MultiHeadAttention": (lambda: npattn.MultiHeadAttention(X[0], X[0], X[0], num_head=1),
+                           "MultiHeadAttention has no option num_head: did you mean num_heads"),
     "init": (lambda: npattn.MultiHeadAttention.init(6, 2), "init needs seed, which"),
-    "init dtype": (
-        lambda: npattn.MultiHeadAttention.init(6, 2, seed=0, dtype="f99"),
-        "dtype is 'f99', must be",
-    ),
-}
+    "init dtype": (lambda: npattn.MultiHeadAttention.init(6, 2, seed=0, dtype="f99"),
+                   "dtype is 'f99', must be"),
+}  # fmt: skip
 
 
 @pytest.mark.every

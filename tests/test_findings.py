@@ -195,14 +195,9 @@ sys.stdout.write(json.dumps(outputs))
 @functools.cache
 def outputs(scripts, **environment):
     """Return what scripts print that one process runs."""
-    done = subprocess.run(
-        [sys.executable, "-c", TOGETHER],
-        input=json.dumps(scripts),
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
-    )
+    done = subprocess.run([sys.executable, "-c", TOGETHER], input=json.dumps(scripts),
+                          capture_output=True, text=True, check=True,
+                          env=os.environ | environment)  # fmt: skip
     return dict(zip(scripts, json.loads(done.stdout), strict=True))
 
 

@@ -72,17 +72,9 @@ CONFINED = {
         "weights/torch.py",
     ),
     "safetensors": ("testing/dumps/read.py", "weights/files.py"),
-    "jax": (
-        "testing/adapters/child.py",
-        "testing/targets/equinox.py",
-        "testing/targets/pallas.py",
-        "testing/targets/flax.py",
-        "testing/targets/haiku.py",
-        "testing/targets/jax.py",
-        "testing/targets/keras.py",
-        "weights/equinox.py",
-        "weights/flax.py",
-    ),
+    "jax": ("testing/adapters/child.py", "testing/targets/equinox.py", "testing/targets/pallas.py",
+            "testing/targets/flax.py", "testing/targets/haiku.py", "testing/targets/jax.py",
+            "testing/targets/keras.py", "weights/equinox.py", "weights/flax.py"),
     "onnx": ("testing/targets/onnx.py",),
     "onnxruntime": ("testing/targets/onnxruntime.py",),
     "openvino": ("testing/targets/openvino.py",),
@@ -95,23 +87,16 @@ CONFINED = {
     "neuralnetlib": ("testing/targets/numpy_public.py",),
     "neuralnetworknumpy": ("testing/targets/numpy_public.py",),
     "gpt2": ("testing/targets/numpy_public.py",),
-    "hypothesis": (
-        "testing/cases/strategies.py",
-        "testing/runner/search.py",
-    ),
+    "hypothesis": ("testing/cases/strategies.py", "testing/runner/search.py"),
     "pytest": ("mutants/runs.py", "testing/pytest_plugin.py", "testing/suite.py"),
     "matplotlib": ("plot/",),
     "sklearn": (),
     "distributed": ("cli/cluster.py",),
-    "rich": (
-        "cli/",
-        "testing/report/progress.py",
-        "testing/report/report.py",
-    ),
+    "rich": ("cli/", "testing/report/progress.py", "testing/report/report.py"),
     "click": ("cli/",),
     "jinja2": ("testing/report/markup.py",),
     "markupsafe": ("testing/report/markup.py",),
-}
+}  # fmt: skip
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 

@@ -175,14 +175,8 @@ def _plan(f: Callable[..., Any] | Implementation, settings: Settings) -> _Plan:
     judges: list[Judge] = []
     for dtype, model in zip(s.dtypes, models, strict=True):
         first_calls = () if judges else implementation.first_calls
-        space_of_dtype = replace(space, dtype=dtype)
-        trial = Trial(
-            implementation,
-            implementation.conventions,
-            model,
-            space_of_dtype,
-            first_calls=first_calls,
-        )
+        setting = implementation.conventions, model, replace(space, dtype=dtype)
+        trial = Trial(implementation, *setting, first_calls=first_calls)
         judge = Judge(
             trial,
             min(examples, FIRST_ROUNDS[0]) if s.budget is not None and s.goes_on else examples,
@@ -437,10 +431,8 @@ def _find_way_out(plan: _Plan, answers: _Answers) -> None:
     with plan.implementation.framework.one_thread():
         found = find_way_out(judge.asked_of)
     if found is not None:
-        answers.way_out = (
-            f"it takes problems with {found.flags}",
-            f"in Python: check(f, {found.arguments})",
-        )
+        arguments = f"in Python: check(f, {found.arguments})"
+        answers.way_out = f"it takes problems with {found.flags}", arguments
 
 
 def _find_sharper(plan: _Plan, answers: _Answers) -> None:

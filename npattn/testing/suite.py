@@ -141,10 +141,6 @@ class Rule:
     def id(self) -> str:
         return f"{self.name}-{self.dtype}".rstrip("-")
 
-    def script_section(self) -> tuple[str, str]:
-        """Return the title and the text of a section: the file in which the script is."""
-        return "script that shows it", f"{self.judged.artifacts / self.id}.py"
-
     @property
     def verdict(self) -> Verdict:
         """The verdict, for which the function is judged if it was not yet."""
@@ -280,7 +276,8 @@ def improve(report: pytest.TestReport, item: pytest.Function) -> None:
         if crash is not None:
             crash.path, crash.lineno = place
         if rule.verdict.script:
-            report.sections.append(rule.script_section())
+            script = f"{rule.judged.artifacts / rule.id}.py"
+            report.sections.append(("script that shows it", script))
 
 
 # --- from a mark to tests -------------------------------------------------------------------------

@@ -477,8 +477,9 @@ class Trial:
         """
         dout, dlse, dweights = _float64(cotangents)
         setting = problem.q.dtype, self.rounding
-        apart: Array | None = None  # error of out as a backward gets it
-        if self.gradients and self.implementation.backward_gets_bytes:
+        apart: Array | None = None  # error of out as a backward gets it, in 8 bits
+        f = self.implementation
+        if self.gradients and f.output is not None and "out" in f.backward_takes:
             apart = self.deliver(problem, exact["o"])
         allowed = tolerance(
             problem,

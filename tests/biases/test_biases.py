@@ -16,18 +16,12 @@ from npattn import Conventions, MultiHeadAttention, Problem, biases, masks
 from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import BiasLike, Tile, sum_to
+from tests.make import Sizes, generators, inputs, sizes_of_a_problem
 
 Array = np.ndarray[Any, Any]
 ALIGNMENTS = ["bottom_right", "top_left"]
 U = 2.0**-53
 STEP = 1e-200  # its square is 0 beside any float, so that the imaginary part is the derivative
-
-
-class Sizes(NamedTuple):
-    lead: tuple[int, ...]
-    H: int
-    T: int
-    S: int
 
 
 class Case(NamedTuple):
@@ -116,14 +110,6 @@ def bucket(after: int, count: int, far: int, bidirectional: bool) -> int:
 
 
 KINDS = [dense, alibi, relative]
-sizes_of_a_problem = st.builds(
-    Sizes,
-    st.sampled_from([(2,), (), (1,), (3, 2), (0,)]),
-    st.sampled_from([3, 2, 1, 0]),
-    st.sampled_from([5, 6, 7, 4, 3, 2, 1, 0]),
-    st.sampled_from([7, 6, 5, 4, 3, 2, 1, 0]),
-)
-generators = st.builds(np.random.default_rng, st.integers(0, 2**32))
 
 
 @pytest.mark.parametrize(
@@ -310,12 +296,6 @@ def test_no_rounding_moves_a_distance_to_another_bucket():
 
 
 # --- in a problem ---------------------------------------------------------------------------------
-
-
-def inputs(sizes: Sizes, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    lead, H, T, S = sizes
-    draw = rng.standard_normal
-    return draw((*lead, H, T, 3)), draw((*lead, H, S, 3)), draw((*lead, H, S, 2))
 
 
 def all_kinds(rng: np.random.Generator, sizes: Sizes) -> Case:
@@ -611,51 +591,30 @@ def test_array_of_a_dense_bias_is_read_only():
         (lambda: biases.alibi(2, alignment=None), OptionError, "alignment is None, must be one"),
         (lambda: biases.relative(np.ones(8)), ShapeError, r"table has shape \(8,\), must be \(num"),
         (lambda: biases.relative(np.ones((3, 2))), ShapeError, "table has 3 buckets, must have 4"),
-        (
-            lambda: biases.relative(np.ones((1, 2)), bidirectional=False),
-            ShapeError,
-            "table has 1 buckets, must have 2",
-        ),
+        (lambda: biases.relative(np.ones((1, 2)), bidirectional=False), ShapeError,
+         "table has 1 buckets, must have 2"),
         (lambda: biases.relative(np.ones((8, 2), int)), DtypeError, "table is int64, must be"),
-        (
-            lambda: biases.relative(np.ones((8, 2)), max_distance=2),
-            OptionError,
-            "max_distance is 2, must be an integer ≥ 3",
-        ),
-        (
-            lambda: biases.relative(np.ones((8, 2)), bidirectional=1),
-            OptionError,
-            "bidirectional is 1, must be True or False",
-        ),
-        (
-            lambda: biases.relative(np.ones((8, 2)), alignment="left"),
-            OptionError,
-            "alignment is 'left', must be one of",
-        ),
+        (lambda: biases.relative(np.ones((8, 2)), max_distance=2), OptionError,
+         "max_distance is 2, must be an integer ≥ 3"),
+        (lambda: biases.relative(np.ones((8, 2)), bidirectional=1), OptionError,
+         "bidirectional is 1, must be True or False"),
+        (lambda: biases.relative(np.ones((8, 2)), alignment="left"), OptionError,
+         "alignment is 'left', must be one of"),
         (lambda: biases.dense(np.ones((2, 2), int)), DtypeError, "bias is int64, must be floating"),
         (lambda: biases.dense(np.ones((2, 2), bool)), DtypeError, "bias is bool, must be floating"),
         (lambda: biases.dense(biases.alibi(2)), DtypeError, "array is biases.*, must be a float"),
-        (
-            lambda: biases.of(masks.window(1)),
-            DtypeError,
-            "bias is the mask masks.*; pass it as mask",
-        ),
+        (lambda: biases.of(masks.window(1)), DtypeError,
+         "bias is the mask masks.*; pass it as mask"),
         (lambda: biases.alibi(2) + None, DtypeError, "bias is object, must be floating"),
-        (
-            lambda: biases.alibi(2) + biases.alibi(3),
-            ShapeError,
-            r"batch and head axes \(2,\) and \(3,\) do not broadcast",
-        ),
-        (
-            lambda: np.ones((3, 5)) + biases.dense(np.ones((3, 7))),
-            ShapeError,
-            "cannot compose objects for S = 5 and S = 7",
-        ),
+        (lambda: biases.alibi(2) + biases.alibi(3), ShapeError,
+         r"batch and head axes \(2,\) and \(3,\) do not broadcast"),
+        (lambda: np.ones((3, 5)) + biases.dense(np.ones((3, 7))), ShapeError,
+         "cannot compose objects for S = 5 and S = 7"),
         (lambda: np.asarray(biases.alibi(2)), OptionError, "this bias has no T of its own: biases"),
         (lambda: biases.alibi(2).gradient(np.ones((3, 5, 7))), ShapeError, "bias has shape"),
         (lambda: biases.alibi(2).gradient(np.ones((2, 5, 7), int)), DtypeError, "ds is int64"),
     ],
-)
+)  # fmt: skip
 def test_what_no_bias_is_made_of_is_said(make, error, message):
     with pytest.raises(error, match=message):
         make()

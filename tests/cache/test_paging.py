@@ -76,8 +76,7 @@ def test_pages_that_samples_share_have_the_sum_of_their_gradients():
     both = paged_backward(fwd, dout)
     alone = [
         paged_backward(
-            paged_forward(q[b : b + 1], k, v, table[b : b + 1], lengths[b : b + 1]),
-            dout[b : b + 1],
+            paged_forward(q[b : b + 1], k, v, table[b : b + 1], lengths[b : b + 1]), dout[b : b + 1]
         )
         for b in range(2)
     ]
@@ -143,10 +142,7 @@ def test_appended_keys_turn_by_their_position():
         assert np.array_equal(values[b, n : n + T], k[b])
 
 
-PLACES = {
-    "cache": ((B, 9), None),
-    "pages": ((2 * B, 5), np.array([[4, 0], [1, 5], [3, 2]])),
-}
+PLACES = {"cache": ((B, 9), None), "pages": ((2 * B, 5), np.array([[4, 0], [1, 5], [3, 2]]))}
 ROTARY = {"none": None, "interleaved": {"layout": "interleaved", "size": 4}}
 
 

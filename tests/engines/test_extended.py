@@ -171,33 +171,21 @@ X = np.random.default_rng(0).standard_normal((2, 3, 5))
 PLAIN = {"engine": "dense"}
 WRONG = (
     (lambda: npattn.attention(X, X, X, precision="high"), "precision is 'high'"),
-    (
-        lambda: npattn.attention(X, X, X, precision="extended", engine="tiled"),
-        "beside engine 'tiled'",
-    ),
-    (
-        lambda: npattn.attention(X, X, X, precision="extended", dtype="float32"),
-        "beside dtype float32, must be float64",
-    ),
-    (
-        lambda: npattn.attention(X, X, X, precision="extended", dtype="bfloat16"),
-        "beside dtype bfloat16",
-    ),
-    (
-        lambda: npattn.attention(X, X, X, precision="extended", score_mod=lambda s, *_: s),
-        "beside score_mod",
-    ),
-    (
-        lambda: npattn.jvp(npattn.forward(X, X, X, precision="extended"), dq=X),
-        "jvp has no precision='extended'",
-    ),
+    (lambda: npattn.attention(X, X, X, precision="extended", engine="tiled"),
+     "beside engine 'tiled'"),
+    (lambda: npattn.attention(X, X, X, precision="extended", dtype="float32"),
+     "beside dtype float32, must be float64"),
+    (lambda: npattn.attention(X, X, X, precision="extended", dtype="bfloat16"),
+     "beside dtype bfloat16"),
+    (lambda: npattn.attention(X, X, X, precision="extended", score_mod=lambda s, *_: s),
+     "beside score_mod"),
+    (lambda: npattn.jvp(npattn.forward(X, X, X, precision="extended"), dq=X),
+     "jvp has no precision='extended'"),
     (lambda: certify(npattn.forward(X, X, X, engine="tiled")), "got engine 'tiled'"),
     (lambda: certify(npattn.forward(X, X, X, dtype="float32", **PLAIN)), "and dtype float32"),
-    (
-        lambda: certify(npattn.forward(X, X, X, conventions=npattn.Conventions(), **PLAIN)),
-        "no bounds under conventions",
-    ),
-)
+    (lambda: certify(npattn.forward(X, X, X, conventions=npattn.Conventions(), **PLAIN)),
+     "no bounds under conventions"),
+)  # fmt: skip
 
 
 @pytest.mark.every

@@ -413,14 +413,9 @@ def test_empty_row_nan_has_undefined_gradients_of_its_own() -> None:
 
 def test_after_bias_caps_the_sum_and_both_gradients() -> None:
     late = npattn.Conventions(softcap="after_bias")
-    problem = Problem(
-        column(1.0),
-        column(2.0, 7.0),
-        column(3.0, 4.0),
-        bias=np.array([[0.5, -np.inf]]),
-        softcap=3.0,
-        score_mod=lambda s, *_: s * s,
-    )
+    problem = Problem(column(1.0), column(2.0, 7.0), column(3.0, 4.0),
+                      bias=np.array([[0.5, -np.inf]]), softcap=3.0,
+                      score_mod=lambda s, *_: s * s)  # fmt: skip
     y = (2.0**2 + 0.5) / 3
     p = 1 / (1 + math.exp(-3 - 3 * math.tanh(y)))  # −inf comes back as −3
     out, _, weights = loops.forward(problem, late)

@@ -16,17 +16,11 @@ from npattn import Conventions, MultiHeadAttention, Problem, biases, masks
 from npattn.engines import loops
 from npattn.errors import DtypeError, OptionError, ShapeError
 from npattn.problem.arrays import MaskLike, Tile
+from tests.make import Sizes, generators, inputs, sizes_of_a_problem
 
 Array = np.ndarray[Any, Any]
 Sees = Callable[[tuple[int, ...], int, int, int], bool]
 ALIGNMENTS = ["bottom_right", "top_left"]
-
-
-class Sizes(NamedTuple):
-    lead: tuple[int, ...]
-    H: int
-    T: int
-    S: int
 
 
 class Case(NamedTuple):
@@ -186,15 +180,6 @@ def global_tokens(rng: np.random.Generator, sizes: Sizes) -> tuple[masks.Mask, S
 PATTERNS = [sliding, strided, dilated, chunked, global_tokens]
 KINDS = [causal, window, lengths, documents, prefix, blocks, custom, dense, *PATTERNS]
 
-sizes_of_a_problem = st.builds(
-    Sizes,
-    st.sampled_from([(2,), (), (1,), (3, 2), (0,)]),
-    st.sampled_from([3, 2, 1, 0]),
-    st.sampled_from([5, 6, 7, 4, 3, 2, 1, 0]),
-    st.sampled_from([7, 6, 5, 4, 3, 2, 1, 0]),
-)
-generators = st.builds(np.random.default_rng, st.integers(0, 2**32))
-
 
 def make_case(kind: Any, rng: np.random.Generator, sizes: Sizes) -> Case:
     return Case(*kind(rng, sizes), sizes)
@@ -287,10 +272,7 @@ def test_repr_of_a_mask_evaluates_back(case):
         (masks.blocks([[True]], 2), "masks.blocks([[True]], (2, 2))"),
         (masks.custom(every_third), "masks.custom(every_third)"),
         (~masks.of([[True, False]]), "~masks.of([[True, False]])"),
-        (
-            masks.lengths(np.array([2], np.int32)),
-            "masks.lengths(np.array([2], 'int32'))",
-        ),
+        (masks.lengths(np.array([2], np.int32)), "masks.lengths(np.array([2], 'int32'))"),
         (masks.of(np.ones((40, 40), bool)), "masks.of(<bool array of shape (40, 40)>)"),
     ],
 )
@@ -454,12 +436,6 @@ def test_a_square_causal_mask_needs_no_alignment():
 
 
 # --- in a problem ---------------------------------------------------------------------------------
-
-
-def inputs(sizes: Sizes, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    lead, H, T, S = sizes
-    draw = rng.standard_normal
-    return draw((*lead, H, T, 3)), draw((*lead, H, S, 3)), draw((*lead, H, S, 2))
 
 
 def same(one: Any, other: Any) -> None:
@@ -635,11 +611,8 @@ def test_arrays_are_kept_and_not_written():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: masks.causal(3, 5),
-            OptionError,
-            "without alignment is ambiguous for T = 3 .* S = 5",
-        ),
+        (lambda: masks.causal(3, 5), OptionError,
+         "without alignment is ambiguous for T = 3 .* S = 5"),
         (lambda: masks.causal(3, alignment="left"), OptionError, "alignment is 'left', must be"),
         (lambda: masks.causal(-1), OptionError, "T is -1, must be an integer ≥ 0"),
         (lambda: masks.causal(3, 2.0), OptionError, "S is 2.0, must be an integer ≥ 0"),
@@ -655,11 +628,8 @@ def test_arrays_are_kept_and_not_written():
         (lambda: masks.documents(1), ShapeError, r"queries has shape \(\), must have rank 1"),
         (lambda: masks.documents([1.0]), DtypeError, "queries is float64, must be integers"),
         (lambda: masks.documents([1], [True]), DtypeError, "keys is bool, must be integers"),
-        (
-            lambda: masks.documents(np.zeros((2, 5), int), np.zeros((3, 5), int)),
-            ShapeError,
-            r"batch axes \(2,\) and \(3,\) do not broadcast",
-        ),
+        (lambda: masks.documents(np.zeros((2, 5), int), np.zeros((3, 5), int)), ShapeError,
+         r"batch axes \(2,\) and \(3,\) do not broadcast"),
         (lambda: masks.prefix(-1), OptionError, "keys contains length -1, must be 0 or more"),
         (lambda: masks.blocks([[1]], 2), DtypeError, "layout is int64, must be bool"),
         (lambda: masks.blocks([True], 2), ShapeError, r"layout has shape \(1,\), must have rank"),
@@ -671,13 +641,10 @@ def test_arrays_are_kept_and_not_written():
         (lambda: masks.causal() | np.ones((2, 2), int), DtypeError, "mask is int64, must be bool"),
         (lambda: masks.of(biases.alibi(2)), DtypeError, r"mask is the bias biases.alibi\(.*; pass"),
         (lambda: masks.causal(3) & masks.causal(5), ShapeError, "objects for T = 3 and T = 5"),
-        (
-            lambda: np.ones((2, 1, 3, 3), bool) | masks.documents(np.zeros((5, 3), int)),
-            ShapeError,
-            r"batch and head axes \(2, 1\) and \(5, 1\) do not broadcast",
-        ),
+        (lambda: np.ones((2, 1, 3, 3), bool) | masks.documents(np.zeros((5, 3), int)), ShapeError,
+         r"batch and head axes \(2, 1\) and \(5, 1\) do not broadcast"),
     ],
-)
+)  # fmt: skip
 def test_what_no_mask_is_made_of_is_said(make, error, message):
     with pytest.raises(error, match=message):
         make()
@@ -689,28 +656,22 @@ def test_what_no_mask_is_made_of_is_said(make, error, message):
     [
         (masks.causal(), OptionError, "a causal mask without alignment is ambiguous for T = 5"),
         (masks.causal(5), ShapeError, r"mask is masks.*, which does not fit T = 5 .* S = 7"),
-        (
-            masks.causal(1, 7, alignment="top_left"),
-            ShapeError,
-            r"mask is masks.*, which does not fit T = 5",
-        ),
+        (masks.causal(1, 7, alignment="top_left"), ShapeError,
+         r"mask is masks.*, which does not fit T = 5"),
         (masks.documents(np.zeros(5, int)), ShapeError, r"documents\(.*\), which does not fit"),
         (masks.documents(np.zeros(5, int), [0]), ShapeError, "does not fit T = 5 .* S = 7"),
         (masks.lengths([7, 8]), ShapeError, "keys contains length 8, which exceeds S = 7"),
         (masks.lengths(7, 6), ShapeError, "queries contains length 6, which exceeds T = 5"),
         (masks.lengths([1, 2, 3]), ShapeError, r"mask has shape \(3, 1, 1, 7\), must have rank 2"),
         (masks.blocks(np.ones((3, 3), bool), 2), ShapeError, r"but T = 5 .* keys need \(3, 4\)"),
-        (
-            masks.of(np.ones((2, 7), bool)),
-            ShapeError,
-            r"for a \(B, S\) mask pass mask\[:, None, None, :\]",
-        ),
+        (masks.of(np.ones((2, 7), bool)), ShapeError,
+         r"for a \(B, S\) mask pass mask\[:, None, None, :\]"),
         (masks.of(np.ones(7, bool)), ShapeError, r"for one row of keys pass mask\[None, :\]"),
         (masks.of(np.ones(7, bool)) & masks.window(1), ShapeError, r"mask has shape \(7,\)"),
         (~masks.of(np.ones((3, 7), bool)), ShapeError, r"mask has shape \(3, 7\), must have"),
         (biases.alibi(3), DtypeError, r"mask is the bias biases.*; pass it as bias"),
     ],
-)
+)  # fmt: skip
 def test_a_mask_for_other_sizes_is_an_error(mask, error, message):
     q, k, v = inputs(Sizes((2,), 3, 5, 7), np.random.default_rng(0))
     with pytest.raises(error, match=message) as found:

@@ -213,31 +213,22 @@ def test_a_complex_cotangent_gives_complex_gradients():
 
 
 WRONG_COTANGENTS = {
-    "dout without a batch": (
-        {"dout": noise(H, T, E)},
-        ShapeError,
-        f"dout has shape {(H, T, E)}, but out has shape {(B, H, T, E)}",
-    ),
+    "dout without a batch": ({"dout": noise(H, T, E)}, ShapeError,
+                             f"dout has shape {(H, T, E)}, but out has shape {(B, H, T, E)}"),
     "dout that broadcasts": ({"dout": noise(B, H, T, 1)}, ShapeError, "but out has shape"),
     "dout transposed": ({"dout": noise(B, T, H, E)}, ShapeError, "but out has shape"),
-    "dlse with an axis too many": (
-        {"dlse": noise(B, H, T, 1)},
-        ShapeError,
-        f"dlse has shape {(B, H, T, 1)}, but lse has shape {(B, H, T)}",
-    ),
+    "dlse with an axis too many": ({"dlse": noise(B, H, T, 1)}, ShapeError,
+                                   f"dlse has shape {(B, H, T, 1)}, but lse has shape {(B, H, T)}"),
     "dweights of one head": (
         {"dweights": noise(B, 1, T, S)},
         ShapeError,
         f"dweights has shape {(B, 1, T, S)}, but weights has shape {(B, H, T, S)}",
     ),
     "dout as a number": ({"dout": 1.0}, ShapeError, "dout has shape (), but out has shape"),
-    "integer dout": (
-        {"dout": np.ones((B, H, T, E), int)},
-        DtypeError,
-        "dout is int64, must be floating",
-    ),
+    "integer dout": ({"dout": np.ones((B, H, T, E), int)}, DtypeError,
+                     "dout is int64, must be floating"),
     "boolean dlse": ({"dlse": np.ones((B, H, T), bool)}, DtypeError, "dlse is bool, must be"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

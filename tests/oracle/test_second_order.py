@@ -299,9 +299,8 @@ ALL = CASES[-1]
 MUTANTS = {
     "no dropout in dp": ("dp = (do @ v.swapaxes(-1, -2)) * factor", "dp = do @ v.swapaxes(-1, -2)"),
     "no dweights": ("dp if dweights is None else dp + dweights", "dp"),
-    "mean not taken off dp": (
-        "g, g_sink = subtract_mean(dp, 0, p, p_sink)", "g, g_sink = dp, np.zeros_like(p_sink)",
-    ),
+    "mean not taken off dp": ("g, g_sink = subtract_mean(dp, 0, p, p_sink)",
+                              "g, g_sink = dp, np.zeros_like(p_sink)"),
     "dlse kept from g": ("g, g_sink = g + dlse[..., None], g_sink + dlse[..., None]", "pass"),
     "no ddk in the change of scores": (" + q @ ddk.swapaxes(-1, -2)", ""),
     "no ddq in the change of scores": ("ddq @ k.swapaxes(-1, -2) + ", ""),
@@ -309,10 +308,8 @@ MUTANTS = {
     "cap not in the change of scores": ("turn_x * slope + ddbias", "turn_x + ddbias"),
     "no ddbias": ("turn_x * slope + ddbias", "turn_x * slope"),
     "no ddsinks": ("turn_sink = 0 if ddsinks is None else ddsinks[:, None, None]", "turn_sink = 0"),
-    "mean not taken off the change": (
-        "h, h_sink = subtract_mean(turn, turn_sink, p, p_sink)",
-        "h, h_sink = turn, turn_sink + np.zeros_like(p_sink)",
-    ),
+    "mean not taken off the change": ("h, h_sink = subtract_mean(turn, turn_sink, p, p_sink)",
+                                      "h, h_sink = turn, turn_sink + np.zeros_like(p_sink)"),
     "no ddv in dout": (" + sum_live(w, ddv, live)", ""),
     "dropout not in dout": ("w, dw = p * factor, change * factor", "w, dw = p, change"),
     "no sink in dlse": ("else of_lse + (p_sink * turn_sink)[..., 0]", "else of_lse"),
@@ -322,9 +319,8 @@ MUTANTS = {
         "of_log_p, of_log_sink = subtract_mean(of_p, g_sink * h_sink, p, p_sink)",
         "of_log_p, of_log_sink = of_p, g_sink * h_sink",
     ),
-    "no sink in the mean of of_p": (
-        "subtract_mean(of_p, g_sink * h_sink, p, p_sink)", "subtract_mean(of_p, 0, p, p_sink)",
-    ),
+    "no sink in the mean of of_p": ("subtract_mean(of_p, g_sink * h_sink, p, p_sink)",
+                                    "subtract_mean(of_p, 0, p, p_sink)"),
     "slope of the cap fixed": ("of_x = of_x - ds * turn_x", "of_x = of_x - 0 * ds * turn_x"),
     "slope of the cap by half": ("ds * turn_x * 2 * tanh", "ds * turn_x * tanh"),
     "no ddk in q": (" + sum_live(dx, ddk, live)", ""),

@@ -351,40 +351,20 @@ def test_numbers_and_labels_fit_into_small_axes():
         (lambda: plot.head(weights(T, S), ax=Figure()), OptionError, "ax is a Figure, must be"),
         (lambda: plot.head(weights(T, S), ax=7), OptionError, "ax is a int"),
         (lambda: plot.head(weights(T, S), ax=(Figure(), 1)), OptionError, "ax has a Figure"),
-        (
-            lambda: plot.head(weights(T, S), ax=Figure().add_subplot(projection="polar")),
-            OptionError,
-            "ax has polar axes",
-        ),
-        (
-            lambda: plot.heads(weights(H, T, S), ax=Figure().add_subplot()),
-            ShapeError,
-            "ax has 1 axes, must have 3, one each [3 heads]",
-        ),
-        (
-            lambda: plot.mask(np.ones((T, S), bool), ax=subplots(1, 2)[1]),
-            ShapeError,
-            "ax has 2 axes, must have 1, one each [1 head]",
-        ),
-        (
-            lambda: plot.heads(
-                weights(2, T, S), ax=[Figure().add_subplot(), Figure().add_subplot()]
-            ),
-            OptionError,
-            "ax has axes of several figures",
-        ),
-        (
-            lambda: plot.heads(weights(2, T, S), ax=subplots(1, 2)[1], title="all"),
-            OptionError,
-            "title is 'all', which belongs to a figure",
-        ),
-        (
-            lambda: plot.head(weights(T, S), ax=Figure().add_subplot(), figsize=(8, 6)),
-            OptionError,
-            "got figsize and ax",
-        ),
+        (lambda: plot.head(weights(T, S), ax=Figure().add_subplot(projection="polar")), OptionError,
+         "ax has polar axes"),
+        (lambda: plot.heads(weights(H, T, S), ax=Figure().add_subplot()), ShapeError,
+         "ax has 1 axes, must have 3, one each [3 heads]"),
+        (lambda: plot.mask(np.ones((T, S), bool), ax=subplots(1, 2)[1]), ShapeError,
+         "ax has 2 axes, must have 1, one each [1 head]"),
+        (lambda: plot.heads(weights(2, T, S), ax=[Figure().add_subplot(), Figure().add_subplot()]),
+         OptionError, "ax has axes of several figures"),
+        (lambda: plot.heads(weights(2, T, S), ax=subplots(1, 2)[1], title="all"), OptionError,
+         "title is 'all', which belongs to a figure"),
+        (lambda: plot.head(weights(T, S), ax=Figure().add_subplot(), figsize=(8, 6)), OptionError,
+         "got figsize and ax"),
     ],
-)
+)  # fmt: skip
 def test_illegal_axes_raise(call, kind, message):
     with pytest.raises(kind, match=re.escape(message)):
         call()

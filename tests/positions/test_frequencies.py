@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 
 from npattn.errors import DtypeError, OptionError, ShapeError
-from npattn.positions import (
-    Frequencies,
-    dynamic_ntk,
-    linear,
-    llama3,
-    longrope,
-    ntk,
-    plain,
-    yarn,
-)
+from npattn.positions import Frequencies, dynamic_ntk, linear, llama3, longrope, ntk, plain, yarn
 
 R, FACTOR, LENGTH = 34, 7.0, 4096
 U32 = 2.0**-24
@@ -128,14 +119,10 @@ def test_amplitudes_are_1_without_stretching_and_may_be_given(make):
 TYPES = {
     "linear": ({}, lambda n: linear(n, FACTOR, base=5e5)),
     "dynamic": ({}, lambda n: dynamic_ntk(n, FACTOR, length=9999, trained_length=LENGTH, base=5e5)),
-    "yarn": (
-        {"beta_fast": 16.0, "beta_slow": 2.0},
-        lambda n: yarn(n, FACTOR, trained_length=LENGTH, base=5e5, fast=16, slow=2),
-    ),
-    "llama3": (
-        {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        lambda n: llama3(n, FACTOR, trained_length=LENGTH, base=5e5),
-    ),
+    "yarn": ({"beta_fast": 16.0, "beta_slow": 2.0},
+             lambda n: yarn(n, FACTOR, trained_length=LENGTH, base=5e5, fast=16, slow=2)),
+    "llama3": ({"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+               lambda n: llama3(n, FACTOR, trained_length=LENGTH, base=5e5)),
     "longrope": (
         {"short_factor": [1.5] * 17, "long_factor": list(np.linspace(1, 9, 17))},
         lambda n: longrope(

@@ -191,12 +191,8 @@ def test_sizes_of_0(shape):
         ((5, 4), {"offset": math.nan}, OptionError, "offset is nan, must be a finite number"),
         ((5, 4), {"offset": np.array([1, 2])}, OptionError, "offset is array([1, 2]), must be"),
         ((5, 4), {"offset": 10**400}, OptionError, "must be a finite number"),
-        (
-            (5, 4),
-            {"positions": np.zeros(5) * 1j},
-            DtypeError,
-            "positions is complex128, must be real",
-        ),
+        ((5, 4), {"positions": np.zeros(5) * 1j}, DtypeError,
+         "positions is complex128, must be real"),
         ((5, 4), {"frequencies": plain(4), "base": np.ones(2)}, OptionError, "base is array("),
         ((5, 4), {"frequencies": plain(4), "size": np.ones(2)}, OptionError, "size is array("),
         ((5, 4), {"positions": [0, 1]}, ShapeError, "positions has shape (2,), must be (5,)"),
@@ -205,18 +201,10 @@ def test_sizes_of_0(shape):
         ((5, 4), {"positions": range(5), "offset": 1}, OptionError, "add it to them"),
         ((2, 3, 5, 4), {"positions": np.zeros((2, 5))}, ShapeError, "pass positions[:, None]"),
         ((5, 4), {"sections": (1, 1)}, OptionError, "must be given with sections"),
-        (
-            (5, 4),
-            {"sections": (1, 2), "positions": np.zeros((2, 5))},
-            OptionError,
-            "sum to R/2, which is 2",
-        ),
-        (
-            (5, 4),
-            {"sections": (1, 1), "positions": np.zeros((3, 5))},
-            OptionError,
-            "must be 3 numbers",
-        ),
+        ((5, 4), {"sections": (1, 2), "positions": np.zeros((2, 5))}, OptionError,
+         "sum to R/2, which is 2"),
+        ((5, 4), {"sections": (1, 1), "positions": np.zeros((3, 5))}, OptionError,
+         "must be 3 numbers"),
         ((5, 4), {"sections": 2, "positions": np.zeros((2, 5))}, OptionError, "a sequence"),
         ((5, 4), {"frequencies": [1.0]}, OptionError, "must be Frequencies"),
         ((5, 4), {"frequencies": plain(4), "base": 5.0}, OptionError, "must not be given with"),
@@ -224,7 +212,7 @@ def test_sizes_of_0(shape):
         ((5, 4), {"frequencies": plain(6)}, OptionError, "turn 6 features, must be at most D"),
         ((5, 4), {"dtype": "bfloat16"}, DtypeError, "must be float32, float64"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_way_out(shape, options, error, words):
     for f in (rope, rope_backward):
         with pytest.raises(error) as caught:

@@ -75,10 +75,7 @@ WRONG_SHAPES = {
     "bias of (B, S)": ({"bias": noise(B, S)}, "for a (B, S) bias pass bias[:, None, None, :]"),
     "bias of K heads": ({"bias": noise(K, T, S)}, "bias has shape (3, 5, 7), must have rank 2"),
     "dropout_mask of rank 1": ({"dropout_mask": yes(S)}, "dropout_mask has shape (7,), must"),
-    "sinks for K heads": (
-        {"sinks": noise(K)},
-        "sinks has shape (3,), must have shape (H,) = (6,)",
-    ),
+    "sinks for K heads": ({"sinks": noise(K)}, "sinks has shape (3,), must have shape (H,) = (6,)"),
     "sinks of (1, H)": ({"sinks": noise(1, H)}, "sinks has shape (1, 6), must have shape (H,)"),
     "one sink as a number": ({"sinks": 0.5}, "sinks has shape (), must have shape (H,) = (6,)"),
 }
@@ -94,27 +91,19 @@ WRONG_DTYPES = {
     "no q at all": ({"q": None}, "q is object, must be floating"),
     "q of text": ({"q": "query"}, "q is <U5, must be floating"),
     "q of unequal lists": ({"q": [[1.0, 2.0], [3.0]]}, "q is a builtins.list, which NumPy cannot"),
-    "masked array": (
-        {"v": np.ma.masked_array(noise(B, K, S, E))},
-        "v is a masked array; pass its .data, and hide positions with mask=",
-    ),
-    "float mask": (
-        {"mask": noise(T, S)},
-        "mask is float64, must be bool: pass it as bias to add its numbers",
-    ),
-    "bfloat16 mask": (
-        {"mask": noise(T, S).astype(ml_dtypes.bfloat16)},
-        "mask is bfloat16, must be bool: pass it as bias",
-    ),
+    "masked array": ({"v": np.ma.masked_array(noise(B, K, S, E))},
+                     "v is a masked array; pass its .data, and hide positions with mask="),
+    "float mask": ({"mask": noise(T, S)},
+                   "mask is float64, must be bool: pass it as bias to add its numbers"),
+    "bfloat16 mask": ({"mask": noise(T, S).astype(ml_dtypes.bfloat16)},
+                      "mask is bfloat16, must be bool: pass it as bias"),
     "integer mask": (
         {"mask": np.ones((T, S), int)},
         "mask is int64, must be bool: integer masks are ambiguous; pass mask == 1 or mask == 0",
     ),
     "mask of text": ({"mask": np.full((T, S), "x")}, "mask is <U1, must be bool: True = may"),
-    "boolean bias": (
-        {"bias": yes(T, S)},
-        "bias is bool, must be floating: pass it as mask (True = may attend)",
-    ),
+    "boolean bias": ({"bias": yes(T, S)},
+                     "bias is bool, must be floating: pass it as mask (True = may attend)"),
     "integer bias": ({"bias": np.ones((T, S), int)}, "bias is int64, must be floating"),
     "integer sinks": ({"sinks": np.ones(H, int)}, "sinks is int64, must be floating"),
     "float dropout_mask": ({"dropout_mask": noise(T, S)}, "dropout_mask is float64, must be bool"),
@@ -123,17 +112,13 @@ WRONG_DTYPES = {
         "dropout_mask is int64, must be bool: integer masks are ambiguous; pass dropout_mask == 1",
     ),
     "dtype float8": ({"dtype": "float8_e4m3fn"}, "must be float32, float64, longdouble"),
-    "dtype float16 of complex": (
-        {"dtype": "float16", "q": noise(H, T, D) + 1j},
-        "dtype is float16, but an array is complex: pass complex128",
-    ),
+    "dtype float16 of complex": ({"dtype": "float16", "q": noise(H, T, D) + 1j},
+                                 "dtype is float16, but an array is complex: pass complex128"),
     "dtype int": ({"dtype": int}, "dtype is <class 'int'>, must be float32, float64"),
     "dtype that is none": ({"dtype": "nonsense"}, "dtype is 'nonsense', must be float32"),
-    "real dtype for complex q": (
-        {"q": noise(B, H, T, D) + 0j, "dtype": "float64"},
-        "dtype is float64, but an array is complex: pass complex128",
-    ),
-}
+    "real dtype for complex q": ({"q": noise(B, H, T, D) + 0j, "dtype": "float64"},
+                                 "dtype is float64, but an array is complex: pass complex128"),
+}  # fmt: skip
 
 WINDOW = "must be a pair (left, right) of integers ≥ 0 or None (unlimited), in keys"
 
@@ -144,10 +129,8 @@ WRONG_OPTIONS = {
         'causal="bottom_right" (t sees s ≤ t + S − T: the last query, the last key), '
         'causal="top_left" (t sees s ≤ t: the first query, the first key), or conventions=',
     ),
-    "unknown causal": (
-        {"causal": "left"},
-        'causal is \'left\', must be True, False, "bottom_right" or "top_left"',
-    ),
+    "unknown causal": ({"causal": "left"},
+                       'causal is \'left\', must be True, False, "bottom_right" or "top_left"'),
     "causal as a number": ({"causal": 1}, "causal is 1, must be True, False"),
     "causal=None": ({"causal": None}, "causal is None, must be True, False"),
     "unknown alignment": ({"alignment": "left"}, "alignment is 'left', must be one of"),
@@ -168,14 +151,10 @@ WRONG_OPTIONS = {
     "NaN softcap": ({"softcap": NAN}, "softcap is nan, must be a finite number > 0 or None"),
     "infinite softcap": ({"softcap": math.inf}, "softcap is inf, must be a finite number > 0"),
     "softcap as text": ({"softcap": "30"}, "softcap is '30', must be a finite number > 0"),
-    "score_mod that cannot be called": (
-        {"score_mod": 2.0},
-        "score_mod is 2.0, must be a callable f(s, b, h, t, s_index)",
-    ),
-    "rate of 1": (
-        {"dropout_rate": 1.0, "dropout_mask": yes(T, S)},
-        "dropout_rate is 1.0, must be a number in [0, 1)",
-    ),
+    "score_mod that cannot be called": ({"score_mod": 2.0},
+        "score_mod is 2.0, must be a callable f(s, b, h, t, s_index)"),
+    "rate of 1": ({"dropout_rate": 1.0, "dropout_mask": yes(T, S)},
+                  "dropout_rate is 1.0, must be a number in [0, 1)"),
     "negative rate": ({"dropout_rate": -0.1}, "dropout_rate is -0.1, must be a number in [0, 1)"),
     "NaN rate": ({"dropout_rate": NAN}, "dropout_rate is nan, must be a number in [0, 1)"),
     "rate as text": ({"dropout_rate": "0.1"}, "dropout_rate is '0.1', must be a number in [0, 1)"),
@@ -186,7 +165,7 @@ WRONG_OPTIONS = {
     ),
     "unknown engine": ({"engine": "fast"}, "engine is 'fast', must be one of auto, dense"),
     "engine=None": ({"engine": None}, "engine is None, must be one of auto, dense"),
-}
+}  # fmt: skip
 
 MISTAKES = [
     pytest.param(changes, error, words, id=name)
@@ -401,61 +380,39 @@ def square(**options):
     return Problem(noise(K, S, D), noise(K, S, D), noise(K, S, E), **options)
 
 
-def test_default_scale():
-    assert square().scale == 1 / math.sqrt(D)
+def rectangular(**options):
+    return Problem(**inputs(**options))
 
 
-def test_scale_defaults_to_1_without_a_size():
-    assert Problem(noise(H, T, 0), noise(K, S, 0), noise(K, S, E)).scale == 1
+BOTTOM_RIGHT = {"causal": "bottom_right", "alignment": "bottom_right"}
 
 
 @pytest.mark.parametrize(
-    "number", [0, -2, 0.5, np.float32(0.5), np.float16(2), np.array(3.0), np.int8(4)]
-)
-def test_every_kind_of_real_number_is_a_scale(number):
-    scale = square(scale=number).scale
-    assert type(scale) is float
-    assert scale == number
-
-
-def test_softcap_and_rate_become_plain_floats():
-    problem = square(softcap=np.float32(30), dropout_rate=np.float32(0.5), dropout_mask=yes(S, S))
-    assert (type(problem.softcap), type(problem.dropout_rate)) == (float, float)
-    assert (problem.softcap, problem.dropout_rate) == (30, 0.5)
-
-
-def test_a_dropout_mask_does_not_need_a_rate():
-    assert square(dropout_mask=yes(S, S)).dropout_rate == 0
-
-
-@pytest.mark.parametrize("causal", [True, np.True_, "bottom_right"])
-def test_causal_is_bottom_right_where_nothing_else_is_said(causal):
-    problem = square(causal=causal)
-    assert problem.causal == problem.alignment == "bottom_right"
-
-
-@pytest.mark.parametrize("causal", [False, np.False_])
-def test_not_causal_is_the_plain_false(causal):
-    assert square(causal=causal).causal is False
-
-
-def test_causal_true_takes_the_alignment():
-    assert Problem(**inputs(causal=True, alignment="top_left")).causal == "top_left"
-
-
-def test_a_string_wins_over_the_alignment():
-    problem = Problem(**inputs(causal="bottom_right", alignment="top_left"))
-    assert problem.causal == problem.alignment == "bottom_right"
-
-
-def test_a_window_becomes_a_pair_of_plain_integers():
-    window = square(window=[np.int32(3), None]).window
-    assert window == (3, None)
-    assert [type(side) for side in window] == [int, type(None)]
-
-
-def test_a_window_without_a_side_is_none():
-    assert square(window=(None, None)).window is None
+    ("make", "options", "fields"),
+    [
+        (square, {}, {"scale": 1 / math.sqrt(D)}),
+        (lambda: Problem(noise(H, T, 0), noise(K, S, 0), noise(K, S, E)), {}, {"scale": 1.0}),
+        *((square, {"scale": x}, {"scale": float(x)})
+          for x in (0, -2, 0.5, np.float32(0.5), np.float16(2), np.array(3.0), np.int8(4))),
+        (square, {"softcap": np.float32(30)}, {"softcap": 30.0}),
+        (square, {"dropout_rate": np.float32(0.5), "dropout_mask": yes(S, S)},
+         {"dropout_rate": 0.5}),
+        (square, {"dropout_mask": yes(S, S)}, {"dropout_rate": 0.0}),
+        *((square, {"causal": x}, BOTTOM_RIGHT) for x in (True, np.True_, "bottom_right")),
+        *((square, {"causal": x}, {"causal": False}) for x in (False, np.False_)),
+        (rectangular, {"causal": True, "alignment": "top_left"}, {"causal": "top_left"}),
+        (rectangular, {"causal": "bottom_right", "alignment": "top_left"}, BOTTOM_RIGHT),
+        (square, {"window": [np.int32(3), None]}, {"window": (3, None)}),
+        (square, {"window": (None, None)}, {"window": None}),
+    ],
+)  # fmt: skip
+def test_options_become_plain_values(make, options, fields):
+    problem = make(**options)
+    for name, value in fields.items():
+        got = getattr(problem, name)
+        assert got == value
+        assert type(got) is type(value)
+        assert not isinstance(got, tuple) or list(map(type, got)) == list(map(type, value))
 
 
 # --- visible --------------------------------------------------------------------------------------
@@ -482,14 +439,8 @@ def sees(t, s, T, S, causal, window, alignment):
 @pytest.mark.broad
 def test_visible_is_what_the_rules_say_position_by_position(lengths, causal, window, alignment):
     T, S = lengths
-    problem = Problem(
-        noise(1, T, 2),
-        noise(1, S, 2),
-        noise(1, S, 2),
-        causal=causal,
-        window=window,
-        alignment=alignment,
-    )
+    problem = Problem(noise(1, T, 2), noise(1, S, 2), noise(1, S, 2), causal=causal, window=window,
+                      alignment=alignment)  # fmt: skip
     want = [[sees(t, s, T, S, causal, window, alignment) for s in range(S)] for t in range(T)]
     visible = yes(T, S) if problem.visible is None else np.broadcast_to(problem.visible, (T, S))
     np.testing.assert_array_equal(visible, np.array(want, bool).reshape(T, S))

@@ -52,11 +52,7 @@ def test_a_head_mask_has_both_numbers():
 
 # --- tolerances -----------------------------------------------------------------------------------
 
-WAYS = {
-    "last": Rounding.upcast(),
-    "apart": Rounding.eager(),
-    "weights": Rounding.eager(),
-}
+WAYS = {"last": Rounding.upcast(), "apart": Rounding.eager(), "weights": Rounding.eager()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -42,15 +42,10 @@ def test_interrupt_prints_the_report_and_returns_to_the_prompt(arguments, tmp_pa
     asked = tmp_path / "asked"
     (tmp_path / "slow.py").write_text(SLOW.format(asked=str(asked)))
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    process = subprocess.Popen(
-        [sys.executable, "-i", "-q"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    )
+    process = subprocess.Popen([sys.executable, "-i", "-q"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": path},
+                               start_new_session=True)  # fmt: skip
     process.stdin.write(PROMPT.format(arguments=arguments))
     process.stdin.flush()
     patience = time.monotonic() + 300

@@ -1,7 +1,6 @@
 """Tests of rules in pytest: a test each, judged once a run, red with the cause and the script."""
 
 import configparser
-import doctest
 import json
 import os
 import re
@@ -344,13 +343,8 @@ def test_options_replace_what_tests_say(run, pytester):
     expect = "expect={'agreement-o[float32]': 'there', 'agreement-o[float16]': 'here'}"
     few = "only='agreement-o', examples=50, seed=3, dtypes='float32'"
     options = ("--npattn-dtype", "float64", "--npattn-dtype", "float16", "--npattn-examples", "2")
-    result = run(
-        decorate(f"twice, {expect}, {few}"),
-        *options,
-        "--npattn-seed",
-        "7",
-        "--npattn-artifacts=out",
-    )
+    result = run(decorate(f"twice, {expect}, {few}"), *options, "--npattn-seed", "7",
+                 "--npattn-artifacts=out")  # fmt: skip
     assert result.parseoutcomes() == {"failed": 1, "passed": 3, "xfailed": 1}
     settings, dtypes = settings_of(pytester)
     assert (settings["seed"], settings["examples"]) == (7, 2)
@@ -538,13 +532,3 @@ def test_the_workflow_of_the_page_runs_in_a_shell(folder):
         [report] = folder.glob("rules/*/report.json")
         examples = json.loads(report.read_text())["settings"]["examples"]
         assert examples == (2 if nightly else 20)
-
-
-@pytest.mark.thorough
-def test_examples_of_the_strategies_are_true():
-    page = ROOT / "docs" / "strategies.md"
-    text = page.read_text().replace("```", "")
-    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
-    assert doctest.DocTestRunner().run(examples).failed == 0
-    result = doctest.testmod(npattn.testing.strategies)
-    assert result.attempted > 0 == result.failed

@@ -44,11 +44,7 @@ def resources_held():
 
 @pytest.mark.parametrize(
     "count",
-    [
-        5,
-        pytest.param(23, marks=pytest.mark.thorough),
-        pytest.param(200, marks=pytest.mark.nightly),
-    ],
+    [5, pytest.param(23, marks=pytest.mark.thorough), pytest.param(200, marks=pytest.mark.nightly)],
 )
 def test_each_candidate_has_its_own_verdict_and_leaves_nothing(count, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

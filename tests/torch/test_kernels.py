@@ -95,9 +95,8 @@ OPTIONS = {
     "negative scale with causal": {"scale": -0.3, "causal": "top_left"},
     "no scale with causal": {"scale": 0.0, "causal": "top_left"},
     "bias": {"bias": normal(H, T, S)},
-    "bias with mask and causal": {
-        "bias": normal(B, 1, T, S), "mask": normal(1, S) > 0, "causal": "bottom_right",
-    },
+    "bias with mask and causal": {"bias": normal(B, 1, T, S), "mask": normal(1, S) > 0,
+                                  "causal": "bottom_right"},
     "alibi": {"bias": biases.alibi([0.5**h for h in range(1, H + 1)]), "causal": "bottom_right"},
 }  # fmt: skip
 
@@ -281,10 +280,9 @@ FLEX = {
     "softcap": {"softcap": 2.0},
     "score_mod": {"score_mod": lambda s, b, h, t, i: s * (1 + b + 2 * h) - (t - i).abs()},
     "score_mod of a table": {"score_mod": lambda s, b, h, t, i: s + TABLE[i]},
-    "softcap with all": {
-        "softcap": 2.0, "bias": normal(B, 1, T, S), "causal": "bottom_right", "window": (3, None),
-        "score_mod": lambda s, b, h, t, i: 2 * s, "mask": normal(B, H, 1, S) > 0,
-    },
+    "softcap with all": {"softcap": 2.0, "bias": normal(B, 1, T, S), "causal": "bottom_right",
+                         "window": (3, None), "score_mod": lambda s, b, h, t, i: 2 * s,
+                         "mask": normal(B, H, 1, S) > 0},
     "window": {"window": (1, 2)},
     "causal": {"causal": "top_left"},
     "documents": {

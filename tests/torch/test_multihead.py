@@ -1,10 +1,8 @@
 """npattn.torch.MultiHeadAttention beside torch.nn.MultiheadAttention, in float64."""
 
 import copy
-import doctest
 import io
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from npattn.errors import DtypeError, OptionError, ShapeError  # noqa: E402
 from npattn.positions import Rotary  # noqa: E402
 from npattn.torch import MultiHeadAttention  # noqa: E402
 from npattn.torch import attention as exact_attention  # noqa: E402
+from tests.make import assert_same_bits  # noqa: E402
 
 B, H, T, S, D, KDIM, VDIM = 2, 3, 5, 7, 4, 11, 13
 EMBED = H * D
@@ -485,10 +484,7 @@ def test_what_torch_has_not_agrees_with_numpy(kind):
     for name in ("norm_q", "norm_k", "norm_q_bias", "norm_k_bias"):
         if getattr(mha, name) is not None:
             assert_close(getattr(ours, name).grad, torch.tensor(getattr(grads, name)))
-    back = ours.to_numpy()
-    assert back.options == mha.options
-    for name, array in mha.parameters.items():
-        assert getattr(back, name).tobytes() == array.tobytes()
+    assert_same_bits(ours.to_numpy(), mha)
     if mha.merge == "reshape":
         with pytest.raises(OptionError, match="cannot prune heads"):
             ours.prune([0, 2])
@@ -560,10 +556,7 @@ def test_round_trip_with_numpy_keeps_every_bit(dtype):
     )
     ours = MultiHeadAttention.from_numpy(mha, engine="dense")
     assert (ours.engine, ours.head_dim, ours.batch_first) == ("dense", 5, True)
-    back = ours.to_numpy()
-    assert back.options == mha.options
-    for name, array in mha.parameters.items():
-        assert getattr(back, name).tobytes() == array.tobytes()
+    assert_same_bits(ours.to_numpy(), mha)
 
 
 def test_unsupported_conversions_are_refused():
@@ -691,11 +684,3 @@ def test_fused_engine_agrees_or_refuses():
     with pytest.raises(OptionError, match="take no dropout_mask"):
         dropping(*given, need_weights=False)
     assert dropping.eval()(*given, need_weights=False)[0].isfinite().all()
-
-
-def test_examples_of_the_documentation():
-    page = Path(__file__).parents[2] / "docs" / "torch_multihead.md"
-    text = page.read_text().replace("```", "")
-    examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
-    assert len(examples.examples) > 10
-    assert doctest.DocTestRunner().run(examples).failed == 0

@@ -158,9 +158,7 @@ def test_masks_and_biases_of_npattn():
     alibi = npattn.biases.alibi(H) + npattn.biases.dense(normal(H, T, S))
     fwd = differential.forward(**arrays, mask=masks.window(2, 1), bias=alibi)
     plain = differential.forward(
-        **arrays,
-        mask=fwd.first.problem.mask_array,
-        bias=fwd.first.problem.bias_array,
+        **arrays, mask=fwd.first.problem.mask_array, bias=fwd.first.problem.bias_array
     )
     assert np.array_equal(fwd.out, plain.out)
     dout = normal(B, H, T, E)

@@ -477,11 +477,8 @@ def test_mistakes_of_gradients_are_beyond_the_bound(mistake, name):
         ({"feature_map": lambda x: x[..., 1:]}, OptionError, "feature_map returned shape"),
         ({"eps": -1.0}, OptionError, "eps is -1.0, must be a finite number ≥ 0"),
         ({"scale": math.nan}, OptionError, "scale is nan"),
-        (
-            {"form": "parallel"},
-            OptionError,
-            'one of recurrent, chunked: all pairs at once are form="chunked" with chunk_size=7',
-        ),
+        ({"form": "parallel"}, OptionError,
+         'one of recurrent, chunked: all pairs at once are form="chunked" with chunk_size=7'),
         ({"chunk_size": 3}, OptionError, 'pass form="chunked"'),
         ({"chunk_size": 0, "form": "chunked"}, OptionError, "must be an integer ≥ 1"),
         ({"log_decay": np.zeros(K)}, ShapeError, "log_decay[:, None, None]"),
@@ -489,25 +486,19 @@ def test_mistakes_of_gradients_are_beyond_the_bound(mistake, name):
         ({"log_decay": np.zeros((3, B, K, T, D))}, ShapeError, "broadcast against"),
         ({"log_decay": np.zeros((T, 1)), "causal": False}, OptionError, "pass causal=True"),
         ({"beta": np.ones((T, 1))}, OptionError, "needs causal=True and normalise=False"),
-        (
-            {"beta": np.ones((T, D)), "normalise": False},
-            ShapeError,
-            "broadcast against (..., K, S, 1)",
-        ),
+        ({"beta": np.ones((T, D)), "normalise": False}, ShapeError,
+         "broadcast against (..., K, S, 1)"),
         ({"log_decay": np.zeros((T, 1), int)}, DtypeError, "log_decay is int64"),
         ({"initial_state": np.zeros((B, K, D, E))}, OptionError, "must have both or neither"),
         ({"initial_normaliser": np.zeros(D), "normalise": False}, OptionError, "leave it out"),
-        (
-            {"initial_state": np.zeros(E), "initial_normaliser": np.zeros(D)},
-            ShapeError,
-            "initial_state has shape (2,), must have rank 2",
-        ),
+        ({"initial_state": np.zeros(E), "initial_normaliser": np.zeros(D)}, ShapeError,
+         "initial_state has shape (2,), must have rank 2"),
         ({"k": np.zeros((B, K, T + 1, D)), "v": np.zeros((B, K, T + 1, E))}, OptionError, "T = S"),
         ({"k": np.zeros((B, 4, T, D)), "v": np.zeros((B, 4, T, E))}, ShapeError, "does not divide"),
         ({"q": np.zeros((B, H, T, D), int)}, DtypeError, "q is int64"),
         ({"dtype": "bfloat16"}, DtypeError, "emulates no mixed precision"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_way_out(change, error, words):
     arrays, options = sample(1, causal=True, normalise=True)
     with pytest.raises(error) as caught:

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import doctest
 import functools
 import importlib
 import json
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from npattn import MultiHeadAttention, weights
 from npattn.errors import DtypeError, MissingExtraError, NpattnError, OptionError, ShapeError
 from npattn.weights import files
+from tests.make import assert_same_bits
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
@@ -47,15 +47,6 @@ def bits(shape, dtype):
 
 def fill(shapes, dtype="float64"):
     return {name: bits(shape, dtype) for name, shape in shapes.items()}
-
-
-def assert_same_bits(got, want):
-    assert got.options == want.options
-    assert got.parameters.keys() == want.parameters.keys()
-    for name, array in want.parameters.items():
-        other = got.parameters[name]
-        assert (other.dtype, other.shape) == (array.dtype, array.shape), name
-        assert other.tobytes() == array.tobytes(), name
 
 
 def assert_close(name, got, want, allowed=1e-12):
@@ -1195,15 +1186,3 @@ def test_importing_weights_loads_no_framework():
     loaded = set(done.stdout.split())
     assert "npattn.weights.files" in loaded
     assert loaded.isdisjoint({"torch", "jax", "keras", "flax", "equinox", "safetensors"})
-
-
-@pytest.mark.parametrize(
-    ("module", "needed"),
-    [("torch", "torch"), ("keras", "keras"), ("flax", "flax.nnx"), ("equinox", "equinox"),
-     ("files", "safetensors"), ("checkpoint", "safetensors")],
-)  # fmt: skip
-def test_the_examples_run(module, needed):
-    pytest.importorskip(needed)
-    result = doctest.testmod(importlib.import_module(f"npattn.weights.{module}"))
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -47,9 +47,8 @@ TARGETS = {
         "shared heads": SHARED | {"e": D, "out": WIDTH},
         "shared heads without bias": SHARED | {"e": D, "out": WIDTH, "biases": ""},
     }),
-    "linen": (weights.to_flax, weights.from_flax, {"api": "linen"}, {
-        "plain": {"e": D}, "no bias": {"e": D, "biases": ""}, "norms": {"e": D} | NORMS,
-    }),
+    "linen": (weights.to_flax, weights.from_flax, {"api": "linen"},
+              {"plain": {"e": D}, "no bias": {"e": D, "biases": ""}, "norms": {"e": D} | NORMS}),
     "nnx": (weights.to_flax, weights.from_flax, {"api": "nnx"}, {
         "plain": LINEN, "no bias": LINEN | {"biases": ""}, "shared heads": LINEN | SHARED,
         "norms": LINEN | NORMS | {"norm_eps": 0.3}, "norms with bias": LINEN | BOTH,
@@ -57,9 +56,8 @@ TARGETS = {
         "rms": LINEN | NORMS | {"qk_norm": "rms"},
         "one factor": LINEN | {"qk_norm": "rms", "norms": ("norm_k",)},
     }),
-    "equinox": (weights.to_equinox, weights.from_equinox, {}, {
-        "all sizes": {}, "no bias": {"biases": ""}, "one bias": {"biases": "v"},
-    }),
+    "equinox": (weights.to_equinox, weights.from_equinox, {},
+                {"all sizes": {}, "no bias": {"biases": ""}, "one bias": {"biases": "v"}}),
 }  # fmt: skip
 CASES = [(target, case) for target, (*_, cases) in TARGETS.items() for case in cases]
 

@@ -142,10 +142,8 @@ class Arrangement:
         """Return what the implementation turns to x (T, H, D), of a sequence of a length."""
         if self.turns is None:
             return x
-        start_meaning, misread = (
-            "start of queries" if queries else "start of keys",
-            self.storage.misread,
-        )
+        start_meaning = "start of queries" if queries else "start of keys"
+        misread = self.storage.misread
         start = {"start": 0, start_meaning: 0, "padded start": length - left}.get(misread, length)
         along = not queries or self.along != (misread == "queries")
         at = start + (np.arange(len(x)) if along else np.zeros(len(x), int))

@@ -164,11 +164,6 @@ class Passing:
         """How o is returned, if it is in 8 bits."""
         return None if self.quantized is None else self.quantized.output
 
-    @property
-    def backward_gets_bytes(self) -> bool:
-        """True if its backward is given the o of its forward, and that is in 8 bits."""
-        return self.output is not None and "out" in self.backward_takes
-
     def fit(self, problem: Problem) -> Problem:
         """Return the problem, with numbers that its inputs hold exactly: quantized, or tied.
 

@@ -226,11 +226,8 @@ class _LinearBounds:
         """Absolute cotangent of the last state, (..., K, D, E), dnormaliser as a column more."""
         p = self.p
         state_rows = (*p.lead, p.K, p.D)
-        dS = (
-            np.zeros((*state_rows, p.E))
-            if dstate is None
-            else abs(dstate).reshape(*state_rows, p.E)
-        )
+        shape = (*state_rows, p.E)
+        dS = np.zeros(shape) if dstate is None else abs(dstate).reshape(shape)
         if not p.normalise:
             return dS
         dz = np.zeros(state_rows) if dnormaliser is None else abs(dnormaliser).reshape(state_rows)

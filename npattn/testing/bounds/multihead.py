@@ -187,7 +187,9 @@ class MultiHeadBound:
         vast = (a > VAST).any(-1, keepdims=True)
         ep = np.minimum((moved + p * moved.sum(-1, keepdims=True)) / down, 1)
         self.ep = np.where(vast, 1, ep)
-        keep = _keep_factors(problem)
+        keep = np.ones((1, 1))  # what dropout multiplies weights by
+        if problem.dropout_mask is not None:
+            keep = problem.dropout_mask / (1 - problem.dropout_rate)
         spread = abs(keep[..., None] * v[..., None, :, :] - self.attention.out[..., None, :])
         reach = spread.max(-2, initial=0)
         soft = np.minimum((moved[..., None] * spread).sum(-2) / down, reach)
@@ -273,11 +275,8 @@ class MultiHeadBound:
 
         dy, the gradient behind the norm, and e, its error, are (..., H, T, D).
         """
-        kind, norm, w = (
-            str(self.mha.qk_norm),
-            self.steps.norms[name],
-            self._beside("norm_" + name[0]),
-        )
+        kind, norm = str(self.mha.qk_norm), self.steps.norms[name]
+        w = self._beside("norm_" + name[0])
         weight = self.steps.parameters.get("norm_" + name[0])
         dx, _, _ = normalise_backward(dy, norm, cast(Norm, kind), weight)
         by_projection, heads = kind.endswith("_projection"), dy.shape[-3]
@@ -334,16 +333,14 @@ class MultiHeadBound:
             allowed["bo"] = self._sum(dout, np.zeros_like(dout))
         do, edo = self._through_merge(dout @ self._wo.T), self._through_merge(edmerged)
         heads = self._heads_backward(do, edo, dweights)
-        grads = self._own_gradients(do, dweights)
-        length = {name: x.shape[-2] for name, x in steps.inputs.items()}
+        own = api.backward(self.attention, do, None, dweights)
+        grads = {"query": own.q, "key": own.k, "value": own.v}
         for name, e in heads.items():
-            letter = name[0]
+            letter, S = name[0], steps.inputs[name].shape[-2]
             if f"bias_{letter}" in steps.parameters:
-                bias_error = self._sum(
-                    grads[name][..., length[name], :], e[..., length[name], :], 2
-                )
-                allowed[f"bias_{letter}"] = bias_error.reshape(-1)
-            dh, edh = (z[..., : length[name], :] for z in (grads[name], e))
+                appended = self._sum(grads[name][..., S, :], e[..., S, :], 2)
+                allowed[f"bias_{letter}"] = appended.reshape(-1)
+            dh, edh = grads[name][..., :S, :], e[..., :S, :]
             if name in steps.turns:
                 back = steps.turns[name].inverse()
                 dh, edh = turn_array(dh, back, None), self._turn(name, dh, edh, back)
@@ -386,10 +383,6 @@ class MultiHeadBound:
         grouped = e.reshape(*lead, kv, heads // kv, rows, size).sum(-3)
         return sum_to(grouped, shape)
 
-    def _own_gradients(self, do: Array, dweights: Array | None) -> dict[str, Array]:
-        grads = api.backward(self.attention, do, None, dweights)
-        return {"query": grads.q, "key": grads.k, "value": grads.v}
-
     def _sum(self, x: Array, e: Array, keep: int = 1) -> Array:
         """Error of the sum of x over all but the last axes, where x errs by e."""
         axes = tuple(range(x.ndim - keep))
@@ -410,10 +403,3 @@ def _rows(x: Array) -> Array:
 
 def _t(x: Array) -> Array:
     return x.swapaxes(-1, -2)
-
-
-def _keep_factors(problem: Any) -> Array:
-    """What dropout multiplies weights by: 0 where it drops."""
-    if problem.dropout_mask is None:
-        return np.ones((1, 1))
-    return np.asarray(problem.dropout_mask / (1 - problem.dropout_rate))

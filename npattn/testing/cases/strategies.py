@@ -341,12 +341,7 @@ class Pools:
 
         names = sorted(self.lists, key=lambda name: name in SIZES)  # these shrink last
         shapes = st.sampled_from(self._shapes) if self.space.few_shapes else st.just({})
-        return st.builds(
-            self._build,
-            st.integers(0, 2**32 - 1),
-            shapes,
-            *map(self._choice, names),
-        )
+        return st.builds(self._build, st.integers(0, 2**32 - 1), shapes, *map(self._choice, names))
 
     def _build(self, seed: int, shape: Mapping[str, Any], *chosen: tuple[str, Any]) -> Recipe:
         columns = {name: column([value]) for name, value in {**dict(chosen), **shape}.items()}

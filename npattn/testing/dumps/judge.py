@@ -106,8 +106,9 @@ class DumpReport(Concluded):
                 lines.append(f"{c.name:<8} passed {short(c.ratio)} of the tolerance")
                 continue
             lines.append(f"{c.name:<8} failed: {c}")
-            if c.name in self.places:
-                lines.append(f"{'':<8} wrong {_say_place(self.places[c.name])} (of this problem)")
+            if (place := self.places.get(c.name)) is not None:
+                where = place if place == EVERYWHERE else f"where {place}"
+                lines.append(f"{'':<8} wrong {where} (of this problem)")
         if self.rows is not None:
             lines += str(self.rows).splitlines()
         lines += describe(self.powers)
@@ -326,10 +327,6 @@ def _exact_of(name: str, dump: Dump, meaning: _Meaning) -> tuple[Array, Array]:
     return np.zeros(0), np.zeros(0)  # weights and max_score: `exact` has none
 
 
-def _say_place(place: str) -> str:
-    return place if place == EVERYWHERE else f"where {place}"
-
-
 # --- which other meaning would be right -----------------------------------------------------------
 
 
@@ -411,13 +408,11 @@ def _count_scores(p: Problem) -> int:
 def _describe(p: Problem) -> str:
     """Return shapes, dtype and options in a line."""
     shapes = ", ".join(f"{n} {getattr(p, n).shape}" for n in INPUTS)
-    on = [n for n in LOADABLE if n not in ("scale", "dropout_rate") and _is_on(getattr(p, n))]
-    options = ", ".join(_say_option(p, name) for name in on)
+    given = {n: getattr(p, n) for n in LOADABLE if n not in ("scale", "dropout_rate")}
+    options = ", ".join(
+        _say_option(p, name) for name, x in given.items() if x is not None and x is not False
+    )
     return f"{shapes}, {p.q.dtype}{f'; {options}' if options else ''}"
-
-
-def _is_on(value: Any) -> bool:
-    return value is not None and value is not False
 
 
 def _say_option(p: Problem, name: str) -> str:

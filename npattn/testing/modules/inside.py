@@ -119,10 +119,7 @@ class Inside:
     def pairs(self) -> list[tuple[int, int]]:
         """Return the features that a rotary turn pairs, the first pair turning fastest."""
         assert self.rotary is not None
-        R = self.rotary.size or self.head_sizes[0]
-        if self.rotary.layout == "half":
-            return [(i, i + R // 2) for i in range(R // 2)]
-        return [(2 * i, 2 * i + 1) for i in range(R // 2)]
+        return _pair(self.rotary.size or self.head_sizes[0], self.rotary.layout)
 
     # --- its weights and inputs -------------------------------------------------------------------
 
@@ -225,9 +222,6 @@ class Inside:
                 visible = np.broadcast_to(visible, (*visible.shape[:2], T, S))
             return self.attend(chosen, *x, v.to(wide), visible, form).to(q.dtype)
 
-        def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # type: ignore
-            return attend(q, k, v, None, None)
-
         def attend_masked(q: torch.Tensor, k: Any, v: Any, mask: Any = None) -> Any:  # type: ignore
             return attend(q, k, v, mask, None)
 
@@ -238,7 +232,7 @@ class Inside:
         if causal == "unless_masked" and has_form:
             return both, ("mask", "causal")
         options = (*(("mask",) if has_form else ()), *(("causal",) if causal != "never" else ()))
-        return (attend_masked if has_form else plain), options
+        return attend_masked, options
 
     def _turn_back(self, chosen: Selection, q: Any, k: Any, T: int, S: int) -> tuple[Any, Any]:
         """Turn q and k (..., d) back, against the module's rotary positions: (..., 2 d).
@@ -307,6 +301,12 @@ class Inside:
         return np.concatenate(columns, -1)
 
 
+def _pair(R: int, layout: str) -> list[tuple[int, int]]:
+    """Return the features that a rotary turn of R features pairs, the first turning fastest."""
+    half = layout == "half"
+    return [(i, i + R // 2) if half else (2 * i, 2 * i + 1) for i in range(R // 2)]
+
+
 class Traits(NamedTuple):
     """Findings of the probes of a module."""
 
@@ -346,30 +346,25 @@ def read_traits(inside: Inside) -> Traits:
         P = inside.weights((0,), one, steps, T)[0, -1]
         return traits._replace(scale=_round_off(_log_ratio(P) / float(one[0, 0]) ** 2))
     for R in () if inside.length else (D, D // 2, D // 4):
-        for layout, partner in (("half", R // 2), ("interleaved", 1)):
+        for layout in ("half", "interleaved"):
             if R % 2 or (layout == "interleaved" and R == 2):
                 continue
-            first = _read_turn(inside, (0, partner))
+            pairs = _pair(R, layout)
+            first = _read_turn(inside, pairs[0])
             if first is None:
                 continue
-            more = (1, 1 + R // 2) if layout == "half" else (2, 3)
-            second = _read_turn(inside, more) if R > 2 else first
-            base = second[0] ** (-R / 2) if second and R > 2 else 10000.0
-            base = _round_off(base)
+            second = _read_turn(inside, pairs[1]) if R > 2 else None
+            base = _round_off(second[0] ** (-R / 2) if second else 10000.0)
             size = None if R == D else R
-            rotary = Rotary(layout=layout, base=base, size=size)  # type: ignore[arg-type]
+            rotary = Rotary(layout=layout, base=base, size=size)
             if math.isclose(first[0], 1, rel_tol=SEEN):
-                i = R // 4
-                slow = _read_turn(
-                    inside, (i, i + R // 2) if layout == "half" else (2 * i, 2 * i + 1)
+                slow = _read_turn(inside, pairs[R // 4]) if R > 4 else None
+                plain = base ** (-2 * (R // 4) / R)
+                scaled = slow is not None and not math.isclose(slow[0], plain, rel_tol=SEEN)
+                words = "rotary positions with scaled frequencies (rotary= says them)"
+                return traits._replace(
+                    rotary=rotary, scale=_round_off(first[1]), unknown=words if scaled else ""
                 )
-                scaled = (
-                    R > 4 and slow and not math.isclose(slow[0], base ** (-2 * i / R), rel_tol=SEEN)
-                )
-                words = (
-                    "rotary positions with scaled frequencies (rotary= says them)" if scaled else ""
-                )
-                return traits._replace(rotary=rotary, scale=_round_off(first[1]), unknown=words)
     return traits._replace(unknown="positions move queries and keys, not as plain rotary ones do")
 
 

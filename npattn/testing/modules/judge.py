@@ -274,7 +274,8 @@ class Judge:
         needs = len(call.inputs) != 2 or call.module.arguments()[call.inputs[1]]
         if not needs and (self.wrong_keys or not self.key_lengths):
             call = replace(call, inputs=call.inputs[:1])
-        scale = reading_scale(reading) if plan.scale is None else plan.scale
+        D = reading.indices["wq"].shape[1] // reading.num_heads
+        scale = D**-0.5 if plan.scale is None else plan.scale
         return Inside(self.module, call, self.flat, reading, self.values, scale, plan.rope,
                       self.length, self.factor)  # fmt: skip
 
@@ -648,11 +649,6 @@ def compare_forward(got: Returned, exact: Exact, dtype: Any) -> tuple[Comparison
             p = p.mean(-3)
         found.append(compare_result("weights", got.weights, p, e))
     return tuple(found)
-
-
-def reading_scale(reading: Reading) -> float:
-    """Return 1/√D."""
-    return float((reading.indices["wq"].shape[1] // reading.num_heads) ** -0.5)
 
 
 def apply(plan: Plan, changes: Sequence[Change]) -> Plan | None:

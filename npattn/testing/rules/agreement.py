@@ -110,10 +110,8 @@ def agreement_weights(trial: Trial, recipe: Recipe) -> float | None:
     problem = problem.replace(v=np.broadcast_to(columns, problem.v.shape).astype(problem.v.dtype))
     fwd = evaluate(problem, trial.conventions, engine="dense")
     allowed = trial.bounds(problem, fwd.out)
-    o, cotangents = (
-        trial.implementation.forward(problem)["o"],
-        recipe.cotangents(problem, lse=False),
-    )
+    o = trial.implementation.forward(problem)["o"]
+    cotangents = recipe.cotangents(problem, lse=False)
     if o.shape != fwd.out.shape:
         raise Violation(f"o has shape {o.shape}, expected {fwd.out.shape}", problem, cotangents)
     last = min(start + problem.E, problem.S) - 1

@@ -228,10 +228,8 @@ def relate_reordered(trial: Trial, recipe: Recipe, picks: Sequence[Pick]) -> flo
     """Compare the recipe's problem with the one whose entries are picked in another order."""
     plain = trial.evaluation(recipe)
     across = {name: partial(pick, name, picks=picks) for name in RESULTS}
-    problem, cotangents = (
-        pick_problem(plain.problem, picks),
-        pick_cotangents(plain.cotangents, picks),
-    )
+    problem = pick_problem(plain.problem, picks)
+    cotangents = pick_cotangents(plain.cotangents, picks)
     return _relate_exact(trial, plain, problem, cotangents, across)
 
 

@@ -11,23 +11,14 @@ from functools import partial
 from typing import Any
 
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.capabilities import (
-    Finding,
-    StructureRefusedError,
-    leave_out,
-    probe,
-)
+from npattn.testing.capabilities import Finding, StructureRefusedError, leave_out, probe
 from npattn.testing.cases.asked import Asked
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import FEW, Pools
 from npattn.testing.report.outcome import OUT_OF_TIME, Outcome, Status, add_reproducer
 from npattn.testing.report.progress import Progress
 from npattn.testing.rules import RULES, Property
-from npattn.testing.rules.systematic_error import (
-    describe_fit,
-    plain_recipes,
-    tightest_model,
-)
+from npattn.testing.rules.systematic_error import describe_fit, plain_recipes, tightest_model
 from npattn.testing.runner.journal import Answer, Journal, answer_of, recipe_of
 from npattn.testing.runner.robustness import describe_wrong_input
 from npattn.testing.runner.search import RuleSearch, Standing

@@ -29,11 +29,6 @@ class Failure:
     recipe: Recipe
     error: Violation | ImplementationError
 
-    @property
-    def ends_process(self) -> bool:
-        """True if its problems end the process, or the patience: each one more takes long."""
-        return isinstance(self.error, (Crash, TimedOut))
-
 
 @dataclass
 class Standing(PlainPowers):
@@ -106,8 +101,12 @@ class RuleSearch:
             self._try(self._recipes(pools, seed), count)
         # Not where it is caught: Hypothesis tells errors apart by what was being handled, too.
         failure = self.failure
-        ends = failure is None or failure.ends_process or self.rule.recipes is not None
-        if failure is not None and not ends and self.shrinks:
+        if (
+            failure is not None
+            and self.shrinks
+            and self.rule.recipes is None
+            and not isinstance(failure.error, (Crash, TimedOut))  # each one more takes long
+        ):
             self._shrink(failure, pools, seed)
         if self.failure is not None and isinstance(self.failure.error, Violation):
             self._accepted.append(self.failure.recipe)

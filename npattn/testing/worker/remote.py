@@ -192,20 +192,9 @@ class Remote(Implementation):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without those that hold only in this process."""
-        state = dict(vars(self))
-        of_process = (
-            "framework",
-            "_keys",
-            "_counterparts",
-            "_dropped",
-            "_shapes",
-            "_work",
-            "given_up",
-        )
-        for name in of_process:
-            del state[name]
-        state.pop("untrusted", None)
-        return state
+        of_process = {"framework", "given_up", "untrusted"}
+        of_process |= {"_keys", "_counterparts", "_dropped", "_shapes", "_work"}
+        return {name: x for name, x in vars(self).items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -20,7 +20,7 @@ from npattn.testing.targets import TARGETS
 from npattn.testing.targets.numpy import flash
 from tests.benchmarks.matrix.made_up import make_matrix
 from tests.benchmarks.matrix.test_details import unpack
-from tests.browser import PATH, Browser
+from tests.browser import PATH
 
 TARGET_COUNT, RULE_COUNT = 7, 13
 FULL = 60 * 2 * 80
@@ -273,13 +273,6 @@ STEPS = """
   seen.rows = shownRows();
   return seen;
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    found = Browser(tmp_path_factory.mktemp("browser"))
-    yield found
-    found.close()
 
 
 @pytest.mark.skipif(PATH is None, reason="needs Chromium")

@@ -58,11 +58,7 @@ def test_columns_are_by_level_and_hold_what_reports_have():
     outcome = {"rule": "structure", "level": "degenerate", "semantics": "12", "about": "sizes"}
     runs = [Run("x", "float32", "done", report={"outcomes": [outcome]})]
     names = [(rule.name, rule.level) for rule in list_rules(["views", "agreement-o"], runs)]
-    assert names == [
-        ("agreement-o", "values"),
-        ("views", "conduct"),
-        ("structure", "degenerate"),
-    ]
+    assert names == [("agreement-o", "values"), ("views", "conduct"), ("structure", "degenerate")]
 
 
 def test_columns_are_those_of_the_register():

@@ -210,14 +210,8 @@ def test_rounded_query_may_reach_steeper_part_of_softcap():
 @pytest.mark.parametrize(("name", "dtype"), OTHERS)
 def test_frameworks_pass_in_their_dtypes(name, dtype):
     one = here(name)
-    report = check(
-        one.implementation(),
-        conventions=one.conventions,
-        dtypes=dtype,
-        sizes=one.sizes,
-        examples=1,
-        only=["agreement-o", "agreement-dq"],
-    )
+    report = check(one.implementation(), conventions=one.conventions, dtypes=dtype, sizes=one.sizes,
+                   examples=1, only=["agreement-o", "agreement-dq"])  # fmt: skip
     assert report.tested
     assert one.alarms(report) == [], str(report)
 
@@ -240,30 +234,17 @@ def test_rounding_beyond_the_undeclared_model_fails(name):
 @pytest.mark.thorough
 def test_loops_pass_in_every_dtype():
     one = CORRECT["loops"]
-    report = check(
-        one.implementation(),
-        dtypes=one.dtypes,
-        rounding=one.rounding,
-        sizes=one.sizes,
-        examples=1,
-        only=["agreement-o", "agreement-dk"],
-    )
+    report = check(one.implementation(), dtypes=one.dtypes, rounding=one.rounding, sizes=one.sizes,
+                   examples=1, only=["agreement-o", "agreement-dk"])  # fmt: skip
     assert report.passed, str(report)
 
 
 def pass_rules(name, dtype, only, examples):
     """Return the report of a correct implementation, after checking that it has no false alarm."""
     one = CORRECT[name]
-    report = check(
-        one.implementation(),
-        conventions=one.conventions,
-        dtypes=dtype,
-        rounding=one.rounding,
-        examples=examples,
-        only=only,
-        shrink=False,
-        diagnosis=False,
-    )
+    report = check(one.implementation(), conventions=one.conventions, dtypes=dtype,
+                   rounding=one.rounding, examples=examples, only=only, shrink=False,
+                   diagnosis=False)  # fmt: skip
     assert report.tested
     assert one.alarms(report) == [], str(report)
     return report
@@ -297,13 +278,8 @@ def test_every_rule_passes(name, dtype):
 def test_bits_that_depend_on_the_call_are_no_false_alarm():
     """tf32 rounds what comes in, and blocks of keys differ with their number."""
     one = CORRECT["tf32"]
-    report = check(
-        one.implementation(),
-        dtypes="float32",
-        rounding=one.rounding,
-        examples=3,
-        only=["same-bits"],
-    )
+    report = check(one.implementation(), dtypes="float32", rounding=one.rounding, examples=3,
+                   only=["same-bits"])  # fmt: skip
     assert any(o.status == "failed" for o in report.outcomes)
     assert one.alarms(report) == []
 
@@ -449,16 +425,12 @@ ALONE = {
     "S and a bias": ("float32", {"scores": "bfloat16"}, {}, {"bias": "full"}),
     "S and a cap": ("float32", {"scores": "bfloat16"}, {}, {"softcap": 2.0, "scale": 1.7}),
     "P": ("float32", {"weights": "bfloat16"}, {}, {}),
-    "P, and D from out": (
-        "float32", {"weights": "bfloat16", "fuses": True, "delta_from": "out"}, {"tile": 16},
-        {"bias": "one a row"},
-    ),
+    "P, and D from out": ("float32", {"weights": "bfloat16", "fuses": True, "delta_from": "out"},
+                          {"tile": 16}, {"bias": "one a row"}),
     "dS": ("float32", {"dscores": "bfloat16"}, {}, {"bias": "full"}),
     "lse": ("float32", {"lse": "bfloat16"}, {"tile": 16}, {"bias": "full"}),
-    "lse and a sink": (
-        "float32", {"lse": "bfloat16", "delta_from": "out"}, {"tile": 16},
-        {"sinks": True, "T": 257, "S": 67},
-    ),
+    "lse and a sink": ("float32", {"lse": "bfloat16", "delta_from": "out"}, {"tile": 16},
+                       {"sinks": True, "T": 257, "S": 67}),
     "q": ("float32", {"queries": "bfloat16"}, {"scaled": "queries"}, {}),
     "blocks of gradients": ("bfloat16", {"gradient_block": 2}, {}, {"T": 129}),
     "out": ("bfloat16", {"out_roundings": 2}, {"tile": 16}, {}),

@@ -73,16 +73,9 @@ def test_a_killer_fails_the_mutant_far_beyond_the_tolerance(name):
         return
     worst = 0.0
     for examples, rule in itertools.product((20, 200), mutant.killed_by):  # one is enough
-        report = check(
-            mutant.forward,
-            backward=mutant.backward,
-            only=[rule],
-            dtypes=mutant.dtypes,
-            rounding=mutant.rounding,
-            examples=examples,
-            shrink=False,
-            diagnosis=False,
-        )
+        report = check(mutant.forward, backward=mutant.backward, only=[rule], dtypes=mutant.dtypes,
+                       rounding=mutant.rounding, examples=examples, shrink=False,
+                       diagnosis=False)  # fmt: skip
         for o in report.outcomes:
             if (o.rule, o.status) in ((rule, "failed"), ("aggregate", "suspect")):
                 worst = max(worst, o.worst)

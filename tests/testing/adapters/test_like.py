@@ -12,16 +12,11 @@ from npattn.profiles import PROFILES, Profile
 from npattn.testing import Implementation, check
 from npattn.testing.targets.numpy import flash
 
-MINE = Profile(
-    name="mine",
-    version="1",
-    about="a system of this test",
-    conventions=Conventions(causal="top_left"),
-    signature={"visible": "mask", "near": "window or −1", "with_lse": "return_lse"},
-    layout="BTHD",
-    refuses=("E != D: values as wide as keys", "float16"),
-    promises={"agreement-o": "handbook of mine, page 3"},
-)
+MINE = Profile(name="mine", version="1", about="a system of this test",
+               conventions=Conventions(causal="top_left"),
+               signature={"visible": "mask", "near": "window or −1", "with_lse": "return_lse"},
+               layout="BTHD", refuses=("E != D: values as wide as keys", "float16"),
+               promises={"agreement-o": "handbook of mine, page 3"})  # fmt: skip
 
 
 def stand_in(q, k, v, visible=None, near=(-1, -1), other=3, with_lse=False):
@@ -147,15 +142,9 @@ def test_options_that_a_profile_refuses_are_never_asked(refuses):
         return flash(q, k, v, mask, causal=causal, bias=bias)
 
     mine = Profile(name="mine", version="1", about="", refuses=(refuses,))
-    report = check(
-        together,
-        like=mine,
-        framework="numpy",
-        examples=9,
-        shrink=False,
-        diagnosis=False,
-        only=["agreement-o", "causal-as-mask", "padded-keys"],
-    )
+    report = check(together, like=mine, framework="numpy", examples=9, shrink=False,
+                   diagnosis=False,
+                   only=["agreement-o", "causal-as-mask", "padded-keys"])  # fmt: skip
     assert report.passed, str(report)
     assert seen - {False, True} == {("bias", "mask")}
     assert (True in seen) == ("+" in refuses)
@@ -183,13 +172,7 @@ def test_layout_says_nothing_of_other_ranks():
             raise NotImplementedError("no heads")
         return flash(*(x.swapaxes(-2, -3) for x in (q, k, v))).swapaxes(-2, -3)
 
-    report = check(
-        heads_after_positions,
-        layout="BTHD",
-        examples=2,
-        shrink=False,
-        diagnosis=False,
-        only=["agreement-o"],
-    )
+    report = check(heads_after_positions, layout="BTHD", examples=2, shrink=False, diagnosis=False,
+                   only=["agreement-o"])  # fmt: skip
     assert report.passed, str(report)
     assert "ranks other than 4: layout BTHD" in report.untested

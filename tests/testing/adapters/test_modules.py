@@ -108,8 +108,7 @@ def test_dropout_is_seen_and_may_be_left_out():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
-    [(3, "returned int"), ((), "returned tuple"), ((3,), "returned .*int")],
+    ("value", "words"), [(3, "returned int"), ((), "returned tuple"), ((3,), "returned .*int")]
 )
 def test_what_is_no_result_is_an_error(value, words):
     class Other(nn.Linear):

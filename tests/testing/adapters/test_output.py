@@ -180,13 +180,8 @@ def test_factors_of_o_hold_and_saturate_its_values(dtype, of, multiplies, seed):
         return q
 
     meaning = f"{'scale' if multiplies else 'descale'} of {of} of o"
-    made = Implementation(
-        f,
-        framework="numpy",
-        quantized=dtype,
-        rename={"o_factors": meaning},
-        rows={"o": 3} if of == "blocks" else None,
-    )
+    made = Implementation(f, framework="numpy", quantized=dtype, rename={"o_factors": meaning},
+                          rows={"o": 3} if of == "blocks" else None)  # fmt: skip
     recipe = Recipe(lead=(2,), H=6, K=3, T=5, S=7, D=11, E=13, dtype="float32", seed=seed)
     problem = recipe.problem()
     factors = made.output.factors(problem)

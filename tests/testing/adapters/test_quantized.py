@@ -139,18 +139,8 @@ def test_a_script_quantizes_too():
 )
 def test_a_problem_is_numbers_and_factors_exactly(dtype, tested, distribution, seed):
     f = Implementation(kernels.Fp8(), framework="numpy", quantized=dtype)
-    recipe = Recipe(
-        lead=(2,),
-        H=6,
-        K=3,
-        T=5,
-        S=7,
-        D=11,
-        E=13,
-        dtype=tested,
-        seed=seed,
-        distribution=distribution,
-    )
+    recipe = Recipe(lead=(2,), H=6, K=3, T=5, S=7, D=11, E=13, dtype=tested, seed=seed,
+                    distribution=distribution)  # fmt: skip
     problem = f.fit(recipe.problem())
     assert all(
         np.array_equal(getattr(f.fit(problem), x), getattr(problem, x)) for x in "qkv"

@@ -427,14 +427,9 @@ def test_bias_of_its_own_is_not_added_to_mask():
 
 def test_drop_in_for_transformers_passes():
     pytest.importorskip("torch")
-    report = check(
-        eager,
-        like="transformers",
-        framework="torch",
-        sizes={"D": (8,), "T": (5,), "S": (7,), "E": (8,)},
-        examples=4,
-        only=["agreement-o", "agreement-dk"],
-    )
+    report = check(eager, like="transformers", framework="torch",
+                   sizes={"D": (8,), "T": (5,), "S": (7,), "E": (8,)}, examples=4,
+                   only=["agreement-o", "agreement-dk"])  # fmt: skip
     assert report.passed, str(report)
     assert "module as one of Hugging Face's" in report.settings["reads"]
     assert "attention_mask as mask and bias" in report.settings["reads"]

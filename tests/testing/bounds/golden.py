@@ -75,29 +75,17 @@ def sample(number):
     # The cap of a steep score has slope 1 − tanh², of no digits; float64 has none beyond its own,
     # for a share 1 − p or the difference of two values of a score_mod.
     capped, wide = pick(0, 0, 1), dtype == "float64"
-    recipe = Recipe(
-        lead=lead,
-        H=H,
-        K=K,
-        T=pick(1, 2, 5, 17),
-        S=pick(1, 3, 7, 33, 70),
-        D=pick(1, 4, 11, 64),
-        E=pick(1, 5, 8),
-        dtype=dtype,
-        seed=number,
-        distribution=pick(*MODEST, *(() if capped or wide else STEEP)),
-        broadcast=pick(False, False, False, True),
-        mask=at_times(*MASKS),
-        causal=pick(False, False, True),
-        window=at_times((3, None), (2, 1), (None, 0), (0, 0)),
-        bias=at_times(*BIASES),
-        scale=at_times(0.3, 1.0, -0.5),
-        softcap=pick(None, 5.0, 50.0) if capped else None,
-        score_mod=None if wide else at_times("squash" if capped else "distance"),
-        sinks=pick(False, False, True),
-        dropout=at_times(0.0, 0.3),
-        gate=at_times(*GATES),
-    )
+    recipe = Recipe(lead=lead, H=H, K=K, T=pick(1, 2, 5, 17), S=pick(1, 3, 7, 33, 70),
+                    D=pick(1, 4, 11, 64), E=pick(1, 5, 8), dtype=dtype, seed=number,
+                    distribution=pick(*MODEST, *(() if capped or wide else STEEP)),
+                    broadcast=pick(False, False, False, True), mask=at_times(*MASKS),
+                    causal=pick(False, False, True),
+                    window=at_times((3, None), (2, 1), (None, 0), (0, 0)), bias=at_times(*BIASES),
+                    scale=at_times(0.3, 1.0, -0.5),
+                    softcap=pick(None, 5.0, 50.0) if capped else None,
+                    score_mod=None if wide else at_times("squash" if capped else "distance"),
+                    sinks=pick(False, False, True), dropout=at_times(0.0, 0.3),
+                    gate=at_times(*GATES))  # fmt: skip
     return recipe, Conventions(**pick(*CONVENTIONS)), pick(*ROUNDINGS)
 
 

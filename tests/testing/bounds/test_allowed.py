@@ -108,14 +108,8 @@ def ratios(
     """Compare results with the oracle, within the bounds."""
     expected = oracle(problem, dout, dlse, conventions)
     wide = None if dlse is None else dlse.astype(float)
-    tolerance = bounds(
-        problem,
-        problem.q.dtype,
-        rounding,
-        dout=dout.astype(float),
-        dlse=wide,
-        conventions=conventions,
-    )
+    tolerance = bounds(problem, problem.q.dtype, rounding, dout=dout.astype(float), dlse=wide,
+                       conventions=conventions)  # fmt: skip
     return {n: compare_arrays(n, got[n], x, tolerance[n]) for n, x in expected.items() if n in got}
 
 
@@ -246,9 +240,7 @@ def test_delta_may_come_from_returned_weights() -> None:
 
 
 @pytest.mark.parametrize("lead", [(1021, 1), (1021,)], ids=["samples", "heads"])
-def test_parts_of_shared_gradients_may_be_stored(
-    lead: tuple[int, ...],
-) -> None:
+def test_parts_of_shared_gradients_may_be_stored(lead: tuple[int, ...]) -> None:
     # Three equal weights; dv of each of 1021 problems, or heads, is rounded, and nothing else.
     one, low = (1,) * len(lead), ml_dtypes.bfloat16
     q, k, v = (np.zeros(n, low) for n in ((*lead, 1, 1), (*one, 3, 1), (*one, 3, 13)))
@@ -316,13 +308,8 @@ def climb(
         dout, dlse = low.pop("dout"), tried["dlse"].astype(np.float32)
         problem = Problem(**low, **dropout)
         expected = oracle(problem, dout, dlse)
-        tolerance = bounds(
-            problem,
-            dtype,
-            declared_models(name, dtype),
-            dout=dout.astype(float),
-            dlse=dlse.astype(float),
-        )
+        tolerance = bounds(problem, dtype, declared_models(name, dtype), dout=dout.astype(float),
+                           dlse=dlse.astype(float))  # fmt: skip
         got = KERNELS[name](problem, dout, dlse)
         with np.errstate(all="ignore"):
             gaps = {n: excess(got[n], expected[n]) for n in results}

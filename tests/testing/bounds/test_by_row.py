@@ -272,10 +272,8 @@ def check_key_gradients(case: Case) -> None:
     "recipe",
     [
         Recipe(lead=(), T=2, S=3, D=3, E=2, seed=1, distribution="flat", bias="-1e9 rows"),
-        Recipe(
-            lead=(), T=64, S=8, D=8, E=8, seed=1, dtype="bfloat16", distribution="flat",
-            window=(1, 0),
-        ),
+        Recipe(lead=(), T=64, S=8, D=8, E=8, seed=1, dtype="bfloat16", distribution="flat",
+               window=(1, 0)),
     ],
     ids=["lse of -1e9", "power of two"],
 )  # fmt: skip

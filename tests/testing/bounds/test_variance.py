@@ -53,9 +53,7 @@ def test_few_worst_roundings_stay_below_the_limit() -> None:
 
 
 @pytest.mark.parametrize("last_first", [False, True])
-def test_variance_of_a_sum_is_close_to_measured(
-    last_first: bool,
-) -> None:
+def test_variance_of_a_sum_is_close_to_measured(last_first: bool) -> None:
     n = 257
     x = np.random.default_rng(1).standard_normal((4000, n)).astype(np.float32)
     total = np.zeros(len(x), np.float32)
@@ -92,9 +90,7 @@ def test_float32_deviations_are_far_below_the_worst_case() -> None:
         {"scale": 2.0**-30},  # scores that are distinct, but whose weights round alike
     ],
 )
-def test_repeated_roundings_are_judged_by_the_worst_case(
-    repeated: dict[str, Any],
-) -> None:
+def test_repeated_roundings_are_judged_by_the_worst_case(repeated: dict[str, Any]) -> None:
     problem, cotangents = sample_problem(**repeated)
     used = judged_by_deviations(problem, "float32", UPCAST, **cotangents)
     assert not any(used[name].any() for name in ("o", "lse", "dq", "dk", "dv"))
@@ -164,14 +160,11 @@ def test_vast_score_errors_are_judged_by_the_worst_case(size: float, vast: bool)
 
 
 ALIKE = {
-    "tf32": Recipe(
-        lead=(3,), H=1, K=1, T=11, S=11, D=128, E=2, dtype="float32", seed=2866287054,
-        distribution="near ties", scale=0.5, sinks=True,
-    ),
-    "eager, scale on q": Recipe(
-        lead=(1,), H=2, K=2, T=129, S=129, D=65, E=65, dtype="float16", seed=2146567901,
-        distribution="key offset", scale=1.7, softcap=30.0,
-    ),
+    "tf32": Recipe(lead=(3,), H=1, K=1, T=11, S=11, D=128, E=2, dtype="float32", seed=2866287054,
+                   distribution="near ties", scale=0.5, sinks=True),
+    "eager, scale on q": Recipe(lead=(1,), H=2, K=2, T=129, S=129, D=65, E=65, dtype="float16",
+                                seed=2146567901, distribution="key offset", scale=1.7,
+                                softcap=30.0),
 }  # fmt: skip
 """Keys that have much in common: what rounds the query moves all their scores alike."""
 

@@ -164,10 +164,7 @@ def test_cotangent_of_weights_is_made_on_request(lead, dtype):
 
 def test_cotangents_are_random_and_reproducible():
     case = recipe()
-    one, all_three = (
-        case.cotangents(case.problem()),
-        case.cotangents(case.problem(), True, True),
-    )
+    one, all_three = (case.cotangents(case.problem()), case.cotangents(case.problem(), True, True))
     np.testing.assert_array_equal(one.dout, all_three.dout)
     np.testing.assert_array_equal(one.dlse, all_three.dlse)
     for array in (all_three.dout, all_three.dlse, all_three.dweights):
@@ -178,11 +175,6 @@ def test_cotangents_are_random_and_reproducible():
 
 
 # --- distributions --------------------------------------------------------------------------------
-
-
-def scores(case):
-    problem = case.problem()
-    return npattn.forward(problem.q, problem.k, problem.v).weights, problem
 
 
 @pytest.mark.parametrize("name", [*DISTRIBUTIONS, *UNUSUAL])
@@ -221,9 +213,36 @@ def test_a_steep_distribution_has_logits_of_its_size(name, least, most):
     assert least < abs(raw(case) / D**0.5).max() < most
 
 
-def test_one_hot_has_one_dominant_weight():
-    weights, _ = scores(recipe(distribution="one-hot", T=64, S=65))
-    assert np.median(weights.max(-1)) > 1 - 1e-6
+def is_split_in_size(x):
+    """Return whether some rows of x are a hundred times as large as others."""
+    sizes = abs(x).max(-1)
+    return sizes.max() > 100 * sizes.min()
+
+
+SHAPED = [
+    ("flat", {}, lambda p, w: (w == 1 / S).all()),
+    ("one-hot", {"T": 64, "S": 65}, lambda p, w: np.median(w.max(-1)) > 1 - 1e-6),
+    ("nearly one-hot", {"T": 65, "S": 65}, lambda p, w: 1e-8 < np.median(1 - w.max(-1)) < 1e-4),
+    ("near-uniform", {"S": 257}, lambda p, w: 0 < abs(w * 257 - 1).max() < 0.1),
+    ("saturated", {"S": 1}, lambda p, w: (w == 1).all()),
+    ("duplicate keys", {"S": 9}, lambda p, w: (p.k[..., 0:8:2, :] == p.k[..., 1:8:2, :]).all()
+     and np.allclose(w[..., 0], w[..., 1], 1e-7, 0)),
+    ("value offset", {}, lambda p, w: abs(p.v - 100).max() < 6),
+    ("tiny values", {}, lambda p, w: 0 < abs(p.v).max() < 2.0**-7),
+    ("integers", {}, lambda p, w: all((x == np.round(x)).all() for x in (p.q, p.k, p.v))),
+    ("outliers", {"S": 200}, lambda p, w: p.k[..., 0].std() > 4 * p.k[..., 1:].std()
+     and p.v[..., -1].std() > 32 * p.v[..., :-1].std()),
+    ("heavy tails", {"T": 257, "S": 257},
+     lambda p, w: all(abs(x).max() > 20 * np.median(abs(x)) for x in (p.q, p.k, p.v))),
+    ("mixed scales", {"T": 65, "S": 65}, lambda p, w: all(map(is_split_in_size, (p.q, p.v)))),
+]  # fmt: skip
+"""Distributions, sizes, and what holds of a problem and its weights."""
+
+
+@pytest.mark.parametrize(("name", "sizes", "holds"), SHAPED, ids=[name for name, *_ in SHAPED])
+def test_a_distribution_is_as_its_name_says(name, sizes, holds):
+    problem = recipe(distribution=name, **sizes).problem()
+    assert holds(problem, npattn.forward(problem.q, problem.k, problem.v).weights)
 
 
 @pytest.mark.parametrize("scale", [None, 1.7, -0.75])
@@ -242,50 +261,6 @@ def test_unscaled_scores_stay_within_dtype(name, dtype):
     for seed in range(5):
         case = recipe(distribution=name, dtype=dtype, seed=seed, D=64)
         assert abs(raw(case)).max() <= float(ml_dtypes.finfo(dtype).max)
-
-
-def test_flat_gives_every_key_the_same_weight():
-    weights, _ = scores(recipe(distribution="flat"))
-    np.testing.assert_array_equal(weights, np.full_like(weights, 1 / S))
-
-
-def test_value_offset_has_values_about_100():
-    _, problem = scores(recipe(distribution="value offset"))
-    assert abs(problem.v - 100).max() < 6
-
-
-def test_integers_are_whole_numbers():
-    _, problem = scores(recipe(distribution="integers"))
-    for array in (problem.q, problem.k, problem.v):
-        np.testing.assert_array_equal(array, np.round(array))
-
-
-def test_outliers_are_in_one_column_of_k_and_v():
-    _, problem = scores(recipe(distribution="outliers", S=200))
-    assert problem.k[..., 0].std() > 4 * problem.k[..., 1:].std()
-    assert problem.v[..., -1].std() > 32 * problem.v[..., :-1].std()
-
-
-def test_duplicate_keys_have_equal_weights():
-    weights, problem = scores(recipe(distribution="duplicate keys", S=9))
-    np.testing.assert_array_equal(problem.k[..., 0:8:2, :], problem.k[..., 1:8:2, :])
-    np.testing.assert_allclose(weights[..., 0], weights[..., 1])
-
-
-def test_tiny_values_are_tiny():
-    _, problem = scores(recipe(distribution="tiny values"))
-    assert 0 < abs(problem.v).max() < 2.0**-7
-
-
-def test_near_uniform_rows_have_nearly_equal_weights():
-    weights, _ = scores(recipe(distribution="near-uniform", S=257))
-    assert 0 < abs(weights * 257 - 1).max() < 0.1
-
-
-def test_heavy_tails_have_outliers_in_q_k_v():
-    problem = recipe(distribution="heavy tails", T=257, S=257).problem()
-    for array in (problem.q, problem.k, problem.v):
-        assert abs(array).max() > 20 * np.median(abs(array))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -307,13 +282,6 @@ def test_key_offset_is_common_and_keeps_keys_distinct(dtype):
     assert 0.8 < keys.std() < 1.2
 
 
-def test_mixed_scales_have_rows_of_very_different_size():
-    problem = recipe(distribution="mixed scales", T=65, S=65).problem()
-    for array in (problem.q, problem.v):
-        sizes = abs(array).max(-1)
-        assert sizes.max() > 100 * sizes.min()
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_near_ties_differ_by_a_few_ulp(dtype):
     keys = recipe(distribution="near ties", dtype=dtype, S=33).problem().k.astype(float)
@@ -328,17 +296,6 @@ def test_saturated_rows_have_one_extreme_key(scale):
     above, below = final[..., -1] - final[..., -2], final[..., 1] - final[..., 0]
     assert above.min() > 9e3
     assert below.min() > 9e3
-
-
-def test_nearly_one_hot_rows_leave_a_millionth():
-    weights, _ = scores(recipe(distribution="nearly one-hot", T=65, S=65))
-    rest = 1 - weights.max(-1)
-    assert 1e-8 < np.median(rest) < 1e-4
-
-
-def test_one_key_alone_is_saturated_too():
-    weights, _ = scores(recipe(distribution="saturated", S=1))
-    assert (weights == 1).all()
 
 
 # --- masks, biases, score_mods, views -------------------------------------------------------------

@@ -28,13 +28,8 @@ LETTERS = "HKTSDE"
 def sample_from(strategy, number=300):
     """Return reproducible samples of a Hypothesis strategy, without shrinking."""
     samples = []
-    quiet = settings(
-        max_examples=number,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+    quiet = settings(max_examples=number, database=None, deadline=None, phases=(Phase.generate,),
+                     suppress_health_check=list(HealthCheck))  # fmt: skip
 
     @hypothesis_seed(0)
     @quiet
@@ -274,8 +269,7 @@ def test_heads_without_common_divisor_are_not_shared():
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}],
+    "sizes", [{"Q": (1,)}, {"D": 64}, {"D": ()}, {"D": (-1,)}, {"D": (1.5,)}, {"DT": (1,)}]
 )
 def test_illegal_sizes_are_an_error(sizes):
     with pytest.raises(OptionError, match="must be a letter of B H K T S D E with a"):

@@ -32,6 +32,8 @@ class Attention(nn.Module):
         x = x.transpose(0, 1) if own.get("tokens_first") else x
         q, k, v = (f(x).unflatten(-1, (3, 4)).transpose(1, 2)
                    for f in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        if "order" in own:  # pairs of neighbours as those of halves
+            q, k = q[..., own["order"]], k[..., own["order"]]
         if own.get("turns"):
             q, k = turn(q, own["turns"]), turn(k, own["turns"])
         s = q @ k.mT * own.get("factor", 0.5)
@@ -136,6 +138,8 @@ class Shared(nn.Module):
         (lambda: Attention(causal=True), "always causal"),
         (lambda: Attention(turns=100.0), "rotary, half, base 100 read, not checked"),
         (lambda: Attention(turns=100.0, rope_theta=100.0), "rotary, half, base 100;"),
+        (lambda: Attention(turns=100.0, rope_theta=100.0, order=[0, 2, 1, 3]),
+         "rotary, interleaved, base 100;"),
         (lambda: Attention(reach=3, sliding_window=3), "window 3 (the query counted)"),
         (lambda: Attention(reach=4, sliding_window=3), "window 3 (beside the query)"),
         (lambda: Attention(factor=0.6, scale=0.6), "scale 0.6 by its attribute"),
@@ -143,7 +147,7 @@ class Shared(nn.Module):
         (lambda: Attention(tokens_first=True), "inputs are (T, B, C)"),
         (Shared, "6 heads of 6, 3 of keys"),
     ],
-)
+)  # fmt: skip
 def test_forms_that_are_read_pass_and_are_said(make, words):
     m = make()
     report = check_module(m, examples=3)

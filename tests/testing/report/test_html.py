@@ -17,7 +17,7 @@ from npattn.testing.report.pair import two_digits
 from npattn.testing.report.sensitivity import Sensitivity
 from npattn.testing.report.words import MUST
 from npattn.testing.targets.numpy import flash
-from tests.browser import PATH, Browser
+from tests.browser import PATH
 
 HOSTILE = "</details></script><script>throw 'run'</script>&\x1b[2J\ud800"
 
@@ -32,14 +32,9 @@ def report():
     only = ["agreement-o", "empty-row", "views", "hidden-nan-v"]
     judged = check(f, examples=3, only=only, framework="numpy", diagnosis=False)
     meant = Conventions(causal="top_left")
-    cause = Cause(
-        f"o is 1.5 times too large {HOSTILE}",
-        ("agreement-o[float32]",),
-        step="o",
-        name="causal=top_left",
-        passes_when="fails only where D > 1",
-        conventions=meant,
-    )
+    cause = Cause(f"o is 1.5 times too large {HOSTILE}", ("agreement-o[float32]",), step="o",
+                  name="causal=top_left", passes_when="fails only where D > 1",
+                  conventions=meant)  # fmt: skip
     return replace(judged, causes=(cause,), untested=(HOSTILE,), require=("values",))
 
 
@@ -182,13 +177,6 @@ def test_notebook_shows_a_fragment_of_the_page(page, report):
         outside += c if depth == 0 else ""
     assert outside.split() == [".npattn-report", "}"]  # every rule is nested in this one
     assert not re.search(r"(?:^|[ ,}])(?::root|body|html)\b", style)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    found = Browser(tmp_path_factory.mktemp("browser"))
-    yield found
-    found.close()
 
 
 @pytest.mark.skipif(PATH is None, reason="needs Chromium")

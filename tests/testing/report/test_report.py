@@ -21,14 +21,9 @@ def report(*outcomes, untested=(), strict=False):
     return Report("mine:f", tuple(outcomes), tuple(untested), facts, strict)
 
 
-FAILED = outcome(
-    status="failed",
-    worst=12.5,
-    message="o[0, 1]: got 1, want 2\nlse[0]: got 3, want [4]",
-    problem=PROBLEM,
-    recipe="Recipe(...).problem()",
-    script_text="print('shown')",
-)
+FAILED = outcome(status="failed", worst=12.5,
+                 message="o[0, 1]: got 1, want 2\nlse[0]: got 3, want [4]", problem=PROBLEM,
+                 recipe="Recipe(...).problem()", script_text="print('shown')")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -164,15 +164,9 @@ def run(script, where, *, fails=False):
     path = where.parent / "shown.py"
     path.write_text(script)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)],
-        cwd=where.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-W", "error", str(path)], cwd=where.parent,
+                          env=environment, capture_output=True, text=True, timeout=60,
+                          check=False)  # fmt: skip
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr if fails else done.stdout
 
@@ -196,13 +190,74 @@ def test_a_wrong_value_prints_wrong(mine, by):
     assert "o float32" in shown
 
 
-@pytest.mark.thorough
-def test_script_shows_nan_where_hidden_garbage_overflows(mine):
-    f = implementation(mine, "adds_mask")
-    text = failure(f, "hidden-finite", dtypes=("float16",), examples=20).script()
-    shown = run(text, mine)
-    assert "WRONG o becomes NaN" in shown
-    assert "moves" not in shown, "rows that see the garbage are not compared"
+def shown(*case, marks=(), like=None, asked=None, has=()):
+    """A function of that file, the rule that it breaks, and what its script has and prints."""
+    function, rule, *prints = case
+    given = function, like or {}, rule, asked or {}, has, prints
+    return pytest.param(
+        *given, marks=marks, id=f"{function}-{rule}-{'-'.join(asked or like or '')}"
+    )
+
+
+OWN = Rounding(name="own", integers=Integers(q_rows=3, centred=True), partial="float16")
+NUMBERS = Conventions(lse_empty=float("inf"), hidden_fill=-1e4)
+thorough = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    ("function", "like", "rule", "asked", "has", "prints"),
+    [
+        shown("adds_mask", "hidden-finite", "WRONG o becomes NaN", marks=thorough,
+              asked={"dtypes": ("float16",)}),
+        shown("doubled", "agreement-o", "WRONG o[", asked={"rounding": OWN},
+              has=["Integers(largest=127, q_rows=3, k_rows=None, centred=True)"]),
+        *(shown("doubled", "agreement-o", f"o {dtype}", "WRONG o[", asked={"dtypes": (dtype,)},
+                has=[dtype]) for dtype in ("bfloat16", "float16", "float8_e4m3fn")),
+        shown("doubled", "agreement-o", "WRONG o[", asked={"conventions": NUMBERS}),
+        shown("doubled", "agreement-o", "o float32", like={"layout": "BTHD"},
+              has=["layout='BTHD'"]),
+        shown("half", "agreement-o", "WRONG o[", marks=thorough,
+              like={"rename": {"is_causal": "causal"}},
+              asked={"conventions": Conventions(causal="top_left")},
+              has=["rename={'is_causal': 'causal'}",
+                   "conventions = npattn.Conventions(causal='top_left')"]),
+        shown("wrong_gradient", "agreement-dq", "WRONG dq[", "ok    o[", marks=thorough,
+              like={"backward": "wrong_gradient_backward"}),
+        shown("in_place", "inputs-unchanged", "q WAS WRITTEN TO", "k unchanged", marks=thorough),
+        shown("drifting", "repeatable", "o DIFFERS BETWEEN TWO CALLS"),
+        shown("no_score_mod", "agreement-o", "WRONG o[", marks=thorough, has=["SCORE_MODS"]),
+        shown("leaks", "hidden-nan-v", "WRONG o["),
+        shown("leaks", "empty-row", "WRONG o[", marks=thorough),
+        shown("no_view", "structure", "WRONG o["),
+        shown("plan_of_first_strides", "after-other-strides", "WRONG o[", marks=thorough,
+              has=["before = npattn.Problem("]),
+        shown("with_lse", "after-other-dtype", "WRONG d", marks=thorough,
+              like={"backward": "plan_of_first_dtype"}),
+        shown("other_bits", "after-other-dtype", "WRONG o has other bits the second time",
+              asked={"dtypes": ("float32",), "sizes": {"T": (5,)}}),
+        shown("widened", "shape-dtype", "o float64"),
+    ],
+)  # fmt: skip
+def test_script_shows_the_failure(mine, function, like, rule, asked, has, prints):
+    text = failure(implementation(mine, function, **like), rule, **asked).script()
+    assert all(part in text for part in has)
+    output = run(text, mine)
+    assert all(part in output for part in prints)
+    assert "moves" not in output  # rows that see the garbage are not compared
+
+
+@pytest.mark.parametrize(
+    ("function", "rule", "asked", "error"),
+    [
+        # The keys that a rule appends are what it raises at.
+        pytest.param("at_most_33_keys", "padded-keys", {"shrink": False}, "IndexError",
+                     marks=thorough),
+        ("no_softcap", "option-softcap", {}, "no softcap yet"),
+    ],
+)  # fmt: skip
+def test_script_raises_again(mine, function, rule, asked, error):
+    text = failure(implementation(mine, function), rule, **asked).script()
+    assert error in run(text, mine, fails=True)
 
 
 @pytest.mark.parametrize(
@@ -241,21 +296,6 @@ def test_script_quotes_any_name(name):
     assert name in ast.get_docstring(ast.parse(text), clean=False)
 
 
-def test_a_declared_model_is_kept(mine):
-    own = Rounding(name="own", integers=Integers(q_rows=3, centred=True), partial="float16")
-    text = failure(implementation(mine, "doubled"), "agreement-o", rounding=own).script()
-    assert "Integers(largest=127, q_rows=3, k_rows=None, centred=True)" in text
-    assert "WRONG o[" in run(text, mine)
-
-
-@pytest.mark.thorough
-def test_a_wrong_gradient_prints_wrong(mine):
-    f = implementation(mine, "wrong_gradient", backward="wrong_gradient_backward")
-    shown = run(failure(f, "agreement-dq").script(), mine)
-    assert "WRONG dq[" in shown
-    assert "ok    o[" in shown
-
-
 @pytest.mark.thorough
 def test_a_wrong_gradient_of_two_functions_prints_wrong(mine):
     f, backward = (
@@ -266,35 +306,10 @@ def test_a_wrong_gradient_of_two_functions_prints_wrong(mine):
     assert "WRONG dq[" in run(text, mine)
 
 
-@pytest.mark.thorough
-def test_input_written_by_forward_is_shown(mine):
-    shown = run(failure(implementation(mine, "in_place"), "inputs-unchanged").script(), mine)
-    assert "q WAS WRITTEN TO" in shown
-    assert "k unchanged" in shown
-
-
 def test_input_written_by_backward_is_shown(mine):
     f, backward = (load(f"{mine.stem}:{n}")[0] for n in ("wrong_gradient", "in_place_in_backward"))
     shown = run(failure(f, "inputs-unchanged", backward=backward).script(), mine)
     assert "k WAS WRITTEN TO" in shown
-
-
-def test_nondeterministic_result_is_shown(mine):
-    shown = run(failure(implementation(mine, "drifting"), "repeatable").script(), mine)
-    assert "o DIFFERS BETWEEN TWO CALLS" in shown
-
-
-@pytest.mark.thorough
-def test_script_raises_again_where_a_rule_has_changed_the_problem(mine):
-    """The keys that a rule appends are what it raises at."""
-    f = implementation(mine, "at_most_33_keys")
-    text = failure(f, "padded-keys", examples=20, shrink=False).script()
-    assert "IndexError" in run(text, mine, fails=True)
-
-
-def test_script_raises_again_for_raising_option(mine):
-    text = failure(implementation(mine, "no_softcap"), "option-softcap").script()
-    assert "no softcap yet" in run(text, mine, fails=True)
 
 
 @pytest.mark.thorough
@@ -305,22 +320,6 @@ def test_script_raises_again_for_raising_gradient(mine):
     assert "no softcap in backward yet" in run(text, mine, fails=True)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
-def test_a_narrow_dtype_is_kept(mine, dtype):
-    text = failure(implementation(mine, "doubled"), "agreement-o", dtypes=(dtype,)).script()
-    assert dtype in text
-    shown = run(text, mine)
-    assert f"o {dtype}" in shown
-    assert "WRONG o[" in shown
-
-
-@pytest.mark.thorough
-def test_a_score_mod_is_named(mine):
-    text = failure(implementation(mine, "no_score_mod"), "agreement-o").script()
-    assert "SCORE_MODS" in text
-    assert "WRONG o[" in run(text, mine)
-
-
 @pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_many_options_at_once_are_kept(mine):
@@ -328,17 +327,6 @@ def test_many_options_at_once_are_kept(mine):
     assert outcome.script().count("\n    np.array(") == 3
     assert sum(f" {n}=" in outcome.script() for n in ("mask", "bias", "sinks", "dropout_mask")) >= 1
     assert "WRONG o[" in run(outcome.script(), mine)
-
-
-def test_nan_and_inf_in_the_inputs_are_kept(mine):
-    text = failure(implementation(mine, "leaks"), "hidden-nan-v").script()
-    assert "np.nan" in text or "np.inf" in text
-    assert "WRONG o[" in run(text, mine)
-
-
-@pytest.mark.thorough
-def test_fully_masked_row_is_kept(mine):
-    assert "WRONG o[" in run(failure(implementation(mine, "leaks"), "empty-row").script(), mine)
 
 
 def test_a_size_of_0_is_kept(mine):
@@ -352,58 +340,6 @@ def test_a_size_of_0_is_kept(mine):
     text = failure(implementation(mine, "ones"), "structure").script()
     assert "np.zeros((" in text
     assert "WRONG o[" in run(text, mine)
-
-
-def test_misread_view_is_shown(mine):
-    text = failure(implementation(mine, "no_view"), "structure", examples=20).script()
-    assert "WRONG o[" in run(text, mine)
-
-
-@pytest.mark.thorough
-def test_state_left_for_other_strides_is_shown(mine):
-    f = implementation(mine, "plan_of_first_strides")
-    text = failure(f, "after-other-strides", examples=20).script()
-    assert "before = npattn.Problem(" in text
-    assert "WRONG o[" in run(text, mine)
-
-
-@pytest.mark.thorough
-def test_state_left_for_gradients_of_other_dtype_is_shown(mine):
-    f = implementation(mine, "with_lse", backward="plan_of_first_dtype")
-    text = failure(f, "after-other-dtype", examples=20).script()
-    assert "WRONG d" in run(text, mine)
-
-
-def test_bits_changed_by_second_call_are_shown(mine):
-    f = implementation(mine, "other_bits")
-    text = failure(f, "after-other-dtype", dtypes=("float32",), sizes={"T": (5,)}).script()
-    assert "WRONG o has other bits the second time" in run(text, mine)
-
-
-def test_a_dtype_that_is_wrong_is_printed(mine):
-    shown = run(failure(implementation(mine, "widened"), "shape-dtype").script(), mine)
-    assert "o float64" in shown
-
-
-@pytest.mark.thorough
-def test_other_names_and_conventions_are_kept(mine):
-    f = implementation(mine, "half", rename={"is_causal": "causal"})
-    text = failure(f, "agreement-o", conventions=Conventions(causal="top_left")).script()
-    assert "rename={'is_causal': 'causal'}" in text
-    assert "conventions = npattn.Conventions(causal='top_left')" in text
-    assert "WRONG o[" in run(text, mine)
-
-
-def test_conventions_that_are_numbers_are_kept(mine):
-    conventions = Conventions(lse_empty=float("inf"), hidden_fill=-1e4)
-    text = failure(implementation(mine, "doubled"), "agreement-o", conventions=conventions).script()
-    assert "WRONG o[" in run(text, mine)
-
-
-def test_a_layout_is_kept(mine):
-    text = failure(implementation(mine, "doubled", layout="BTHD"), "agreement-o").script()
-    assert "layout='BTHD'" in text
-    assert "o float32" in run(text, mine)
 
 
 def test_a_known_target_is_loaded_by_its_name(mine):

@@ -48,14 +48,9 @@ def report(*outcomes, untested=(), settings=SETTINGS, **kwargs):
     return Report("mine:f", tuple(outcomes), tuple(untested), settings, **kwargs)
 
 
-SCALE = Cause(
-    "dk is wrong everywhere: × √D",
-    ("directional[float32]", "key-euler[float32]", "bias-shift[float32]"),
-    "dk",
-    "everywhere",
-    "× √D",
-    passes_when="fails only where D > 1",
-)
+SCALE = Cause("dk is wrong everywhere: × √D",
+              ("directional[float32]", "key-euler[float32]", "bias-shift[float32]"), "dk",
+              "everywhere", "× √D", passes_when="fails only where D > 1")  # fmt: skip
 FAILED = (failure("key-euler", 7), failure("directional", 5), failure("bias-shift", 11))
 
 
@@ -410,10 +405,7 @@ def test_sizes_are_said_of_each_dtype_where_they_differ():
 
 @pytest.mark.parametrize(
     ("settings", "head"),
-    [
-        ({"reference": "g"}, "not tested: lse"),
-        ({"reads": "wq"}, "not tested (name it in must= to"),
-    ],
+    [({"reference": "g"}, "not tested: lse"), ({"reads": "wq"}, "not tested (name it in must= to")],
 )
 def test_only_ways_that_exist_make_untested_parts_fail(settings, head):
     assert f"\n{head}" in str(report(outcome(), untested=["lse: none"], settings=settings))

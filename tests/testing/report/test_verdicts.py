@@ -60,14 +60,9 @@ def test_structure_without_a_finding_is_right():
 
 
 def test_the_cause_comes_first_then_got_and_want():
-    cause = Cause(
-        "causal is aligned\n  top-left",
-        ("agreement-o[float32]",),
-        step="visible",
-        where="causal",
-        passes_when="fails only where T > S",
-        conventions=Conventions(causal="top_left"),
-    )
+    cause = Cause("causal is aligned\n  top-left", ("agreement-o[float32]",), step="visible",
+                  where="causal", passes_when="fails only where T > S",
+                  conventions=Conventions(causal="top_left"))  # fmt: skip
     record = replace(report(FAILED), causes=(cause,))
     lines = one(record).text.splitlines()
     assert lines[0] == "causal is aligned top-left"

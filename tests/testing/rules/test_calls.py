@@ -189,23 +189,11 @@ def test_script_repeats_the_experiment(gradients, capsys):
     trial = trial_of(Mutant("value-scaled-with-key"))
     error = violation(trial, "aliased-inputs")
     cotangents = error.cotangents if gradients else None
-    show(
-        "aliased-inputs",
-        trial.implementation,
-        error.problem,
-        cotangents,
-        Conventions(),
-        Rounding.eager(),
-    )
+    show("aliased-inputs", trial.implementation, error.problem, cotangents, Conventions(),
+         Rounding.eager())  # fmt: skip
     assert capsys.readouterr().out.startswith("WRONG where v is k:\no[")
-    show(
-        "outputs-kept",
-        trial.implementation,
-        error.problem,
-        cotangents,
-        Conventions(),
-        Rounding.eager(),
-    )
+    show("outputs-kept", trial.implementation, error.problem, cotangents, Conventions(),
+         Rounding.eager())  # fmt: skip
     assert capsys.readouterr().out.startswith("ok ")
     error.cotangents = cotangents
     text = script(trial, "aliased-inputs", error.problem, error)

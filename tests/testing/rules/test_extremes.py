@@ -58,10 +58,7 @@ def test_o_outside_visible_values_fails_despite_wide_bound():
 
 @pytest.mark.parametrize(
     ("rule", "reason"),
-    [
-        ("offset-bias", "has no bias"),
-        ("large-products", "float32 holds what float32 does"),
-    ],
+    [("offset-bias", "has no bias"), ("large-products", "float32 holds what float32 does")],
 )
 def test_not_applicable_gives_reason(rule, reason):
     outcome = outcome_of(lambda q, k, v: flash(q, k, v), rule, framework="numpy")

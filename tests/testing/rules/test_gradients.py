@@ -29,32 +29,19 @@ SMALL = {"D": (3, 5), "E": (2, 3)}
 # --- mistakes -------------------------------------------------------------------------------------
 
 WRONG = {
-    "dbias-rows": (
-        "jacobian-without-rank-1-term",
-        "dlse-ignored",
-        "dlse-subtracted",
-        "dbias-last-writer-wins",
-    ),
+    "dbias-rows": ("jacobian-without-rank-1-term", "dlse-ignored", "dlse-subtracted",
+                   "dbias-last-writer-wins"),
     "unseen-keys": ("softcap-after-mask", "window-ignored-in-backward", "mask-inverted"),
-    "key-gradient-sum": (
-        *("jacobian-without-rank-1-term", "dlse-ignored"),
-        *("dlse-subtracted", "dk-of-base-2-query"),
-    ),
+    "key-gradient-sum": (*("jacobian-without-rank-1-term", "dlse-ignored"),
+                         *("dlse-subtracted", "dk-of-base-2-query")),
     "value-euler": ("dk-of-first-head", "causal-backward-top-left", "window-ignored-in-backward"),
     "query-key-euler": ("dq-unscaled", "dk-of-base-2-query", "dk-of-first-head"),
     "cotangent-linear": ("dout-taken-as-ones",),
     "lse-gradient": ("dlse-ignored", "dlse-subtracted"),
-    "directional": (
-        "jacobian-without-rank-1-term",
-        "softcap-slope-forgotten",
-        "dk-of-base-2-query",
-        "dbias-zero",
-        "dsinks-zero",
-        "dsinks-without-dlse",
-        "dp-not-dropped",
-        "dout-taken-as-ones",
-    ),
-}
+    "directional": ("jacobian-without-rank-1-term", "softcap-slope-forgotten", "dk-of-base-2-query",
+                    "dbias-zero", "dsinks-zero", "dsinks-without-dlse", "dp-not-dropped",
+                    "dout-taken-as-ones"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("rule", "name"), [(rule, n) for rule in WRONG for n in WRONG[rule]])

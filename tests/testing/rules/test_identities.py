@@ -165,8 +165,7 @@ def window(q, k, v, window=None):
 
 
 @pytest.mark.parametrize(
-    ("rule", "reason"),
-    [("bias-shift", "has no bias"), ("sink-key", "has no sinks and no bias")],
+    ("rule", "reason"), [("bias-shift", "has no bias"), ("sink-key", "has no sinks and no bias")]
 )
 def test_missing_option_is_not_applicable(rule, reason):
     assert PROPERTIES[rule].unless(trial_of(plain)) == reason

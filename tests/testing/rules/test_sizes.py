@@ -6,13 +6,7 @@ import pytest
 import npattn
 from npattn.mistakes import Attention
 from npattn.testing import check
-from npattn.testing.cases.model_sizes import (
-    MODEL_HEADS,
-    MORE_SHAPES,
-    NONE,
-    SHAPES,
-    model_recipes,
-)
+from npattn.testing.cases.model_sizes import MODEL_HEADS, MORE_SHAPES, NONE, SHAPES, model_recipes
 from npattn.testing.cases.space import STRUCTURE, Space
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.rules import PROPERTIES

@@ -137,13 +137,8 @@ def test_small_mistake_is_found_with_its_size(
 @pytest.mark.parametrize("factor", [np.nan, np.inf, 1e300])
 @pytest.mark.unmeasured
 def test_results_that_are_no_numbers_or_huge_are_suspected(factor: float) -> None:
-    report = check(
-        lambda q, k, v: Attention().forward(q, k, v) * factor,
-        framework="numpy",
-        dtypes="float64",
-        only=["aggregate"],
-        examples=2,
-    )
+    report = check(lambda q, k, v: Attention().forward(q, k, v) * factor, framework="numpy",
+                   dtypes="float64", only=["aggregate"], examples=2)  # fmt: skip
     (outcome,) = report.outcomes
     assert outcome.status == "suspect"
     assert "those that eager predicts" in outcome.message
@@ -290,14 +285,9 @@ def test_few_rows_are_excessive_by_chance(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_few_elements_of_a_right_function_are_no_suspicion(seed: int) -> None:
     one = CORRECT["loops"]
-    report = check(
-        one.implementation(),
-        dtypes=("float32", "float16", "bfloat16"),
-        rounding=one.rounding,
-        seed=seed,
-        only=["aggregate"],
-        sizes=one.sizes,
-    )
+    report = check(one.implementation(), dtypes=("float32", "float16", "bfloat16"),
+                   rounding=one.rounding, seed=seed, only=["aggregate"],
+                   sizes=one.sizes)  # fmt: skip
     assert [o.status for o in report.outcomes] == ["passed"] * 3, str(report)
 
 

@@ -170,13 +170,8 @@ def test_wrong_input_is_tried_in_child_of_worker():
 @pytest.mark.unmeasured
 def test_progress_covers_all_work():
     seen = []
-    check(
-        naive,
-        examples=2,
-        only=("agreement-o", "empty-row", "views"),
-        processes=2,
-        progress=lambda *at: seen.append(at),
-    )
+    check(naive, examples=2, only=("agreement-o", "empty-row", "views"), processes=2,
+          progress=lambda *at: seen.append(at))  # fmt: skip
     assert [done for _, _, done, _ in seen] == sorted(done for _, _, done, _ in seen)
     assert seen[0][2] == 0
     assert seen[-1][2:] == (3, 3)
@@ -325,13 +320,8 @@ def test_an_interrupt_ends_the_processes(tmp_path):
 
     children = multiprocessing.active_children()
     with pytest.raises(KeyboardInterrupt):
-        check(
-            implementation_in_file(tmp_path, SLOW, "slow"),
-            examples=2,
-            only=["shape-dtype", "agreement-lse"],
-            processes=2,
-            progress=interrupt,
-        )
+        check(implementation_in_file(tmp_path, SLOW, "slow"), examples=2,
+              only=["shape-dtype", "agreement-lse"], processes=2, progress=interrupt)  # fmt: skip
     assert multiprocessing.active_children() == children
 
 

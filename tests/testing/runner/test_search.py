@@ -207,14 +207,9 @@ def test_fail_fast_stops_at_the_first_failure(processes):
 
 @pytest.mark.thorough
 def test_expected_failure_does_not_stop():
-    report = check(
-        twice,
-        examples=3,
-        fail_fast=True,
-        shrink=False,
-        only=["agreement-o", "rows-sum-to-one"],
-        expect={"agreement-o[float32]": "twice"},
-    )
+    report = check(twice, examples=3, fail_fast=True, shrink=False,
+                   only=["agreement-o", "rows-sum-to-one"],
+                   expect={"agreement-o[float32]": "twice"})  # fmt: skip
     assert {o.rule for o in report.outcomes} == {"agreement-o", "rows-sum-to-one"}
 
 

@@ -59,16 +59,8 @@ def target(monkeypatch, tmp_path):
     monkeypatch.setattr(environments, "NEEDS", ())
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    one = Target(
-        "elsewhere",
-        NAME,
-        "attend",
-        None,
-        (NAME,),
-        PROFILES["npattn"],
-        "for this test",
-        pip=(f"{NAME}=={VERSION}",),
-    )
+    one = Target("elsewhere", NAME, "attend", None, (NAME,), PROFILES["npattn"], "for this test",
+                 pip=(f"{NAME}=={VERSION}",))  # fmt: skip
     monkeypatch.setitem(TARGETS, "elsewhere", one)
     return one
 

@@ -14,23 +14,15 @@ CASES = {
         {"T": 5, "S": 5, "D": 3, "E": 2, "H": 4, "K": 2, "causal": True, "scale": 0.75},
         {"T": 131, "S": 131, "D": 3, "E": 2, "causal": True, "window": (7, 0), "sinks": True},
     ],
-    "fla.decoding": [
-        {"T": 1, "S": 37, "D": 3, "E": 2, "H": 4, "K": 2},
-        {"T": 1, "S": 7, "D": 3, "E": 2, "window": (3, None), "sinks": True},
-    ],
-    "sageattention": [
-        {"T": 128, "S": 128, "D": 64, "E": 64, "H": 4, "scale": 0.25, "causal": True},
-        {"T": 64, "S": 64, "D": 64, "E": 64, "dtype": "float16"},
-    ],
-    "pallas.gpu": [
-        {"T": 5, "S": 5, "D": 3, "E": 3, "causal": True, "scale": 0.75},
-        {"T": 7, "S": 5, "D": 3, "E": 3},
-    ],
+    "fla.decoding": [{"T": 1, "S": 37, "D": 3, "E": 2, "H": 4, "K": 2},
+                     {"T": 1, "S": 7, "D": 3, "E": 2, "window": (3, None), "sinks": True}],
+    "sageattention": [{"T": 128, "S": 128, "D": 64, "E": 64, "H": 4, "scale": 0.25, "causal": True},
+                      {"T": 64, "S": 64, "D": 64, "E": 64, "dtype": "float16"}],
+    "pallas.gpu": [{"T": 5, "S": 5, "D": 3, "E": 3, "causal": True, "scale": 0.75},
+                   {"T": 7, "S": 5, "D": 3, "E": 3}],
     "pallas.gpu-decode": [{"T": 1, "S": 32, "D": 16, "E": 16, "H": 4, "K": 2}],
-    "pallas.gpu-paged": [
-        {"T": 1, "S": 37, "D": 16, "E": 16, "H": 4, "softcap": 2.0, "scale": 0.75},
-        {"T": 1, "S": 37, "D": 16, "E": 16, "H": 4, "mask": "empty padding"},
-    ],
+    "pallas.gpu-paged": [{"T": 1, "S": 37, "D": 16, "E": 16, "H": 4, "softcap": 2.0, "scale": 0.75},
+                         {"T": 1, "S": 37, "D": 16, "E": 16, "H": 4, "mask": "empty padding"}],
     "pallas.tpu-flash": [
         {"T": 128, "S": 128, "D": 3, "E": 3, "bias": "heads", "scale": 0.75, "causal": True}
     ],
@@ -42,7 +34,7 @@ CASES = {
         {"T": 1, "S": 37, "D": 128, "E": 128, "H": 4, "dtype": "bfloat16", "softcap": 2.0},
         {"T": 1, "S": 37, "D": 128, "E": 128, "mask": "empty padding", "dtype": "bfloat16"},
     ],
-}
+}  # fmt: skip
 FORWARD_ONLY = (
     "fla.decoding",
     "sageattention",

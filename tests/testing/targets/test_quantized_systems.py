@@ -63,11 +63,5 @@ def test_pallas_pages_in_int8(name, profile, dtype, D):
     report = check(kernel, like=profile, framework="jax", quantized="int8", only=rules, **asked)
     assert report.passed, str(report)
     assert max(o.worst for o in report.outcomes if o.status == "passed") > 0
-    f = Implementation(
-        shifted,
-        like=profile,
-        framework="jax",
-        quantized="int8",
-        features=("mask",),
-    )
+    f = Implementation(shifted, like=profile, framework="jax", quantized="int8", features=("mask",))
     assert not check(f, only=["agreement-o"], **asked).passed

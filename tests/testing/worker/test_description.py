@@ -148,8 +148,7 @@ def test_value_that_is_none_is_garbage(value):
 
 
 @pytest.mark.parametrize(
-    "raised",
-    [5, {}, {"type": "A\0"}, {"type": "\ud800"}, {"type": "A", "bases": 3}],
+    "raised", [5, {}, {"type": "A\0"}, {"type": "\ud800"}, {"type": "A", "bases": 3}]
 )
 def test_exception_that_is_none_is_garbage(raised):
     with pytest.raises(Crash, match="garbage"):

@@ -10,12 +10,7 @@ import numpy as np
 
 from npattn.problem.arrays import Array
 from npattn.testing.bounds.rounding import StorageCost
-from npattn.testing.bounds.variance.generic import (
-    DEVIATIONS,
-    R2,
-    GenericRows,
-    tile_maxima,
-)
+from npattn.testing.bounds.variance.generic import DEVIATIONS, R2, GenericRows, tile_maxima
 from npattn.testing.bounds.worst_case import finite, row_sum, swing
 
 EXPONENT = np.uint64(0x7FF0_0000_0000_0000)
