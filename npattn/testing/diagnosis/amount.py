@@ -297,10 +297,10 @@ def _mask_of(points: Sequence[Point]) -> str:
         kinds[kind] += 1
         case = (point.evidence.trial, problem, abs(q.got) > q.tolerance, known)
         sizes = math.prod(problem.lead), problem.H, problem.T * problem.S
-        cases.append((kinds[kind], *(-n for n in sizes), case))
+        cases.append(((kinds[kind], *(-n for n in sizes)), case))
     # Some of each option, of many samples and heads, and of long ones: others fit several sources.
-    taken = (sorted(cases, key=lambda x: x[n])[: CASES // 4] for n in (1, 2, 3, 0))
-    return mask_source([case for some in taken for *_, case in some])
+    taken = (sorted(cases, key=lambda x: x[0][n])[: CASES // 4] for n in (1, 2, 3, 0))
+    return mask_source([case for some in taken for _, case in some])
 
 
 def _lse(faults: Faults, points: Sequence[Point]) -> str:
