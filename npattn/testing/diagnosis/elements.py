@@ -202,6 +202,9 @@ def _say_inputs(evidence: Evidence, fault: Fault) -> str:
     if fault.axes[:3] == "bht":
         rows = fault.wrong.any(tuple(range(3, fault.wrong.ndim)))
         visible = visible & rows.reshape(visible.shape[:-1])[..., None]
+    elif fault.axes[:3] == "bhs":
+        keys = fault.wrong.any(tuple(range(3, fault.wrong.ndim))).repeat(problem.H // problem.K, 1)
+        visible = visible & keys.reshape(*visible.shape[:-2], 1, problem.S)
     seen = visible.any(-2)
     if not problem.headless:
         seen = seen.reshape(*problem.lead, problem.K, -1, problem.S).any(-2)

@@ -74,7 +74,7 @@ def locate(evidence: Evidence) -> Fault | None:
 
 def _is_small(fault: Fault) -> bool:
     """Return True if an error without a form is no larger than roundings to 16 bits are."""
-    if fault.form not in ("", "content", "factor", "rows") or fault.step in (
+    if fault.form not in ("", "content", "factor", "rows", "unlike P") or fault.step in (
         "lse",
         "nan",
         "visible",

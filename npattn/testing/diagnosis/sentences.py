@@ -125,7 +125,7 @@ def say(step: str, where: str, amount: str) -> str:
     elif step in WHOLE:
         text = WHOLE[step]
     elif step == "nan":
-        finite = "finite where" in amount
+        finite = "is finite where" in amount
         text = "a NaN is swallowed" if finite else "results are not finite"
     else:
         zero = amount if amount.startswith("0") else ""
@@ -147,6 +147,6 @@ def say(step: str, where: str, amount: str) -> str:
 def _at(place: str) -> str:
     """Return a place with its preposition: a noun is no condition."""
     if place == "hidden keys and contents":
-        return "where hidden keys hold NaN or infinite values"
+        return "where NaN or infinite values are hidden"
     words = {"hidden": "at", "rows": "in"}
     return f"{words.get(place.split()[0], 'where')} {place}"

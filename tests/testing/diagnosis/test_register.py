@@ -7,11 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+import npattn.testing
 from npattn.mistakes import MISTAKES
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.explore import Point, try_recipe
 from npattn.testing.diagnosis.sentences import say
+from npattn.testing.places import asking
 from tests.testing.diagnosis.failures import RECIPES, trial_of
 
 BIG = {"lead": (2,), "T": 19, "S": 37, "D": 11, "E": 7}
@@ -53,6 +55,34 @@ def test_most_recipes_show_the_declared_step(group):
     assert all(text for _, text in found.values())
     wrong = {name: step for name, (step, _) in found.items() if step != declared[name]}
     assert wrong == {name: step for name, step in MISREAD.items() if name in found}
+
+
+@pytest.mark.thorough
+@pytest.mark.every
+@pytest.mark.parametrize(
+    ("name", "only", "step", "where"),
+    [
+        ("mask-after-softmax", "agreement-o", "p", "window or mask or causal"),
+        ("window-replaces-mask", "convex-hull", "visible", "mask and window"),
+        ("dweights-dropped", "agreement-dq", "dp", "dweights and dropout"),
+        ("empty-row-takes-dlse", "empty-row", "dq", ""),
+        ("weights-without-sink", "agreement-weights", "p", "sinks and weights"),
+        ("rank-2-weights", "structure", "layout", "weights"),
+        ("sink-of-key-head", "agreement-o", "p", "h ≥ 1 and sinks and G > 1"),
+        ("nan-of-query-zeroed", "nan-query", "nan", "contents"),
+        ("nan-leaks-through-additive-mask", "hidden-nan-kv", "nan", "hidden keys and contents"),
+        ("dk-of-nan-query", "nan-query-alone", "nan", "hidden keys and contents"),
+    ],
+)
+def test_one_cause_has_the_step_and_a_place_that_is_true(name, only, step, where, monkeypatch):
+    """What hides nothing, or is asked without what comes back, refutes no place."""
+    monkeypatch.setattr(asking, "SLACK", 100.0)
+    mistake = MISTAKES[name]
+    report = npattn.testing.check(
+        mistake.forward, backward=mistake.backward, framework="numpy", examples=20, only=[only]
+    )
+    (cause,) = (*report.causes, *report.other_causes)
+    assert (cause.step, cause.where) == (step, where)
 
 
 MISREAD = {
