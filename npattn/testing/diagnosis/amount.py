@@ -15,7 +15,7 @@ import numpy as np
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.cases.pairwise import options_on
-from npattn.testing.diagnosis.explore import Point
+from npattn.testing.diagnosis.explore import Point, tame
 from npattn.testing.diagnosis.locate import Fault
 from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
 
@@ -290,6 +290,8 @@ def _mask_of(points: Sequence[Point]) -> str:
         fault, problem = point.fault, point.evidence.problem
         if fault is None or fault.axes != "bhts" or fault.quantity.got.shape != fault.wrong.shape:
             continue
+        if tame(point.recipe) != point.recipe:  # a weight that underflows is of no mask
+            continue
         q = fault.quantity
         rows = np.asarray(q.wrong.any(-1, keepdims=True) & q.known.all(-1, keepdims=True))
         known = rows & np.isfinite(q.got)
@@ -424,12 +426,12 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
 
 
 def _is_of_some_rows(fault: Fault) -> bool:
-    """Return True if most rows of P or dS are right."""
+    """Return True if some rows of P or dS are right."""
     if fault.axes != "bhts":
         return False
     could_be = fault.known & (fault.quantity.want != 0)
     wrong, tells = (np.asarray(x.any(-1)) for x in (fault.wrong, could_be))
-    return bool(wrong[tells].mean() < 0.5)
+    return bool(wrong[tells].mean() < AGREED)
 
 
 def _constant(faults: Faults) -> str:

@@ -328,7 +328,9 @@ class _Diagnosis:
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             amount = describe([p for p in points if p.fault is not None and _same(p.fault, fault)])
-            near = neighbours_of_fault(first, points[0], fault, amount)
+            # Which sizes round too far is chance, and no place.
+            is_chance = fault.step == "precision"
+            near = None if is_chance else neighbours_of_fault(first, points[0], fault, amount)
             asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
@@ -404,7 +406,8 @@ class _Diagnosis:
         """Return the cause in words."""
         step = fault.step
         where = EVERYWHERE if step == "state" else fault.facts.get("where")
-        has_elements = fault.form != "shape"  # no element of another shape stands for one
+        # No element of another shape stands for one, and those that round too far are chance.
+        has_elements = fault.form != "shape" and step != "precision"
         if where is None and has_elements:
             where = say_where(tried, fault, asked, amount)
         elif where != EVERYWHERE and asked is not None:

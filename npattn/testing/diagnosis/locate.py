@@ -444,8 +444,9 @@ def _by_ratio(
     if constant[rows].all() and (rows & tells).any():
         size = _row_medians(log, ok)
         off = rows & (abs(size) > row_slack)
-        form = "rows" if off.any() else ""  # no row is far off
-        return Fault("p", p, off, rows, backward, form, {"log": size})
+        if not off.any():  # no row is far off
+            return Fault("p", p, p.wrong, p.known, backward)
+        return Fault("p", p, off, rows, backward, "rows", {"log": size})
     fit = _regress(evidence, reader, log, slack, ok)
     if fit is not None:
         name, value = fit

@@ -3,7 +3,9 @@
 Wrong values that are right values of another place have a source for each index. It is looked for
 in a small grammar, and named only if it gives every pair of places:
 
-    i ± c    n − 1 − i    c · i    c · (i // c)    i % c    i // c    and h // G, h % K of these
+    i ± c    n − 1 − i    n − 1    c · i    c · (i // c)    i % c    i // c
+
+and h // G, h % K of these.
 
 The same is asked of a mask: which mask, of the same problem with another index or another option,
 are the weights that were read?
@@ -26,7 +28,7 @@ from npattn.testing.trial import Trial
 NAMES = {"b": "sample", "h": "head", "t": "row", "s": "key", "d": "column", "e": "column"}
 STEPS = (2, 3, 4, 8, 16, 32, 64, 128)
 """Factors and tiles of the grammar."""
-SHIFT = re.compile(r". [−+] \d+")
+SHIFT = re.compile(r"[a-z] [−+] \d+")
 """A shift is told by two different indices, any other expression by three."""
 SHIFTS = 130
 """Largest shift of an index."""
@@ -55,6 +57,7 @@ def expressions(x: str) -> Iterator[Expression]:
         yield Expression(f"{x} − {c}", lambda i, n, c=c: i - c)
         yield Expression(f"{x} + {c}", lambda i, n, c=c: i + c)
     yield Expression(f"{x.upper()} − 1 − {x}", lambda i, n: n - 1 - i)
+    yield Expression(f"{x.upper()} − 1", lambda i, n: n - 1 + 0 * i)
     for c in STEPS:
         yield Expression(f"{c}{x}", lambda i, n, c=c: c * i)
         yield Expression(f"{c} · ({x} // {c})", lambda i, n, c=c: c * (i // c))

@@ -271,6 +271,22 @@ def test_values_left_out_have_their_keys_and_the_condition_of_their_problems():
     assert cause.reading is not None
 
 
+def test_masks_that_samples_share_do_not_refute_whose_mask_it_is():
+    """Sample b has the mask of sample 2b: a mask of all samples, or of one, tells nothing."""
+
+    def f(q, k, v, mask=None):
+        if mask is not None:
+            sample = 2 * np.arange(len(q)) % len(q)
+            mask = np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2]))[sample]
+        return npattn.attention(q, k, v, mask=mask).astype(q.dtype)
+
+    trial = trial_of(f, features=frozenset({"mask"}))
+    cause = only_cause(trial, fail(trial, ["mask"]))
+    assert (cause.step, cause.where) == ("visible", "b ≠ 2 · b % B and mask")
+    assert cause.amount == "sample b has the mask of sample 2b % B"
+    assert cause.passes_when == "fails only where mask"
+
+
 def test_a_row_that_sees_no_key_takes_hidden_ones_by_a_wrong_mask(monkeypatch):
     monkeypatch.setattr(Asked, "fails_on", lambda *_: None)  # no place is known
 
