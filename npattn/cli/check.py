@@ -322,9 +322,9 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
     with report_import_errors():
         asked["reference"] = load(given["reference"])
         if "inputs" in given:
-            f, known = load(target)
-            known = load(given["backward"])[0] if "backward" in given else known
-            judged, asked["backward"] = f, known
+            f, backward = load(target)
+            backward = load(given["backward"])[0] if "backward" in given else backward
+            judged, asked["backward"] = f, backward
     if "inputs" not in given:
         judged = open_target(target, given)
         for name in ("backward", "framework", "device"):

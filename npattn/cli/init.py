@@ -81,12 +81,12 @@ def init_command(target: str, **flags: Any) -> None:
 
 def _ask(target: str, given: dict[str, Any]) -> tuple[str, str]:
     """Return [tool.npattn] with what the function takes, and the name of its framework."""
-    known = {
+    keys = {
         name: one.flags[-1].lstrip("-") for name, (_, one) in options(Settings).items() if one.flags
     }
     rows: dict[str, Any] = {"target": target}
     rows |= {
-        known[name]: value if isinstance(value, str) else list(value)
+        keys[name]: value if isinstance(value, str) else list(value)
         for name, value in given.items()
     }
     implementation = open_target(target, given)

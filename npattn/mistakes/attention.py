@@ -255,8 +255,8 @@ class Attention:
 
     def sides(self, c: Inputs) -> Window:
         """Return the number of visible keys to the left and right of a query [6, 7]."""
-        left, right = c.window or (None, None)
-        return left, 0 if c.causal else right
+        left_keys, right_keys = c.window or (None, None)
+        return left_keys, 0 if c.causal else right_keys
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -345,10 +345,10 @@ class Attention:
 
 def within(offsets: Array, sides: Window) -> Array:
     """Return True for offsets key − query within the left and right side of a window."""
-    left, right = sides
+    left_keys, right_keys = sides
     inside = np.ones(offsets.shape, bool)
-    inside = inside if left is None else inside & (offsets >= -left)
-    return inside if right is None else inside & (offsets <= right)
+    inside = inside if left_keys is None else inside & (offsets >= -left_keys)
+    return inside if right_keys is None else inside & (offsets <= right_keys)
 
 
 base = Attention().forward

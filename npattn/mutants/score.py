@@ -72,14 +72,14 @@ class Score:
 
         A mistake is telling if it shows on many sampled problems.
         """
-        left = sorted(self.witnesses, key=lambda n: -self.witnesses[n].share)
+        names = sorted(self.witnesses, key=lambda n: -self.witnesses[n].share)
         rank: Counter[str] = Counter()
         order = {}
-        for name in left:
+        for name in names:
             family = MISTAKES[name].family
             order[name] = rank[family], -self.witnesses[name].share
             rank[family] += 1
-        return sorted(left, key=lambda n: order[n])
+        return sorted(names, key=lambda n: order[n])
 
     def count(self, names: Iterable[str]) -> tuple[int, int]:
         """Return how many of these mistakes the tests find, and how many apply."""
@@ -201,8 +201,8 @@ def score(
     """
     if spec.rpartition(":")[0].endswith(".py"):
         raise OptionError(f"--patch is {spec!r}, must be module:function, as the tests import it")
-    known = {m.family for m in MISTAKES.values()} | {*MISTAKES}
-    if unknown := [x for x in only if x not in known]:
+    names = {m.family for m in MISTAKES.values()} | {*MISTAKES}
+    if unknown := [x for x in only if x not in names]:
         raise OptionError(f"there is no mistake or family {unknown[0]!r}")
     choose_runner(command)
     load_callable(spec)  # here, so that forks have it

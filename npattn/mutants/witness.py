@@ -132,8 +132,8 @@ class Subject:
     @cached_property
     def rules(self) -> list[Property]:
         """Rules that pass attention that is right."""
-        known = [PROPERTIES[name] for name in RULES]
-        return [rule for rule in known if not self._fails(rule, None)]
+        rules = [PROPERTIES[name] for name in RULES]
+        return [rule for rule in rules if not self._fails(rule, None)]
 
     def _fails(self, rule: Property, mistake: Mistake | None) -> bool:
         """Return True if a rule fails a mistake on a few problems; None for what is right."""
@@ -236,11 +236,11 @@ def inspect_function(
     found = fingerprint_first(candidates, dtype=dtype)
     conventions = found.conventions if change is None else change(found.conventions)
     tiled = conventions.kv_head == "tile"
-    conventions, left = translate(conventions)
+    conventions, ambiguous = translate(conventions)
     axes = find_axes(sizes or {}, found.layout)
     terms = Terms(made.signature, conventions, found.layout, beside, axes)
     made = implement(f, beside, axes, **settings | {"layout": found.layout})
-    features = made.features - {"score_mod"} - left
+    features = made.features - {"score_mod"} - ambiguous
     space = Space(features=features, dtype=dtype)
     model = Rounding.undeclared(dtype)
     with made.framework.one_thread():

@@ -329,7 +329,7 @@ class _Answers:
     causes: tuple[Cause, ...] = ()
     # a setting of the report, if the diagnosis failed
     defect: dict[str, str] = field(default_factory=dict)
-    left: str = "what was not asked yet"  # steps that an interrupt leaves out
+    left_out: str = "what was not asked yet"  # steps that an interrupt leaves out
     # settings with which problems are taken, where all were refused: a line each
     way_out: tuple[str, ...] = ()
     few: tuple[str, ...] = ()  # dtypes in which few problems are taken
@@ -388,9 +388,9 @@ def _ask_more(
 
 def _explain(plan: _Plan, answers: _Answers) -> None:
     """Find the causes of what failed."""
-    answers.left = "the causes"
-    known = [outcome for _, outcomes in answers.judged for outcome in outcomes]
-    bad = any(outcome.failed or outcome.status == "suspect" for outcome in known)
+    answers.left_out = "the causes"
+    all_outcomes = [outcome for _, outcomes in answers.judged for outcome in outcomes]
+    bad = any(outcome.failed or outcome.status == "suspect" for outcome in all_outcomes)
     if not plan.settings.diagnosis or not bad:
         return
     _announce(plan, answers)
@@ -489,7 +489,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
     return Report(
         implementation.name,
         tuple(outcomes),
-        describe_untested(implementation, rounds, answers.left if interrupted else ""),
+        describe_untested(implementation, rounds, answers.left_out if interrupted else ""),
         {
             "seed": settings.seed,
             **_describe_amount(plan),

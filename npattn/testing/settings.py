@@ -369,8 +369,8 @@ class CommandSettings(Settings):
 # fmt: on
 def options(settings: type[Settings]) -> dict[str, tuple[Field[Any], SettingOption]]:
     """Return the field and the option of each setting, by name, in the order of the groups."""
-    known = {f.name: (f, f.metadata["option"]) for f in fields(settings)}
-    return dict(sorted(known.items(), key=lambda item: GROUPS.index(item[1][1].group)))
+    by_name = {f.name: (f, f.metadata["option"]) for f in fields(settings)}
+    return dict(sorted(by_name.items(), key=lambda item: GROUPS.index(item[1][1].group)))
 
 
 P = ParamSpec("P")

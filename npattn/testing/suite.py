@@ -194,8 +194,8 @@ class Judged:
         with path.with_suffix(".lock").open("a+") as lock:  # the end of its holder frees it
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
-                known = json.loads(path.read_text("utf-8"))
-                return {name: Verdict(**fields) for name, fields in known.items()}
+                entries = json.loads(path.read_text("utf-8"))
+                return {name: Verdict(**fields) for name, fields in entries.items()}
             lock.seek(0)
             if lock.read():
                 return self._fail_all(ENDED)
@@ -340,12 +340,12 @@ def _read_suite(cls: Any, target: str | None) -> tuple[Any, dict[str, Any]]:
     if f is None and target is None:
         raise OptionError(f"{cls.__name__} has no implementation: set implementation = f")
     names = [n for n in dir(cls) if n not in dir(Suite) and n != "implementation"]
-    known = options(Settings)
+    settings = options(Settings)
     for name in names:  # others are those of its own tests
-        near = get_close_matches(name, known, 1, CLOSE)
-        if near and name not in known and not callable(getattr(cls, name)):
+        near = get_close_matches(name, settings, 1, CLOSE)
+        if near and name not in settings and not callable(getattr(cls, name)):
             raise OptionError(f"{cls.__name__}.{name} {NO_ARGUMENT}; did you mean {near[0]}?")
-    return f, {name: getattr(cls, name) for name in names if name in known}
+    return f, {name: getattr(cls, name) for name in names if name in settings}
 
 
 def _load(target: str, given: Mapping[str, Any]) -> tuple[Implementation, dict[str, Any]]:

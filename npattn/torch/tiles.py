@@ -181,10 +181,10 @@ class TilePlan:
         tile = host_tile(self.sizes, group.b0, group.h0, t0, t1, s0, s1)
         every: bool | None = True
         for mask in (*self.bands, *self.others):
-            known = mask.outright(tile) if isinstance(mask, Band) else mask.tile(tile)
-            if known is False:
+            inside = mask.outright(tile) if isinstance(mask, Band) else mask.tile(tile)
+            if inside is False:
                 return False
-            if known is not True:
+            if inside is not True:
                 every = None
         for some, all_ in cells:
             b, h = (i if n > 1 else 0 for n, i in zip(some.shape, group[:3:2], strict=False))
@@ -298,9 +298,9 @@ def tile_of(x: Tensor, rows: QueryRows, strip: Strip) -> Tensor:
 
 
 @lru_cache
-def _small_band(first: int, m: int, n: int, left: int | None, right: int | None) -> Array:
+def _small_band(first: int, m: int, n: int, left_keys: int | None, right_keys: int | None) -> Array:
     """Visible scores of a tile of a band, as an array that tensors share and nothing writes to."""
-    return band(np.arange(first, first + m)[:, None], np.arange(n), left, right)
+    return band(np.arange(first, first + m)[:, None], np.arange(n), left_keys, right_keys)
 
 
 @lru_cache
@@ -315,11 +315,11 @@ def _split_masks(problem: Problem) -> tuple[list[Band], list[Tensor], list[Any]]
     bands: list[Band] = []
     tensors: list[Tensor] = []
     others: list[Any] = []
-    left, right = problem.window or (None, None)
+    left_keys, right_keys = problem.window or (None, None)
     if problem.causal:
-        right = 0
-    if not (left is None and right is None):
-        bands.append(Band(left, right, problem.alignment or "bottom_right"))
+        right_keys = 0
+    if not (left_keys is None and right_keys is None):
+        bands.append(Band(left_keys, right_keys, problem.alignment or "bottom_right"))
     pending = [] if problem.mask is None else [problem.mask]
     while pending:
         mask = pending.pop()

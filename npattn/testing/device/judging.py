@@ -251,14 +251,14 @@ def _check_tensor(name: str, x: Any, device: torch.device) -> Tensor:
 def _select_rows(problem: Any, rows: Tensor, conventions: Conventions) -> Any:
     """Return the problem of these queries alone."""
     plain: Any = conventions.translate_options(problem)
-    left, right = plain.window or (None, None)
+    left_keys, right_keys = plain.window or (None, None)
     if plain.causal:
-        right = 0 if right is None else min(right, 0)
+        right_keys = 0 if right_keys is None else min(right_keys, 0)
     visible: Any = plain.mask_array
-    if left is not None or right is not None:
+    if left_keys is not None or right_keys is not None:
         centers = rows[:, None] + diagonal(problem.T, problem.S, problem.alignment)
         keys: Any = torch.arange(problem.S, device=rows.device)
-        inside = band(centers, keys, left, right)  # type: ignore[arg-type]  # tensors
+        inside = band(centers, keys, left_keys, right_keys)  # type: ignore[arg-type]  # tensors
         visible = inside if visible is None else visible & inside
     mask = ~visible if visible is not None and conventions.mask_true == "hide" else visible
     return problem.replace(

@@ -309,8 +309,8 @@ def _locate(name: str, dump: Dump, meaning: _Meaning) -> str | None:
     visible = True if p.visible is None else p.visible
     scores = np.broadcast_to(visible, (*p.lead, p.H, p.T, p.S))
     empty = np.asarray(~scores.any(-1)).reshape(tuple(sizes[x] for x in "BHT"))
-    known = np.ones(wrong.shape, bool)
-    place = learn([Sample(sizes, frozenset(), axes, wrong, known, empty)])
+    judged = np.ones(wrong.shape, bool)
+    place = learn([Sample(sizes, frozenset(), axes, wrong, judged, empty)])
     return place.text if place is not None and place.errors <= MISTAKEN else None
 
 

@@ -31,13 +31,13 @@ INPUT_STEPS = ("dq", "dk", "dv")
 
 def explain(judge: Judge, failed: Failed) -> list[Cause]:
     """Return the causes of failures, each rule in one of them at most."""
-    left = dict(failed)
+    unexplained = dict(failed)
     causes = []
     for find in (_find_dropout, _find_changes, _find_keys, _find_gradients, _find_others):
-        cause = find(judge, left) if left else None
+        cause = find(judge, unexplained) if unexplained else None
         if cause is not None:
             causes.append(cause)
-            left = {rule: x for rule, x in left.items() if x[0].id not in cause.rules}
+            unexplained = {rule: x for rule, x in unexplained.items() if x[0].id not in cause.rules}
     return causes
 
 

@@ -333,19 +333,19 @@ class Judge:
                 except ImplementationError as err:
                     errors.append(f"{form}: {err}")
             fits = self._fits_masked if self.is_known else self._shows
-            known = [f for f, got in answers if fits(plan, case, f, got)]
-            if plan.causal and not known:
-                known = [f for f, got in answers if fits(alone, case, f, got)]
-                if known:
+            fitting = [f for f, got in answers if fits(plan, case, f, got)]
+            if plan.causal and not fitting:
+                fitting = [f for f, got in answers if fits(alone, case, f, got)]
+                if fitting:
                     plan, self.plan = alone, replace(self.plan, conventions=alone.conventions)
-            if not known:
+            if not fitting:
                 other = replace(plan, hides_queries=True)
-                known = [f for f, got in answers if self._fits_masked(other, case, f, got)]
-                self.changes += [HIDES_QUERIES] if known else []
-            if not known and answers:  # the form that hides as many keys as it is told
+                fitting = [f for f, got in answers if self._fits_masked(other, case, f, got)]
+                self.changes += [HIDES_QUERIES] if fitting else []
+            if not fitting and answers:  # the form that hides as many keys as it is told
                 counts = [np.subtract(*map(np.sum, self._see(plan, case, f))) for f, _ in answers]
-                known = [answers[int(np.argmin(np.abs(counts)))][0]]
-            self.call.forms += known + self._suspect_forms(known, answers)
+                fitting = [answers[int(np.argmin(np.abs(counts)))][0]]
+            self.call.forms += fitting + self._suspect_forms(fitting, answers)
             if not answers:
                 self.refused.append(f"{parameter}: {errors[0]}")
                 self.call.forms += self._form_of_float32(parameter)
@@ -391,17 +391,17 @@ class Judge:
         return [form for form in other.call.forms if form.parameter == parameter][:1]
 
     def _suspect_forms(
-        self, known: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
+        self, fitting: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
     ) -> list[Form]:
         """Return forms that do not fit, and have to; note those that may mean something else.
 
         A mask with four axes has one possible meaning: if one four-axis form of a kind works, the
         others must too.
         """
-        kinds = {form.kind for form in known}
+        kinds = {form.kind for form in fitting}
         first = answers[0][1].out.shape if answers else ()
-        four_axes = {form.kind for form in known if form.axes == 4}
-        more = [(f, got.out.shape) for f, got in answers if f not in known and f.kind in kinds]
+        four_axes = {form.kind for form in fitting if form.axes == 4}
+        more = [(f, got.out.shape) for f, got in answers if f not in fitting and f.kind in kinds]
         suspects = [f for f, shape in more
                     if f.kind in four_axes and f.axes == 4 and shape == first]  # fmt: skip
         if others := [f for f, _ in more if f not in suspects]:

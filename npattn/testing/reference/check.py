@@ -274,9 +274,9 @@ class Found:
                 if self.is_settled or slow or asked == FEW:
                     break
             if not slow or not before:
-                left = list(band)
-                cost += len(left) * (plan.clock() - begun) / max(self.tried - before, 1)
-                rest, below, before = rest.union(left), level, self.tried
+                remaining = list(band)
+                cost += len(remaining) * (plan.clock() - begun) / max(self.tried - before, 1)
+                rest, below, before = rest.union(remaining), level, self.tried
             if slow and below < math.inf:
                 few = f"all but {self.tried - before} problems with " if self.tried > before else ""
                 self.left_out = [f"{few}sizes beyond {below:g} in {self.dtype}, {NO_TIME}"]
@@ -314,8 +314,8 @@ class Found:
         if found.passed and self.checked is None:
             self.checked = found
         if not found.passed:
-            known = self.wrong_one
-            if known is None or _count_wrong(found) > _count_wrong(known):
+            previous = self.wrong_one
+            if previous is None or _count_wrong(found) > _count_wrong(previous):
                 self.wrong_one = found
         for c in found.comparisons:
             if c.passed:

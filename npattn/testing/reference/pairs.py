@@ -54,11 +54,11 @@ class Pair(Protocol):
     def smaller(self, case: Any) -> Iterator[Any]:
         """Yield simpler cases."""
 
-    def place(self, case: Any, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+    def place(self, case: Any, fails: Fails, asked: Known, seconds: float) -> tuple[str, int]:
         """Return the condition of the cases that fail, and the number of cases that say so.
 
         "" if none is found in so many seconds. `case` fails; `fails` says it of others, None if one
-        of the two does not take it; `known` are cases that were asked, with True for those that
+        of the two does not take it; `asked` are cases that were asked, with True for those that
         fail.
         """
 
@@ -237,7 +237,7 @@ class FunctionPair:
     def smaller(self, case: Case) -> Iterator[Case]:
         return self.space.smaller(case)
 
-    def place(self, case: Case, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+    def place(self, case: Case, fails: Fails, asked: Known, seconds: float) -> tuple[str, int]:
         """Look for the border of each size and option, and attack what is found."""
         end = time.process_time() + seconds
 
@@ -247,7 +247,7 @@ class FunctionPair:
             other = self._case(problem, case.seed)
             return fails(other) if self.space.fits(other) else None
 
-        told = [({**x.sizes, **x.options}, wrong) for x, wrong in known]
+        told = [({**x.sizes, **x.options}, wrong) for x, wrong in asked]
         place = find_place(
             answer, {**case.sizes, **case.options}, domains=self._domains(),
             choices=self.space.options, known=told, questions=QUESTIONS, seconds=10 * seconds,
@@ -424,7 +424,7 @@ class AttentionPair:
             if small != recipe and all(less) and min(sizes) > 0 and self._takes(small):
                 yield small
 
-    def place(self, recipe: Recipe, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+    def place(self, recipe: Recipe, fails: Fails, asked: Known, seconds: float) -> tuple[str, int]:
         """Look for the border of each size and option, and attack what is found."""
         near = Neighbours(self.sides.a, recipe, ask=lambda r: fails(r) if self._takes(r) else None)
         place = near.place(QUESTIONS, seconds)

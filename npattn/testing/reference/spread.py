@@ -147,8 +147,8 @@ class Spread:
             with np.errstate(all="ignore"):
                 error = np.full(exact.shape, np.nan) if result is None else (result - exact) ** 2
                 ratios = error * self.draws / self.squares[name]
-            known = ratios[np.isfinite(ratios)]
-            self.own[name] = max(1.0, float(np.median(known)) / MEDIAN) if known.size else 1.0
+            finite = ratios[np.isfinite(ratios)]
+            self.own[name] = max(1.0, float(np.median(finite)) / MEDIAN) if finite.size else 1.0
 
     def turn(self, alarm: float) -> dict[str, Array]:
         """Return how far other decisions, within their error, move each element."""
@@ -184,8 +184,8 @@ class Spread:
         square = self.squares[name] / self.draws * self.more * self.own.get(name, 1.0)
         # Where terms of the reference cancel exactly, those of another right function may not. The
         # median, for a pole or a kink in a few elements must not widen the others.
-        known = square[np.isfinite(square) & (square > 0)]
-        square = np.maximum(square, np.median(known) if known.size else 0.0)
+        positive = square[np.isfinite(square) & (square > 0)]
+        square = np.maximum(square, np.median(positive) if positive.size else 0.0)
         t = quantile(alarm / max(square.size, 1), self.draws if last else None)
         with np.errstate(all="ignore"):
             allowed = t * np.sqrt(square) + self.smallest

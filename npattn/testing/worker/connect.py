@@ -101,18 +101,18 @@ def connect(
         raise OptionError("target is None, must be named without a command")
     if untrusted and python is not None:
         raise OptionError("got untrusted beside python: it hides the packages of this one alone")
-    known = TARGETS.get(target)
-    spec = spec_of(target) if python is None or known is None else known.path
-    if known is not None and backward is None and known.backward is not None:
-        backward_spec: str | None = f"{known.module}:{known.backward}"
+    entry = TARGETS.get(target)
+    spec = spec_of(target) if python is None or entry is None else entry.path
+    if entry is not None and backward is None and entry.backward is not None:
+        backward_spec: str | None = f"{entry.module}:{entry.backward}"
     else:
         backward_spec = backward and spec_of(backward)
     settings = _settings(framework, device) | {"backward": backward_spec}
-    if known is not None:
-        settings |= {"packages": list(known.needs)}
+    if entry is not None:
+        settings |= {"packages": list(entry.needs)}
         if limits.timeout is None:
-            limits = replace(limits, timeout=known.timeout)
-    variables = {} if known is None else known.environment
+            limits = replace(limits, timeout=entry.timeout)
+    variables = {} if entry is None else entry.environment
     own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
     environment: dict[str, str] = {**os.environ, **cache_variables()}
     folder: Seclusion | PackageFolder | None = None
@@ -137,10 +137,10 @@ def connect(
     worker.is_confined = way in WAYS
     remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
     remote.confined = way
-    if known is not None:
-        remote.sizes, remote.rounding = known.sizes, known.rounding
+    if entry is not None:
+        remote.sizes, remote.rounding = entry.sizes, entry.rounding
         if "like" not in given:
-            remote.conventions = known.conventions
+            remote.conventions = entry.conventions
     return remote
 
 
