@@ -48,10 +48,10 @@ def with_options_of(*functions: Callable[..., Any]) -> Callable[[Method], Method
     """Replace ``**options`` in the signature of a method by the keywords of these functions."""
 
     def sign(method: Method) -> Method:
-        own = inspect.signature(method).parameters
+        parameters = inspect.signature(method).parameters
         named = [x for f in functions for x in inspect.signature(f).parameters.items()]
-        keywords = {n: p for n, p in (*named, *own.items()) if p.kind is p.KEYWORD_ONLY}
-        positional = [p for p in own.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = {n: p for n, p in (*named, *parameters.items()) if p.kind is p.KEYWORD_ONLY}
+        positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         signature = inspect.Signature([*positional, *keywords.values()])
         method.__signature__ = signature  # type: ignore[attr-defined]
         return method

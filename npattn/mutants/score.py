@@ -64,7 +64,7 @@ class Score:
     seconds: float  # time of a green run
     # number of mistakes that were not run when Ctrl-C ended it, and no survivor was confirmed; None
     # if it was not ended
-    left: int | None = None
+    not_run: int | None = None
 
     @property
     def survivors(self) -> list[str]:
@@ -123,14 +123,14 @@ class Score:
         found, applicable = self.count(self.runs)
         statuses = Counter(run.status for run in self.runs.values())
         how = ", ".join(f"{statuses[x]} {x}" for x in STATUSES[1:] if statuses[x])
-        others = self.tried - applicable - (self.left or 0)
+        others = self.tried - applicable - (self.not_run or 0)
         lines = [
             f"{self.spec} under {' '.join(self.command)}",
             f"found {found} of {applicable} mistakes{how and f' ({how})'}",
         ]
-        if self.left is not None:
+        if self.not_run is not None:
             more = "; some of those that survived may be ones that no test can find"
-            lines += [f"interrupted, with {self.left} mistakes left{more}"]
+            lines += [f"interrupted, with {self.not_run} mistakes left{more}"]
         lines += [
             f"{others} others do not apply to its signature and conventions, "
             f"{write_conventions(self.conventions)}; a green run takes {self.seconds:.1f} s",

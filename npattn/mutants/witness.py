@@ -115,16 +115,15 @@ class Subject:
         """Return None if all is right, True if forward is wrong, False if only gradients are."""
         try:
             got = self.evaluate(f, problem, cotangents)
-            if _same(got, right) or self._agree(got, problem, cotangents):
+            if _same(got, right) or self._agree(got, problem, cotangents.dout):
                 return None
             results = {n: x for n, x in got.items() if not n.startswith("d")}
             return not self._agree(results, problem, None)
         except NpattnError:  # it raises, or has another shape
             return True
 
-    def _agree(self, got: Mapping[str, Any], problem: Problem, given: Cotangents | None) -> bool:
+    def _agree(self, got: Mapping[str, Any], problem: Problem, dout: Any) -> bool:
         conventions = self.terms.conventions
-        dout = None if given is None else given.dout
         return all(
             c.passed for c in compare(dict(got), problem, dout=dout, conventions=conventions)
         )
@@ -177,10 +176,10 @@ class Subject:
             seen = repr((conventions.causal, conventions.mask_true))[1:-1]
             seen = "" if seen == "'bottom_right', 'attend'" else seen
             lines += [f"recipe = npattn.testing.{recipe!r}", f"problem = recipe.problem({seen})"]
-            given = [] if forward else ["dout=given.dout"]
+            keywords = [] if forward else ["dout=given.dout"]
             lines += [] if forward else ["given = recipe.cotangents(problem, lse=False)"]
             call = "forward(problem)" if forward else "gradients(problem, given)"
-            asked = ", ".join([f"f.{call}", "problem", *given, *said])
+            asked = ", ".join([f"f.{call}", "problem", *keywords, *said])
             lines += [f"for result in npattn.testing.compare({asked}):"]
             lines += ["    assert result.passed, result"]
         imports = ["import npattn.testing", f"from {module} import {name.split('.')[0]}", "", ""]

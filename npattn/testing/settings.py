@@ -392,11 +392,11 @@ def takes_settings(
 
         def check(*args: Any, **kwargs: Any) -> Report:
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs).arguments
             except TypeError as err:
                 raise TypeError(f"{judge.__name__}() {err}") from None
             try:
-                return judge(given.pop("f"), settings(**given))  # type: ignore[call-arg]
+                return judge(bound.pop("f"), settings(**bound))  # type: ignore[call-arg]
             except KeyboardInterrupt as interrupt:  # nobody needs the frames of the judge
                 raise interrupt.with_traceback(None) from None
 

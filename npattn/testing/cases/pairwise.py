@@ -140,8 +140,8 @@ def _each(name: str, values: Array) -> dict[str, Array]:
     """Return for each value of a column in which rows it is."""
     listed = values.tolist()
     numbers = {value: n for n, value in enumerate(dict.fromkeys(listed))}
-    own = np.fromiter(map(numbers.__getitem__, listed), int, len(listed))
-    return {f"{name} = {value}": own == n for value, n in numbers.items()}
+    codes = np.fromiter(map(numbers.__getitem__, listed), int, len(listed))
+    return {f"{name} = {value}": codes == n for value, n in numbers.items()}
 
 
 def _broadcasts(rows: Rows, which: Array) -> dict[str, Array]:

@@ -104,10 +104,10 @@ class DeviceEvaluation:
                 again = torch.from_numpy(changed.astype(np.float64)).to(x.device, x.dtype)
                 return not worst_ratios([(name, again)], self.exact, self.tolerance)[name] <= 1
 
-            own = x.to(torch.float64).cpu().numpy().astype(numpy_dtype(name, x.dtype))
+            array = x.to(torch.float64).cpu().numpy().astype(numpy_dtype(name, x.dtype))
             pair = (self.exact[name], self.tolerance[name])
             exact, tolerance = (y.cpu().numpy().astype(np.float64) for y in pair)
-            found = find_unseen(own, exact, tolerance, fails)
+            found = find_unseen(array, exact, tolerance, fails)
             unseen += [f"{mistake} ({name})" for mistake in found]
         return unseen
 
@@ -143,8 +143,8 @@ def judge_on_device(
     arrays = DeviceProblem(tensors)
     dlse = torch.where(tensor_of(trial.empty(arrays), dlse.device), 0, dlse)
     results = [(n, x.to(device)) for n, x in _run_implementation(trial, sample, dout, dlse, rows)]
-    given: Any = [DeviceArray(x.to(device)) for x in (dout, dlse)]
-    cotangents = Cotangents(given[0], given[1] if trial.takes_dlse else None)
+    douts: Any = [DeviceArray(x.to(device)) for x in (dout, dlse)]
+    cotangents = Cotangents(douts[0], douts[1] if trial.takes_dlse else None)
     values = trial.exact(arrays, cotangents)
     allowed = trial.tolerance(arrays, cotangents, values, queries=sample.problem.T)
     exact = {n: tensor_of(x, device) for n, x in values.items()}

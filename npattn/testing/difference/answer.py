@@ -107,7 +107,7 @@ def describe_explanation(
         if share > 1 - EXPLAINED:
             silent.append(text)
             continue
-        found = zip("AB", (own.get(name) for own in explained), strict=True)
+        found = zip("AB", (by_name.get(name) for by_name in explained), strict=True)
         causes = [f"in {side} {one.text}" for side, one in found if one]
         percent = short(math.floor(1000 * (1 - share)) / 10)
         yield f"In {text} {EXPLAINS} ({percent} %): {'; '.join(causes)}."

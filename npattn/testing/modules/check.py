@@ -318,8 +318,8 @@ class _Asked:
 
 def _call_text(named: Named, dtype: str | None) -> str:
     """Return the keywords of `replay` that are not at their default."""
-    given = {n: x for n, x in vars(named).items() if n != "notes"} | {"dtype": dtype}
-    return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
+    keywords = {n: x for n, x in vars(named).items() if n != "notes"} | {"dtype": dtype}
+    return "".join(f", {name}={x!r}" for name, x in keywords.items() if x is not None)
 
 
 # --- settings and report --------------------------------------------------------------------------

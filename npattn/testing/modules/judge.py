@@ -282,8 +282,8 @@ class Judge:
     @contextmanager
     def restoring(self, reading: Reading) -> Iterator[None]:
         """Leave out norms of q and k for a while, and restore the weights at its end."""
-        own = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
-        norms = {n.rpartition(".")[0] for n in self.flat.shapes for x in own
+        indices = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
+        norms = {n.rpartition(".")[0] for n in self.flat.shapes for x in indices
                  if np.isin(self.flat.index(n), x).any()}  # fmt: skip
         try:
             with self.module.leaving_out(sorted(norms)):
@@ -500,7 +500,7 @@ class Judge:
             return self._compare_forward(got, exact)
         fwd = self.plan.forward(inputs)
         rng = np.random.default_rng((case.seed, 1))
-        given: list[Array | None] = []
+        drawn: list[Array | None] = []
 
         def cotangents(out: Array, weights: Array | None) -> tuple[Array, Array | None]:
             dout, dweights = np.asarray(rng.standard_normal(out.shape), dtype), None
@@ -511,14 +511,14 @@ class Judge:
                 and weights.shape in _weight_shapes(fwd.weights.shape)
             ):
                 dweights = np.asarray(rng.standard_normal(weights.shape), dtype)
-            given.extend((dout, dweights))
+            drawn.extend((dout, dweights))
             return dout, dweights
 
         got = self.call(case, inputs, cotangents, form)
         wrong = compare_shape("out", got.out, fwd.out.shape)
         if wrong is not None:
             return (wrong,)
-        dout, dweights = (None if x is None else x.astype(float) for x in given)
+        dout, dweights = (None if x is None else x.astype(float) for x in drawn)
         assert dout is not None
         spread = None if dweights is None else _spread(dweights, fwd.weights.shape)
         exact = self.plan.gradients(inputs, dtype, dout, spread)

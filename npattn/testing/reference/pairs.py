@@ -181,16 +181,16 @@ class Function:
         with self.framework.one_thread(), self.framework.allowing(arrays[leaves[0]].dtype):
             if not cotangents or not self.differentiates:
                 return self.results(arrays, options)
-            given, inputs = self._give(cotangents), self._give(arrays)
+            douts, inputs = self._give(cotangents), self._give(arrays)
 
             def run(**arguments: Any) -> dict[str, Any]:
                 return self._call({**inputs, **arguments}, options)
 
             with catch_foreign("its gradient raised"):
                 if self.backward is None:
-                    results, grads = self.framework.gradients(run, inputs, given, leaves)
+                    results, grads = self.framework.gradients(run, inputs, douts, leaves)
                 else:
-                    results, grads = run(), self._pull_back(given, inputs, options, leaves)
+                    results, grads = run(), self._pull_back(douts, inputs, options, leaves)
             return self._take({**results, **{f"d{name}": x for name, x in grads.items()}})
 
     def _pull_back(
@@ -305,16 +305,16 @@ class FunctionPair:
                 if x.dtype.kind not in "biu"
             }
 
-        def ask(function: Function, given: Mapping[str, Array]) -> dict[str, Array]:
-            arguments = {name: given[name] if name in leaves else fixed[name] for name in arrays}
-            douts = {n.removeprefix("cotangent of "): given[n] for n in cotangents}
+        def ask(function: Function, values: Mapping[str, Array]) -> dict[str, Array]:
+            arguments = {name: values[name] if name in leaves else fixed[name] for name in arrays}
+            douts = {n.removeprefix("cotangent of "): values[n] for n in cotangents}
             return function.everything(arguments, case.options, douts, leaves)
 
         sizes = sorted(case.sizes.values())[-2:]
         return Call(
             {**{name: arrays[name] for name in leaves}, **cotangents},
-            lambda given: ask(self.f, given),
-            lambda given: ask(self.reference, given),
+            lambda values: ask(self.f, values),
+            lambda values: ask(self.reference, values),
             self.reference.watched,
             math.prod(sizes),
         )
@@ -390,17 +390,17 @@ class AttentionPair:
         if cotangents.dlse is not None:
             arrays["dlse"] = cotangents.dlse
 
-        def ask(trial: Trial, given: Mapping[str, Array]) -> Mapping[str, Array]:
-            own = {name: x for name, x in given.items() if name in ARRAYS}
-            problem = trial.problem(recipe).materialise().replace(**own)
+        def ask(trial: Trial, values: Mapping[str, Array]) -> Mapping[str, Array]:
+            changed = {name: x for name, x in values.items() if name in ARRAYS}
+            problem = trial.problem(recipe).materialise().replace(**changed)
             with trial.implementation.framework.one_thread():
-                return trial.results(problem, Cotangents(given["dout"], given.get("dlse")))
+                return trial.results(problem, Cotangents(values["dout"], values.get("dlse")))
 
         sizes = sorted((recipe.H, *(recipe.lead or ()), recipe.T, recipe.S, recipe.D, recipe.E))
         return Call(
             arrays,
-            lambda given: ask(self.sides.b, given),
-            lambda given: ask(self.sides.a, given),
+            lambda values: ask(self.sides.b, values),
+            lambda values: ask(self.sides.a, values),
             self.watched,
             math.prod(sizes[-2:]),
         )
