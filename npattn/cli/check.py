@@ -136,9 +136,9 @@ def _begin(target: str | None, typed: dict[str, Any]) -> None:
 def _resume(path: str) -> Journal:
     """Return the journal of an earlier check, which has what is asked."""
     allowed = {flag for name in OUTPUTS for flag in SETTINGS[name][1].flags} - {"--journal"}
-    beside = [flag for flag in given_flags() if flag not in allowed]
-    if beside:
-        raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
+    refused = [flag for flag in given_flags() if flag not in allowed]
+    if refused:
+        raise OptionError(f"got {', '.join(refused)} beside --resume: {path} has what is asked")
     journal = Journal.resume(path)
     if not journal.command:
         raise OptionError(f"{path} was begun in Python: pass resume= to npattn.testing.check")
@@ -220,8 +220,8 @@ WITHOUT_WATCH = (
 
 def _watch(target: str | None, typed: dict[str, Any]) -> NoReturn:
     """Check whenever a file of the target is saved; what failed last is asked first."""
-    if beside := given_flags(*WITHOUT_WATCH):
-        raise OptionError(f"got {', '.join(beside)} beside --watch: leave out one of them")
+    if refused := given_flags(*WITHOUT_WATCH):
+        raise OptionError(f"got {', '.join(refused)} beside --watch: leave out one of them")
     if target is None or ":" not in spec_of(target):
         raise OptionError("--watch needs a TARGET in a file: module:name or path/file.py:name")
     failed: list[failed_first.FailedProblem] = []
@@ -257,8 +257,8 @@ def _check_module(target: str | None, typed: dict[str, Any]) -> None:
     if "module" not in typed:
         raise OptionError("got --role or --num-heads without --module")
     others = [name for name in SETTINGS if name not in WITH_MODULE]
-    if beside := given_flags(*others):
-        raise OptionError(f"got {', '.join(beside)} beside --module, which has no such setting")
+    if refused := given_flags(*others):
+        raise OptionError(f"got {', '.join(refused)} beside --module, which has no such setting")
     if target is None:
         raise OptionError("--module needs TARGET: module:name or path/file.py:name")
     with report_import_errors():
@@ -313,9 +313,9 @@ def _check_reference(target: str | None, typed: dict[str, Any]) -> None:
     """
     if target is None:
         raise OptionError("--reference needs a TARGET to judge")
-    beside = [name for name in typed if name not in (*OF_REFERENCE, *OUTPUTS, *OF_WORKER)]
-    if beside:
-        flags = ", ".join(SETTINGS[name][1].flags[-1] for name in beside)
+    refused = [name for name in typed if name not in (*OF_REFERENCE, *OUTPUTS, *OF_WORKER)]
+    if refused:
+        flags = ", ".join(SETTINGS[name][1].flags[-1] for name in refused)
         raise OptionError(f"got {flags} beside --reference, which alone says what is right")
     asked = {n: x for n, x in typed.items() if n in OF_REFERENCE}
     judged: Any

@@ -99,8 +99,8 @@ def given_flags(*parameters: str) -> list[str]:
 
 def refuse_beside_cluster(*parameters: str) -> None:
     """Raise an error if any of them is on the command line."""
-    if beside := given_flags(*parameters):
-        names = ", ".join(beside)
+    if refused := given_flags(*parameters):
+        names = ", ".join(refused)
         raise OptionError(
             f"got {names} beside --cluster, whose units are judged elsewhere: leave out one of them"
         )

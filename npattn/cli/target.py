@@ -41,8 +41,8 @@ def open_target(
             python=None if envs is None else _python_in(envs, target),
             alone=typed.get("processes", 1) == 1, spare=spare, **settings,
         )  # fmt: skip
-    if beside := given_flags(*OF_WORKER):
-        raise OptionError(f"{' and '.join(beside)} need a worker, and {here} calls TARGET here")
+    if refused := given_flags(*OF_WORKER):
+        raise OptionError(f"{' and '.join(refused)} need a worker, and {here} calls TARGET here")
     with report_import_errors():
         implementation = load_implementation(target or DEFAULT_TARGET, **settings)
     if device is not None:

@@ -218,11 +218,11 @@ def _sees(task: _ScalarProblem, at: Index, s: int) -> bool:
         return False
     if problem.window is not None:
         left_keys, right_keys = problem.window
-        beside = t if problem.alignment == "top_left" else from_end
+        aligned = t if problem.alignment == "top_left" else from_end
         counted = 1 if task.conventions.window == "inclusive" else 0  # the query itself, in left
-        if left_keys is not None and beside - s > left_keys - counted:
+        if left_keys is not None and aligned - s > left_keys - counted:
             return False
-        if right_keys is not None and s - beside > right_keys:
+        if right_keys is not None and s - aligned > right_keys:
             return False
     return True
 

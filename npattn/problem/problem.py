@@ -195,8 +195,8 @@ class Problem:
         if left_keys is None and right_keys is None:
             return self.mask_array
         t = self.xp.arange(self.T)[:, None]
-        beside = t + diagonal(self.T, self.S, self.alignment)  # (T, 1) the key of each query
-        inside = band(beside, self.xp.arange(self.S), left_keys, right_keys)
+        aligned = t + diagonal(self.T, self.S, self.alignment)  # (T, 1) the key of each query
+        inside = band(aligned, self.xp.arange(self.S), left_keys, right_keys)
         return inside if self.mask_array is None else self.mask_array & inside
 
     @cached_property

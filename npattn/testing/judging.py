@@ -119,12 +119,12 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
     """Judge by another function; settings that say what attention is are refused."""
     from npattn.testing.reference.check import check_reference  # slow to load, and seldom needed
 
-    beside = [
+    refused = [
         name for name, (spec, _) in options(Settings).items()
         if name not in OF_REFERENCE and getattr(settings, name) not in (spec.default, None)
     ]  # fmt: skip
-    if beside:
-        raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
+    if refused:
+        raise OptionError(f"got {refused[0]} beside reference, which alone says what is right")
     kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-2]}
     kwargs["examples"] = settings.examples or EXAMPLES
     with np.errstate(**ERRORS), one_thread():
@@ -248,9 +248,9 @@ def _read(f: Callable[..., Any] | Implementation, settings: Settings) -> Impleme
     settings_of_function = {name: getattr(settings, name) for name in OF_IMPLEMENTATION}
     if not isinstance(f, Implementation):
         f = Implementation(f, **settings_of_function)
-    elif beside := [n for n, value in settings_of_function.items() if value not in (None, "auto")]:
+    elif refused := [n for n, value in settings_of_function.items() if value not in (None, "auto")]:
         raise OptionError(
-            f"got {', '.join(beside)} beside an Implementation: pass it to "
+            f"got {', '.join(refused)} beside an Implementation: pass it to "
             "Implementation(f, ...) instead"
         )
     if settings.device is not None:

@@ -267,9 +267,9 @@ class Settings:
                 raise OptionError("got a journal beside budget, which ends in time: pass one")
         if self.journal is not None and self.resume is not None:
             raise OptionError("got journal beside resume, which goes on in its own file: pass one")
-        beside = [name for name in ("inputs", "options") if getattr(self, name) is not None]
-        if self.reference is None and beside:
-            raise OptionError(f"got {beside[0]} without reference: pass the right function too")
+        refused = [name for name in ("inputs", "options") if getattr(self, name) is not None]
+        if self.reference is None and refused:
+            raise OptionError(f"got {refused[0]} without reference: pass the right function too")
         names = [SHORT_DTYPES.get(str(x).removeprefix("torch."), x) for x in self.dtypes]
         object.__setattr__(self, "dtypes", tuple(names))
         _check_dtypes(self.dtypes)

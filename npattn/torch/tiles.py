@@ -78,11 +78,11 @@ class TilePlan:
 
     Parameters
     ----------
-    whole : bool
+    one_tile : bool
         Make all scores one tile.
     """
 
-    def __init__(self, problem: Problem, whole: bool):
+    def __init__(self, problem: Problem, one_tile: bool):
         # The problem itself holds this plan: a reference back would be a cycle.
         self.sizes = (problem.lead, problem.H, problem.T, problem.S)
         self.lead, self.T, self.S, self.device = problem.lead, problem.T, problem.S, problem.device
@@ -95,7 +95,7 @@ class TilePlan:
         T, S = problem.T, problem.S
         self.light = False  # no tensors and no long lists: cheap to keep for other problems
         self.H, self.K = problem.H, problem.K
-        self.one_tile = whole or self.samples * self.H * T * S <= self.tile
+        self.one_tile = one_tile or self.samples * self.H * T * S <= self.tile
         if self.one_tile:
             small = self.device.type == "cpu" and T * S <= SMALL
             self.light = not (self.tensors or self.others or (self.bands and not small))
@@ -267,13 +267,13 @@ def host_tile(
     return Tile(*sizes, (*map(int, sample), h), t0, t1, s0, s1)
 
 
-def plan_of(problem: Problem, whole: bool) -> TilePlan:
+def plan_of(problem: Problem, one_tile: bool) -> TilePlan:
     """Return the plan of a problem, made once; without tensors, once for all of its kind."""
     fields = problem.__dict__
-    key = (whole, TILE.get(problem.device.type, ELSEWHERE), QUERIES, CELL)
+    key = (one_tile, TILE.get(problem.device.type, ELSEWHERE), QUERIES, CELL)
     plan: TilePlan | None = fields["_shared"].get(key) or fields["_plans"].get(key)
     if plan is None:
-        plan = TilePlan(problem, whole)
+        plan = TilePlan(problem, one_tile)
         fields["_shared" if plan.light else "_plans"][key] = plan
     return plan
 

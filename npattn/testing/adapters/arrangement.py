@@ -101,7 +101,7 @@ class Arrangement:
     def _places(self) -> dict[str, Any]:
         """Return lengths, offsets and page tables of all sequences, by their meaning."""
         queries, keys = ([getattr(x, n) for x in self.sequences] for n in "TS")
-        before = [s - self.new + slots for s, slots in zip(keys, self._left, strict=True)]
+        before = [s - self.new + slots for s, slots in zip(keys, self._padding, strict=True)]
         count, P = [len(x) for x in self.pages], self.storage.page_size
         width = max(count, default=0) + 1  # no sequence needs the last entry
         table = np.full((len(keys), width), self.spare[0], np.int32)
@@ -126,7 +126,7 @@ class Arrangement:
         }
 
     @property
-    def _left(self) -> tuple[int, ...]:
+    def _padding(self) -> tuple[int, ...]:
         return self.left_padding or (0,) * len(self.sequences)
 
     def tables(self, dtype: Any) -> dict[str, Array]:
@@ -190,7 +190,7 @@ class Arrangement:
         if self.turns is None:
             return problem.q
         q = problem.q.copy()
-        for sequence, slots in zip(self.sequences, self._left, strict=True):
+        for sequence, slots in zip(self.sequences, self._padding, strict=True):
             if sequence.sample is not None:
                 sample_q = q[sequence.sample].swapaxes(0, 1)  # (T, H, D)
                 length = sequence.S - self.new + slots
@@ -207,7 +207,7 @@ class Arrangement:
             if name == "k":
                 rows = [
                     self.turn_back(x, sequence.S - new + slots, slots, queries=False)
-                    for x, sequence, slots in zip(rows, self.sequences, self._left, strict=True)
+                    for x, sequence, slots in zip(rows, self.sequences, self._padding, strict=True)
                 ]
             _, K, _, X = array.shape
             found[meaning] = np.stack(rows) if rows else np.zeros((0, new, K, X), array.dtype)
@@ -233,7 +233,7 @@ class Arrangement:
         parts = self._key_parts(array, name)
         if self.keys == "packed":
             return np.concatenate([*parts, np.empty((0, K, X), array.dtype)])
-        lead = (self._rows, self._capacity("S") + max(self._left, default=0))
+        lead = (self._rows, self._capacity("S") + max(self._padding, default=0))
         if self.keys == "pages":
             count = self.storage.first_page + sum(map(len, self.pages)) + SPARE
             lead = (count, self.storage.page_size)
@@ -286,7 +286,7 @@ class Arrangement:
         rows = np.arange(len(self.sequences)) if self.rows is None else self.rows
         for n, (sequence, pages) in enumerate(zip(self.sequences, self.pages, strict=True)):
             s = np.arange(sequence.S)
-            in_cache = np.full(sequence.S, rows[n]), s + self._left[n]
+            in_cache = np.full(sequence.S, rows[n]), s + self._padding[n]
             found.append((pages[s // P], s % P) if self.keys == "pages" else in_cache)
         return found
 

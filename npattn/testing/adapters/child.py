@@ -1055,8 +1055,8 @@ class Session:
         memory = {n: self.framework.memory(x) for n, x in owned.items() if x is not None}
         others = {("input", n): self.framework.memory(x) for n, x in arrays.items()}
         named = [(n, x) for n, x in memory.items() if x is not None]
-        beside = [(n, x) for n, x in others.items() if x is not None]
-        pairs = [*itertools.combinations(named, 2), *itertools.product(named, beside)]
+        inputs = [(n, x) for n, x in others.items() if x is not None]
+        pairs = [*itertools.combinations(named, 2), *itertools.product(named, inputs)]
         overlaps = [[x[0], y[0]] for x, y in pairs if np.shares_memory(x[1], y[1])]
         for _, array in named if not overlaps else ():
             if array.flags.writeable:

@@ -196,8 +196,8 @@ def _place_masks(
     B, T, S = problem.lead[0], problem.T, problem.S
     visible = np.broadcast_to(True if shown is None else shown, (B, 1, T, S))[:, 0]
     if problem.causal:
-        beside = np.arange(T)[:, None] + diagonal(T, S, problem.alignment)
-        visible = visible & band(beside, np.arange(S), None, 0)
+        aligned = np.arange(T)[:, None] + diagonal(T, S, problem.alignment)
+        visible = visible & band(aligned, np.arange(S), None, 0)
     masks = []
     for n, sequence in enumerate(sequences):
         if sequence.sample is not None:

@@ -130,8 +130,8 @@ class ProblemInBlocks:
         if problem.causal:
             right_keys = 0 if right_keys is None else min(right_keys, 0)
         if left_keys is not None or right_keys is not None:
-            beside = t[:, None] + diagonal(problem.T, problem.S, problem.alignment)
-            inside = band(beside, keys, left_keys, right_keys)
+            aligned = t[:, None] + diagonal(problem.T, problem.S, problem.alignment)
+            inside = band(aligned, keys, left_keys, right_keys)
             visible = inside if visible is None else visible & inside
         if visible is None or visible.all():
             return None

@@ -276,7 +276,7 @@ class _LinearBounds:
         slope = kind.pullback(x, one)
         error = abs(slope) * e
         if kind not in (FEATURE_MAPS["identity"], FEATURE_MAPS["relu"]):
-            beside = (kind.pullback(x * (1 + d), one) for d in (self.inside, -self.inside))
-            bent = max(abs(y - slope).max(initial=0.0) for y in beside)
+            nearby = (kind.pullback(x * (1 + d), one) for d in (self.inside, -self.inside))
+            bent = max(abs(y - slope).max(initial=0.0) for y in nearby)
             error = error + (self.inside * (1 + abs(slope)) + bent) * (size + e)
         return np.asarray(error)

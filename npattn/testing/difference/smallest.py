@@ -110,7 +110,7 @@ def find_example(topic: str, a: Conventions, b: Conventions) -> Example | None:
         replace(a, **{name: getattr(b, name) for name in fields}),
         replace(b, **{name: getattr(a, name) for name in fields}),
     )
-    beside: Example | None = None
+    second_best: Example | None = None
     for size, options, slope in _candidates(topic, _levels(a, b)):
         example = _compare(topic, size, options, slope, a, b)
         if example is None:
@@ -120,8 +120,8 @@ def find_example(topic: str, a: Conventions, b: Conventions) -> Example | None:
             for x, y in ((swapped[0], b), (a, swapped[1]))
         ):
             return example
-        beside = beside or replace(example, alone=False)
-    return beside
+        second_best = second_best or replace(example, alone=False)
+    return second_best
 
 
 def _levels(a: Conventions, b: Conventions) -> tuple[float, ...]:

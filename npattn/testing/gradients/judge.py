@@ -269,8 +269,8 @@ def judge_kink(
         near = case.evaluate(line.x + step)
         if near is None:
             return _pass_over(case), None
-        beside = Line(case.evaluate, line.x + step, line.u, near[0], w, line.eps, line.moved)
-        slopes = np.stack(_side_slopes(beside)[:2])
+        displaced = Line(case.evaluate, line.x + step, line.u, near[0], w, line.eps, line.moved)
+        slopes = np.stack(_side_slopes(displaced)[:2])
         more = abs(w) @ np.maximum(slopes.max(0) - sides.max(0), sides.min(0) - slopes.min(0)).clip(
             0
         )

@@ -176,9 +176,9 @@ def make_pairs(
     for name, values in space.options.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise OptionError(f"options[{name!r}] is {values!r}, must be a sequence of values")
-    if beside := [x for x in space.sizes if x not in space.letters]:
+    if unknown := [x for x in space.sizes if x not in space.letters]:
         raise OptionError(
-            f"sizes has {beside[0]!r}, which no array has: {', '.join(space.letters)}"
+            f"sizes has {unknown[0]!r}, which no array has: {', '.join(space.letters)}"
         )
     firsts = [space.first(i) for i in range(FIRST)]
     tiny = [(case.arrays(space.inputs, "float32"), case.options) for case in firsts]

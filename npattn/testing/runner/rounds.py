@@ -386,7 +386,7 @@ class Round:
         self.judge.refused += other.judge.refused
 
     @property
-    def unanswered(self) -> list[str]:
+    def open_names(self) -> list[str]:
         """Names without an answer."""
         return [name for name in self.names if name not in self.answers]
 
@@ -440,7 +440,7 @@ class Round:
         """
         groups: dict[Any, list[str]] = {}
         trial = self.judge.trial
-        for name in self.unanswered:
+        for name in self.open_names:
             key: Any = "aggregate" if name == BEHAVIOUR else name  # they need the same samples
             rule = RULES.get(name)
             if rule is not None and rule.recipes is None and rule.unless(trial) is None:
