@@ -294,7 +294,7 @@ class _ForwardBounds:
             y = do @ v if self.keep is None else (do @ v) * self.keep
             y = np.where(live, y if dweights is None else y + dweights, 0)
             shift = (p * y).sum(-1, keepdims=True)
-            left = y - shift
+            centered = y - shift
             off = (p * (2 * error + 2 * (S + 3) * u * abs(y))).sum(-1, keepdims=True) + S * TINY
             g, g_sink = subtract_mean(y, 0, p, self.p_sink)
         else:
@@ -303,9 +303,9 @@ class _ForwardBounds:
             pair = pair if r.keep is None else pair.times(r.keep)
             pair = select(live, pair if dweights is None else pair.plus(dweights), 0.0)
             pivot = extended.heaviest(pair, r.p, r.p_sink)
-            y, left, shift, off = pair.nearest, pair.minus(pivot).nearest, pivot.nearest, 0.0
+            y, centered, shift, off = pair.nearest, pair.minus(pivot).nearest, pivot.nearest, 0.0
             g, g_sink = (x.nearest for x in extended.less_mean(pair, r.p, r.p_sink))
-        far = np.where(live, abs(left) + off + 2 * error + u * (abs(y) + abs(shift)), 0)
+        far = np.where(live, abs(centered) + off + 2 * error + u * (abs(y) + abs(shift)), 0)
         far_sink = abs(shift) + off
         error_of_row = error + u * far
         mean = (p * far).sum(-1, keepdims=True)

@@ -42,8 +42,8 @@ OUTPUTS = [name for name, (_, one) in SETTINGS.items() if one.group == WRITTEN a
 APART = ("device", "timeout", "resume", "reference", "inputs", "options")
 """Settings that `_check` reads itself."""
 ARGUMENTS = {
-    name: own.default
-    for name, (own, one) in options(Settings).items()
+    name: spec.default
+    for name, (spec, one) in options(Settings).items()
     if one.flags and name not in (*OF_IMPLEMENTATION, *APART)
 }
 """Arguments of a judge, with their defaults."""
@@ -94,51 +94,51 @@ def check_command(target: str | None, **flags: Any) -> None:
     Exit code 0: passed; 1: failed; 2: no verdict, or wrong usage; 130: interrupted, with a report
     of what is known.
     """  # noqa: D301  click keeps the lines of a paragraph that begins with a backspace
-    given = {n: x for n, x in flags.items() if x is not None and x is not False}
-    given.pop("no_config", None)  # read already
+    typed = {n: x for n, x in flags.items() if x is not None and x is not False}
+    typed.pop("no_config", None)  # read already
     configured: list[str] = click.get_current_context().meta.get(CONFIGURED, [])
-    if target is None and "resume" not in given and configured:
+    if target is None and "resume" not in typed and configured:
         target, *others = configured
         if others:
-            codes = [_exit_code_of(one, dict(given)) for one in configured]
+            codes = [_exit_code_of(one, dict(typed)) for one in configured]
             sys.exit(max(codes, key=CODES.index))
-    _begin(target, given)
+    _begin(target, typed)
 
 
 CODES = (0, 2, 1, INTERRUPTED)
 """Exit codes, the gravest last."""
 
 
-def _exit_code_of(target: str, given: dict[str, Any]) -> int:
+def _exit_code_of(target: str, typed: dict[str, Any]) -> int:
     """Check one target of several, and return its exit code."""
     try:
-        _begin(target, given)
+        _begin(target, typed)
     except SystemExit as end:
         return int(end.code or 0)
     return 0
 
 
-def _begin(target: str | None, given: dict[str, Any]) -> None:
+def _begin(target: str | None, typed: dict[str, Any]) -> None:
     """Check one target, with a journal if one is asked for; exit with the verdict."""
-    if "seed" not in given and "untrusted" in given:
-        given["seed"] = secrets.randbits(64)
+    if "seed" not in typed and "untrusted" in typed:
+        typed["seed"] = secrets.randbits(64)
     journal = None
-    if "resume" in given:
-        journal = _resume(given["resume"])
+    if "resume" in typed:
+        journal = _resume(typed["resume"])
         target, kept = journal.command["target"], journal.command
-        given = kept | {name: value for name, value in given.items() if name in OUTPUTS}
-    elif "journal" in given:
-        asked = {name: value for name, value in given.items() if name not in OUTPUTS}
-        journal = Journal.create(given["journal"], {"target": target, **asked})
-    _check(target, given, journal)
+        typed = kept | {name: value for name, value in typed.items() if name in OUTPUTS}
+    elif "journal" in typed:
+        asked = {name: value for name, value in typed.items() if name not in OUTPUTS}
+        journal = Journal.create(typed["journal"], {"target": target, **asked})
+    _check(target, typed, journal)
 
 
 def _resume(path: str) -> Journal:
     """Return the journal of an earlier check, which has what is asked."""
     allowed = {flag for name in OUTPUTS for flag in SETTINGS[name][1].flags} - {"--journal"}
-    beside = [flag for flag in given_flags() if flag not in allowed]
-    if beside:
-        raise OptionError(f"got {', '.join(beside)} beside --resume: {path} has what is asked")
+    refused = [flag for flag in given_flags() if flag not in allowed]
+    if refused:
+        raise OptionError(f"got {', '.join(refused)} beside --resume: {path} has what is asked")
     journal = Journal.resume(path)
     if not journal.command:
         raise OptionError(f"{path} was begun in Python: pass resume= to npattn.testing.check")
@@ -147,26 +147,26 @@ def _resume(path: str) -> Journal:
     return journal
 
 
-def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -> None:
+def _check(target: str | None, typed: dict[str, Any], journal: Journal | None) -> None:
     """Check, write the files, print the report and exit."""
-    if "reference" in given:
-        _check_reference(target, given)
-    if "inputs" in given or "options" in given:
+    if "reference" in typed:
+        _check_reference(target, typed)
+    if "inputs" in typed or "options" in typed:
         raise OptionError("got --inputs or --options without --reference: pass both")
-    if given.keys() & set(OF_MODULE):
-        _check_module(target, given)
-    if given.get("watch"):
-        _watch(target, given)
-    implementation = open_target(target, given)
-    arguments = _read_arguments(implementation, given) | {"journal": journal}
-    file = failed_first.find_file(f"{target} {given.get('backward')}") if "ff" in given else None
-    if file is not None and _fails_again(implementation, failed_first.read_failed(file), given):
+    if typed.keys() & set(OF_MODULE):
+        _check_module(target, typed)
+    if typed.get("watch"):
+        _watch(target, typed)
+    implementation = open_target(target, typed)
+    arguments = _read_arguments(implementation, typed) | {"journal": journal}
+    file = failed_first.find_file(f"{target} {typed.get('backward')}") if "ff" in typed else None
+    if file is not None and _fails_again(implementation, failed_first.read_failed(file), typed):
         sys.exit(1)
     judge: Callable[..., Report] = check
-    if "cluster" in given:
-        limits = Limits(given.get("timeout"), given.get("memory"))
-        calls = {name: given[name] for name in (*OF_IMPLEMENTATION, "device") if name in given}
-        judge = _on_cluster(given["cluster"], limits, calls)
+    if "cluster" in typed:
+        limits = Limits(typed.get("timeout"), typed.get("memory"))
+        calls = {name: typed[name] for name in (*OF_IMPLEMENTATION, "device") if name in typed}
+        judge = _on_cluster(typed["cluster"], limits, calls)
     try:
         with ProgressBar(announces=True) as bar, interruptible():
             report = judge(implementation, progress=bar.advance, **arguments)
@@ -178,16 +178,16 @@ def _check(target: str | None, given: dict[str, Any], journal: Journal | None) -
         failed_first.write_failed(
             file, failed_first.list_failed(o for o in report.outcomes if report.counts(o))
         )
-    sys.exit(_conclude(report, target, given, journal))
+    sys.exit(_conclude(report, target, typed, journal))
 
 
-def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> dict[str, Any]:
+def _read_arguments(implementation: Implementation, typed: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a judge of attention; the implementation gets its conventions."""
-    conventions = change_conventions(implementation.conventions, given.get("conventions", ()))
+    conventions = change_conventions(implementation.conventions, typed.get("conventions", ()))
     implementation.conventions = conventions
-    arguments = {name: given.get(name, default) for name, default in ARGUMENTS.items()}
-    arguments |= {"conventions": conventions, "sizes": given.get("sizes", {})}
-    untrusted = given.get("untrusted", False)
+    arguments = {name: typed.get(name, default) for name, default in ARGUMENTS.items()}
+    arguments |= {"conventions": conventions, "sizes": typed.get("sizes", {})}
+    untrusted = typed.get("untrusted", False)
     arguments["strict"] |= untrusted
     if untrusted and not arguments["must"]:
         arguments["must"] = name_everything(implementation)
@@ -197,15 +197,15 @@ def _read_arguments(implementation: Implementation, given: dict[str, Any]) -> di
 def _fails_again(
     implementation: Implementation,
     failed: Sequence[failed_first.FailedProblem],
-    given: dict[str, Any],
+    typed: dict[str, Any],
 ) -> bool:
     """Ask first what failed last, and say what came of it; True if the check ends here."""
     still = []
-    for one, message in failed_first.ask_again(implementation, failed, given.get("rounding")):
+    for one, message in failed_first.ask_again(implementation, failed, typed.get("rounding")):
         first = message.partition("\n")[0]
         click.echo(f"still failing: {one.id}: {first}" if message else f"fixed: {one.id}")
         still += [one.id] if message else []
-    if not still or not given.get("fail_fast"):
+    if not still or not typed.get("fail_fast"):
         return False
     click.echo(f"FAILED: {', '.join(still)} (-x: nothing else was asked)")
     return True
@@ -218,10 +218,10 @@ WITHOUT_WATCH = (
 """Settings that do not go with --watch."""
 
 
-def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
+def _watch(target: str | None, typed: dict[str, Any]) -> NoReturn:
     """Check whenever a file of the target is saved; what failed last is asked first."""
-    if beside := given_flags(*WITHOUT_WATCH):
-        raise OptionError(f"got {', '.join(beside)} beside --watch: leave out one of them")
+    if refused := given_flags(*WITHOUT_WATCH):
+        raise OptionError(f"got {', '.join(refused)} beside --watch: leave out one of them")
     if target is None or ":" not in spec_of(target):
         raise OptionError("--watch needs a TARGET in a file: module:name or path/file.py:name")
     failed: list[failed_first.FailedProblem] = []
@@ -229,20 +229,20 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
 
     def check_once(watcher: Watcher) -> int:
         """Return the exit code of one check; 1 at once if what failed last fails again."""
-        implementation = open_target(target, given, spare.take(target))
+        implementation = open_target(target, typed, spare.take(target))
         assert isinstance(implementation, Remote)
         worker = implementation.worker
         try:
             watcher.follow(worker.description["files"])
             spare.start(target, worker)
-            arguments = _read_arguments(implementation, given)
-            if _fails_again(implementation, failed, given):
+            arguments = _read_arguments(implementation, typed)
+            if _fails_again(implementation, failed, typed):
                 return 1
             report = check(implementation, progress=watcher.interrupt, **arguments)
         finally:
             worker.close()
         failed[:] = failed_first.list_failed(o for o in report.outcomes if report.counts(o))
-        return _conclude(report, target, given)
+        return _conclude(report, target, typed)
 
     try:
         sys.exit(watch(target, check_once))
@@ -250,34 +250,34 @@ def _watch(target: str | None, given: dict[str, Any]) -> NoReturn:
         spare.close()
 
 
-def _check_module(target: str | None, given: dict[str, Any]) -> None:
+def _check_module(target: str | None, typed: dict[str, Any]) -> None:
     """Judge a module, called in this process."""
     from npattn.testing.modules.check import check_module  # seldom needed, as below
 
-    if "module" not in given:
+    if "module" not in typed:
         raise OptionError("got --role or --num-heads without --module")
     others = [name for name in SETTINGS if name not in WITH_MODULE]
-    if beside := given_flags(*others):
-        raise OptionError(f"got {', '.join(beside)} beside --module, which has no such setting")
+    if refused := given_flags(*others):
+        raise OptionError(f"got {', '.join(refused)} beside --module, which has no such setting")
     if target is None:
         raise OptionError("--module needs TARGET: module:name or path/file.py:name")
     with report_import_errors():
         module = load_callable(target)
-    arguments = {n: given[n] for n in WITH_MODULE if n in given and n not in OUTPUTS}
+    arguments = {n: typed[n] for n in WITH_MODULE if n in typed and n not in OUTPUTS}
     for name in ("module", "verbose"):
         arguments.pop(name, None)
     with ProgressBar() as bar, interruptible():
         report = check_module(module, spec=target, progress=bar.advance, **arguments)
-    sys.exit(_conclude(report, target, given))
+    sys.exit(_conclude(report, target, typed))
 
 
 def _conclude(
-    report: Report, target: str | None, given: dict[str, Any], journal: Journal | None = None
+    report: Report, target: str | None, typed: dict[str, Any], journal: Journal | None = None
 ) -> int:
     """Write the files, print the report, and return the exit code."""
-    unwritten = _write_files(report, given)
+    unwritten = _write_files(report, typed)
     console = Console()
-    _print(report, find_place(target), given, console)
+    _print(report, find_place(target), typed, console)
     if journal is not None and report.interrupted:
         console.print(f"npattn check --resume {journal.path} goes on", soft_wrap=True)
     for line in unwritten:
@@ -286,9 +286,9 @@ def _conclude(
     return code or 2 * bool(unwritten)
 
 
-def _print(report: Report, place: Place | None, given: dict[str, Any], console: Console) -> None:
+def _print(report: Report, place: Place | None, typed: dict[str, Any], console: Console) -> None:
     """Print the report in the form that was asked for."""
-    form = given.get("format", "text")
+    form = typed.get("format", "text")
     if form == "sarif":
         text = json.dumps(sarif(report, place, __version__), indent=1, ensure_ascii=False)
         click.echo(text)
@@ -296,7 +296,7 @@ def _print(report: Report, place: Place | None, given: dict[str, Any], console: 
     if form == "markdown":
         click.echo(markdown(report))
         return
-    report.print_to(console, verbose="verbose" in given)
+    report.print_to(console, verbose="verbose" in typed)
     if form == "github":
         if text := annotate(report, place):
             click.echo(text)
@@ -305,7 +305,7 @@ def _print(report: Report, place: Place | None, given: dict[str, Any], console: 
                 file.write(markdown(report) + "\n")
 
 
-def _check_reference(target: str | None, given: dict[str, Any]) -> None:
+def _check_reference(target: str | None, typed: dict[str, Any]) -> None:
     """Check by a reference, write the files, print the report and exit.
 
     The reference is called in this process, which sees its operations; so is a target of arrays
@@ -313,32 +313,32 @@ def _check_reference(target: str | None, given: dict[str, Any]) -> None:
     """
     if target is None:
         raise OptionError("--reference needs a TARGET to judge")
-    beside = [name for name in given if name not in (*OF_REFERENCE, *OUTPUTS, *OF_WORKER)]
-    if beside:
-        flags = ", ".join(SETTINGS[name][1].flags[-1] for name in beside)
+    refused = [name for name in typed if name not in (*OF_REFERENCE, *OUTPUTS, *OF_WORKER)]
+    if refused:
+        flags = ", ".join(SETTINGS[name][1].flags[-1] for name in refused)
         raise OptionError(f"got {flags} beside --reference, which alone says what is right")
-    asked = {n: x for n, x in given.items() if n in OF_REFERENCE}
+    asked = {n: x for n, x in typed.items() if n in OF_REFERENCE}
     judged: Any
     with report_import_errors():
-        asked["reference"] = load(given["reference"])
-        if "inputs" in given:
-            f, known = load(target)
-            known = load(given["backward"])[0] if "backward" in given else known
-            judged, asked["backward"] = f, known
-    if "inputs" not in given:
-        judged = open_target(target, given)
+        asked["reference"] = load(typed["reference"])
+        if "inputs" in typed:
+            f, backward = load(target)
+            backward = load(typed["backward"])[0] if "backward" in typed else backward
+            judged, asked["backward"] = f, backward
+    if "inputs" not in typed:
+        judged = open_target(target, typed)
         for name in ("backward", "framework", "device"):
             asked.pop(name, None)
-    sys.exit(_conclude(check(judged, **asked), target, given))
+    sys.exit(_conclude(check(judged, **asked), target, typed))
 
 
-def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[..., Report]:
+def _on_cluster(where: str, limits: Limits, typed: dict[str, Any]) -> Callable[..., Report]:
     """Return a function that judges in units on a cluster, with arguments as of `check`."""
     from npattn.cli.cluster import open_cluster
     from npattn.testing.units.blocks import check_in_units
 
     refuse_beside_cluster(*ALONE)
-    calls = {name: value for name, value in given.items() if value not in (None, "auto")}
+    calls = {name: value for name, value in typed.items() if value not in (None, "auto")}
     limits_of_unit = {"timeout": limits.timeout, "memory": limits.memory, "folder": str(Path.cwd())}
 
     def check_on_cluster(implementation: Implementation, **arguments: Any) -> Report:
@@ -352,7 +352,7 @@ def _on_cluster(where: str, limits: Limits, given: dict[str, Any]) -> Callable[.
     return check_on_cluster
 
 
-def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
+def _write_files(report: Report, typed: dict[str, Any]) -> list[str]:
     """Write the files that were asked for; return a line for each that cannot be written."""
     writers: dict[str, Callable[[Path], object]] = {
         "json": report.to_json,
@@ -362,8 +362,8 @@ def _write_files(report: Report, given: dict[str, Any]) -> list[str]:
     unwritten = []
     for name, write in writers.items():
         try:
-            if name in given:
-                write(given[name])
+            if name in typed:
+                write(typed[name])
         except OSError as err:
-            unwritten.append(f"{given[name]} was not written: {err.strerror or err}")
+            unwritten.append(f"{typed[name]} was not written: {err.strerror or err}")
     return unwritten

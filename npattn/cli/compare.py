@@ -45,7 +45,7 @@ def parse_entries(texts: tuple[str, ...]) -> dict[str, str]:
 )
 def compare_command(
     dump: Path, conventions: tuple[str, ...] | None, causal: str | None, window: str | None,
-    json: Path | None, html: Path | None, seed: int, **given: Any,
+    json: Path | None, html: Path | None, seed: int, **flags: Any,
 ) -> None:  # fmt: skip
     """Judge the results in DUMP: a call of a kernel in CUDA, in C++ or on another machine.
 
@@ -59,7 +59,7 @@ def compare_command(
     by name: mask, bias, sinks, causal, window, scale, softcap. uint16 arrays are bfloat16.
     Exit code 0: every result is right; 1: one is wrong; 2: wrong usage, or not all were judged.
     """  # noqa: D301  click keeps the lines of a paragraph that begins with a backspace
-    options = {n: x for n, x in given.items() if x is not None}
+    options = {n: x for n, x in flags.items() if x is not None}
     if causal is not None:
         options["causal"] = {"true": True, "false": False}.get(causal, causal)
     if window is not None:

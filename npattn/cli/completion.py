@@ -26,8 +26,8 @@ def complete_profile(
     return _begin_so(importlib.import_module("npattn.profiles").PROFILES, incomplete)
 
 
-def _begin_so(known: Mapping[str, Any], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(n, help=x.about) for n, x in known.items() if n.startswith(incomplete)]
+def _begin_so(entries: Mapping[str, Any], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(n, help=x.about) for n, x in entries.items() if n.startswith(incomplete)]
 
 
 OF_FLAGS = {"only": complete_rule, "like": complete_profile}

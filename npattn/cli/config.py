@@ -25,13 +25,13 @@ def read_config(command: click.Command, folder: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise OptionError(f"{path} is no TOML: {err}; --no-config leaves it out") from err
     table = content.get("tool", {}).get("npattn", {})
-    known = {_key(p): p for p in command.params if p.name not in NOT_IN_A_FILE}
+    legal = {_key(p): p for p in command.params if p.name not in NOT_IN_A_FILE}
     defaults: dict[str, Any] = {}
     for key, value in table.items():
-        parameter = known.get(key.replace("_", "-"))
+        parameter = legal.get(key.replace("_", "-"))
         if parameter is None or parameter.name is None:
-            near = get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f", must be one of {', '.join(known)}"
+            near = get_close_matches(key, legal, 1)
+            hint = f"; did you mean {near[0]}?" if near else f", must be one of {', '.join(legal)}"
             raise OptionError(f"[tool.npattn] in {path} has {key!r}{hint}")
         if parameter.name == "target":
             defaults["target"] = [value] if isinstance(value, str) else [str(x) for x in value]

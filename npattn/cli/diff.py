@@ -45,8 +45,8 @@ def diff_command(
     sides: list[Any] = [a, b]
     if in_process and timeout is not None:
         raise OptionError("--timeout needs a worker, and --in-process calls A and B here")
-    if module and (beside := given_flags("profiles", "sizes", "timeout", "accept")):
-        raise OptionError(f"got {', '.join(beside)} beside --module, which has no such setting")
+    if module and (refused := given_flags("profiles", "sizes", "timeout", "accept")):
+        raise OptionError(f"got {', '.join(refused)} beside --module, which has no such setting")
     if in_process and choose_kind(a, b, profiles)[0] == "implementations":
         with report_import_errors():
             sides = [load_implementation(name) for name in sides]

@@ -114,17 +114,17 @@ def explain_command(rule: str) -> None:
 
 def _print(one: Explanation) -> None:
     """Print what one demand or cause means, why it matters, and the real bugs known of it."""
-    known = [f"{issue} on GitHub" for issue in one.issues]
-    known += [_describe(finding) for finding in one.findings]
+    bugs = [f"{issue} on GitHub" for issue in one.issues]
+    bugs += [_describe(finding) for finding in one.findings]
     rows = [
         ("means" if one.where == OF_CAUSES else "demands", one.demand),
         ("why", one.why),
         ("broken by", one.bugs),
     ]
-    rows += [("real bugs" if n == 0 else "", bug) for n, bug in enumerate(known[:MOST])]
-    more = f"and {len(known) - MOST} more in docs/findings.md"
-    rows += [("", more)] * (len(known) > MOST)
-    if one.why and not known:
+    rows += [("real bugs" if n == 0 else "", bug) for n, bug in enumerate(bugs[:MOST])]
+    more = f"and {len(bugs) - MOST} more in docs/findings.md"
+    rows += [("", more)] * (len(bugs) > MOST)
+    if one.why and not bugs:
         rows.append(("real bugs", "none known in the wild"))
     _print_rows(f"{one.name}  ({one.where})", rows)
     click.echo()

@@ -21,7 +21,7 @@ from npattn.testing.settings import DTYPES
     layout={"choices": LAYOUTS, "default": "found out"},
     seed={"value": "0"},
 )
-def fingerprint_command(target: str | None, dtypes: str, seed: int, **given: Any) -> None:
+def fingerprint_command(target: str | None, dtypes: str, seed: int, **flags: Any) -> None:
     """Find out the conventions of TARGET, its layout, its precision and its refusals.
 
     It runs in a worker, a process of its own; what ends that is not determined.
@@ -29,8 +29,8 @@ def fingerprint_command(target: str | None, dtypes: str, seed: int, **given: Any
     conventions found, or its process ended; 2: wrong usage, or it is not attention; 130:
     interrupted.
     """
-    implementation = open_target(target, given)
-    candidates = in_layouts(implementation) if given["layout"] is None else [implementation]
+    implementation = open_target(target, flags)
+    candidates = in_layouts(implementation) if flags["layout"] is None else [implementation]
     found = fingerprint_first(candidates, dtype=dtypes, seed=seed)
     click.echo(str(found))
     sys.exit(0 if found.holds else 1)

@@ -47,12 +47,12 @@ def add_flags(*names: str, **changes: dict[str, Any]) -> Callable[[F], F]:
     **changes : dict
         By name: what is different here, fields of `SettingOption`, and `value` for another default.
     """
-    known = options(CommandSettings)
-    chosen = names or [name for name, (_, one) in known.items() if one.flags]
+    available = options(CommandSettings)
+    chosen = names or [name for name, (_, one) in available.items() if one.flags]
 
     def decorate(command: F) -> F:
         for name in reversed(chosen):
-            spec, one = known[name]
+            spec, one = available[name]
             change = dict(changes.get(name, {}))
             default = change.pop("value", None)
             if default is not None:
@@ -91,16 +91,16 @@ def _add_flag(command: F, name: str, spec: Field[Any], one: SettingOption, defau
 def given_flags(*parameters: str) -> list[str]:
     """Return the flags on the command line, of these parameters or, without, of all."""
     context, here = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
-    known = {p.name: p for p in context.command.params}
+    declared = {p.name: p for p in context.command.params}
     there = [name for name in context.params if context.get_parameter_source(name) == here]
-    given = [known[name] for name in there if not parameters or name in parameters]
-    return [p.opts[0] if isinstance(p, click.Option) else p.human_readable_name for p in given]
+    used = [declared[name] for name in there if not parameters or name in parameters]
+    return [p.opts[0] if isinstance(p, click.Option) else p.human_readable_name for p in used]
 
 
 def refuse_beside_cluster(*parameters: str) -> None:
     """Raise an error if any of them is on the command line."""
-    if beside := given_flags(*parameters):
-        names = ", ".join(beside)
+    if refused := given_flags(*parameters):
+        names = ", ".join(refused)
         raise OptionError(
             f"got {names} beside --cluster, whose units are judged elsewhere: leave out one of them"
         )

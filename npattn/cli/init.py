@@ -64,8 +64,8 @@ def init_command(target: str, **flags: Any) -> None:
     if target in TARGETS:
         raise OptionError(f"TARGET is {target!r}, must be module:function or path/file.py:function")
     target = spec_of(target)
-    given = {name: value for name, value in flags.items() if value}
-    table, framework = _ask(target, given)
+    typed = {name: value for name, value in flags.items() if value}
+    table, framework = _ask(target, typed)
     path = Path(FILE)
     before = path.read_text("utf-8") if path.is_file() else ""
     if re.search(r"^\[tool\.npattn\]", before, re.M):
@@ -79,19 +79,19 @@ def init_command(target: str, **flags: Any) -> None:
     click.echo("next: npattn check")
 
 
-def _ask(target: str, given: dict[str, Any]) -> tuple[str, str]:
+def _ask(target: str, typed: dict[str, Any]) -> tuple[str, str]:
     """Return [tool.npattn] with what the function takes, and the name of its framework."""
-    known = {
+    keys = {
         name: one.flags[-1].lstrip("-") for name, (_, one) in options(Settings).items() if one.flags
     }
     rows: dict[str, Any] = {"target": target}
     rows |= {
-        known[name]: value if isinstance(value, str) else list(value)
-        for name, value in given.items()
+        keys[name]: value if isinstance(value, str) else list(value)
+        for name, value in typed.items()
     }
-    implementation = open_target(target, given)
+    implementation = open_target(target, typed)
     must = name_everything(implementation)
-    asked: dict[str, Any] = {"dtypes": given.get("dtypes", ("float32",)), "sizes": {}}
+    asked: dict[str, Any] = {"dtypes": typed.get("dtypes", ("float32",)), "sizes": {}}
     report = _check(implementation, must, asked)
     if report.way_out:
         words = shlex.split(report.way_out[0][report.way_out[0].index("--") :])

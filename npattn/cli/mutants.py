@@ -37,7 +37,7 @@ from npattn.testing.settings import DTYPES
     json={"help": "Write all of it to this file."},
 )
 def mutants_command(
-    command: tuple[str, ...], patch: str, conventions: Any, dtypes: str, **given: Any
+    command: tuple[str, ...], patch: str, conventions: Any, dtypes: str, **flags: Any
 ) -> None:
     """Say how many known mistakes the tests of a function find.
 
@@ -48,17 +48,17 @@ def mutants_command(
     Exit code 0: all mistakes that apply are found; 1: some are not; 2: wrong usage, or the
     tests are red as they are; 130: interrupted.
     """
-    json_file, only = given.pop("json"), given.pop("only") or ()
+    json_file, only = flags.pop("json"), flags.pop("only") or ()
     change = partial(change_conventions, words=conventions) if conventions else None
     with report_import_errors():
         result = score(
             patch, command, conventions=change, dtype=dtypes, only=only,
-            progress=lambda line: click.echo(line, err=True), **given,
+            progress=lambda line: click.echo(line, err=True), **flags,
         )  # fmt: skip
     if json_file is not None:
         json_file.write_text(json.dumps(result.as_dict(), indent=1) + "\n", "utf-8")
     click.echo(str(result))
     found, applicable = result.count(result.runs)
-    if result.left is not None:
+    if result.not_run is not None:
         sys.exit(INTERRUPTED)
     sys.exit(0 if found == applicable else 1)

@@ -26,23 +26,23 @@ OF_WORKER = ("worker", "timeout", "memory", "untrusted", "unconfined", "envs")
 
 
 def open_target(
-    target: str | None, given: Mapping[str, Any], spare: Connection | None = None
+    target: str | None, typed: Mapping[str, Any], spare: Connection | None = None
 ) -> Implementation:
     """Return the implementation, called in a worker (`spare` waits for it) or, if asked, here."""
-    settings = {n: given[n] for n in OF_IMPLEMENTATION if given.get(n) is not None}
-    command, envs, device = given.get("worker"), given.get("envs"), given.get("device")
+    settings = {n: typed[n] for n in OF_IMPLEMENTATION if typed.get(n) is not None}
+    command, envs, device = typed.get("worker"), typed.get("envs"), typed.get("device")
     target = target or (DEFAULT_TARGET if command is None else None)
-    here = "--in-process" if given.get("in_process") else "--sweep" if given.get("sweep") else ""
+    here = "--in-process" if typed.get("in_process") else "--sweep" if typed.get("sweep") else ""
     if not here:
         return connect(
             target, command=command, device=device,
-            limits=Limits(given.get("timeout"), given.get("memory")),
-            untrusted=bool(given.get("untrusted")), unconfined=bool(given.get("unconfined")),
+            limits=Limits(typed.get("timeout"), typed.get("memory")),
+            untrusted=bool(typed.get("untrusted")), unconfined=bool(typed.get("unconfined")),
             python=None if envs is None else _python_in(envs, target),
-            alone=given.get("processes", 1) == 1, spare=spare, **settings,
+            alone=typed.get("processes", 1) == 1, spare=spare, **settings,
         )  # fmt: skip
-    if beside := given_flags(*OF_WORKER):
-        raise OptionError(f"{' and '.join(beside)} need a worker, and {here} calls TARGET here")
+    if refused := given_flags(*OF_WORKER):
+        raise OptionError(f"{' and '.join(refused)} need a worker, and {here} calls TARGET here")
     with report_import_errors():
         implementation = load_implementation(target or DEFAULT_TARGET, **settings)
     if device is not None:

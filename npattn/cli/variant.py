@@ -43,10 +43,10 @@ def variant_command(
     130: interrupted.
     """
     with report_import_errors():
-        f, known = load(target)
-        known = known if backward is None else load(backward)[0]
+        f, gradient = load(target)
+        gradient = gradient if backward is None else load(backward)[0]
     accepted = accept or ()
-    report = check_variant(f, variant, backward=known, dtype=dtypes, accept=accepted, **options)
+    report = check_variant(f, variant, backward=gradient, dtype=dtypes, accept=accepted, **options)
     click.echo(str(report))
     if script is not None and report.script():
         script.write_text(report.script(), "utf-8")

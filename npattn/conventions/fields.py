@@ -157,13 +157,13 @@ class Conventions:
         if self.mask_true == "hide" and problem.mask is not None:
             changes["mask"] = ~problem.mask
         if self.window == "inclusive" and problem.window is not None:
-            left, right = problem.window
-            if left == 0:
+            left_keys, right_keys = problem.window
+            if left_keys == 0:
                 raise OptionError(
-                    f"window is {(0, right)}, must have left ≥ 1: it includes the query "
+                    f"window is {(0, right_keys)}, must have left ≥ 1: it includes the query "
                     '(conventions window="inclusive")'
                 )
-            changes["window"] = (None if left is None else left - 1, right)
+            changes["window"] = (None if left_keys is None else left_keys - 1, right_keys)
         if self.kv_head == "tile" and problem.K != problem.H:
             changes |= {name: self.share_heads(getattr(problem, name), problem) for name in "kv"}
         if self.bias == "before_scale" and problem.bias is not None:

@@ -217,12 +217,12 @@ def _sees(task: _ScalarProblem, at: Index, s: int) -> bool:
     if problem.causal == "bottom_right" and s > from_end:
         return False
     if problem.window is not None:
-        left, right = problem.window
-        beside = t if problem.alignment == "top_left" else from_end
+        left_keys, right_keys = problem.window
+        aligned = t if problem.alignment == "top_left" else from_end
         counted = 1 if task.conventions.window == "inclusive" else 0  # the query itself, in left
-        if left is not None and beside - s > left - counted:
+        if left_keys is not None and aligned - s > left_keys - counted:
             return False
-        if right is not None and s - beside > right:
+        if right_keys is not None and s - aligned > right_keys:
             return False
     return True
 

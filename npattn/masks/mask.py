@@ -224,9 +224,9 @@ def head_axis(batch: tuple[int, ...]) -> tuple[int, ...]:
     return (*batch, 1) if batch else ()
 
 
-def check_own(mask: Sized, known: KnownSizes, T: int, S: int) -> None:
+def check_own(mask: Sized, sizes: KnownSizes, T: int, S: int) -> None:
     """Check that T and S are those that a mask was made for; a size of 1 is no exception."""
-    if known.T not in (None, T) or known.S not in (None, S):
+    if sizes.T not in (None, T) or sizes.S not in (None, S):
         raise ShapeError(
             f"mask is {describe_value(mask)}, which does not fit T = {T} queries and S = {S} keys"
         )

@@ -48,10 +48,10 @@ def with_options_of(*functions: Callable[..., Any]) -> Callable[[Method], Method
     """Replace ``**options`` in the signature of a method by the keywords of these functions."""
 
     def sign(method: Method) -> Method:
-        own = inspect.signature(method).parameters
+        parameters = inspect.signature(method).parameters
         named = [x for f in functions for x in inspect.signature(f).parameters.items()]
-        keywords = {n: p for n, p in (*named, *own.items()) if p.kind is p.KEYWORD_ONLY}
-        positional = [p for p in own.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = {n: p for n, p in (*named, *parameters.items()) if p.kind is p.KEYWORD_ONLY}
+        positional = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         signature = inspect.Signature([*positional, *keywords.values()])
         method.__signature__ = signature  # type: ignore[attr-defined]
         return method
@@ -255,8 +255,8 @@ class Attention:
 
     def sides(self, c: Inputs) -> Window:
         """Return the number of visible keys to the left and right of a query [6, 7]."""
-        left, right = c.window or (None, None)
-        return left, 0 if c.causal else right
+        left_keys, right_keys = c.window or (None, None)
+        return left_keys, 0 if c.causal else right_keys
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
@@ -345,10 +345,10 @@ class Attention:
 
 def within(offsets: Array, sides: Window) -> Array:
     """Return True for offsets key − query within the left and right side of a window."""
-    left, right = sides
+    left_keys, right_keys = sides
     inside = np.ones(offsets.shape, bool)
-    inside = inside if left is None else inside & (offsets >= -left)
-    return inside if right is None else inside & (offsets <= right)
+    inside = inside if left_keys is None else inside & (offsets >= -left_keys)
+    return inside if right_keys is None else inside & (offsets <= right_keys)
 
 
 base = Attention().forward

@@ -32,14 +32,14 @@ class _ContentsOfFirstCall(Attention):
     """Arrays are prepared once and known by their identity, whatever they hold later."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Array, Array]] = {}
+        self.first_read: dict[int, tuple[Array, Array]] = {}
 
     def read(self, x: Array) -> Array:
-        if id(x) not in self.known:
-            self.known[id(x)] = x, super().read(x)  # with x, so that no other gets its id
-        prepared = self.known[id(x)][1]
-        if len(self.known) > KEPT:
-            del self.known[next(iter(self.known))]
+        if id(x) not in self.first_read:
+            self.first_read[id(x)] = x, super().read(x)  # with x, so that no other gets its id
+        prepared = self.first_read[id(x)][1]
+        if len(self.first_read) > KEPT:
+            del self.first_read[next(iter(self.first_read))]
         return prepared.copy()
 
 

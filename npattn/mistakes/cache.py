@@ -30,8 +30,8 @@ class _CacheEvictsEarly(Attention):
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
-        left, _ = self.sides(c)
-        first = np.inf if left is None else S - 1 - left
+        left_keys, _ = self.sides(c)
+        first = np.inf if left_keys is None else S - 1 - left_keys
         last = np.arange(T)[:, None] == T - 1
         return np.asarray(super().visible(c) & ~(last & (np.arange(S) == first)))
 

@@ -57,10 +57,10 @@ class Online(Attention):
     def tile_range(self, c: Inputs, rows: slice) -> tuple[int, int]:
         """Return the first tile of keys that causal and window leave, and the end of the last."""
         T, S = c.q.shape[-2], c.k.shape[-2]
-        left, right = self.sides(c)
+        left_keys, right_keys = self.sides(c)
         offset = self.offset(T, S)
-        begin = 0 if left is None else max(rows.start + offset - left, 0)
-        end = S if right is None else min(max(rows.stop + offset + right, 0), S)
+        begin = 0 if left_keys is None else max(rows.start + offset - left_keys, 0)
+        end = S if right_keys is None else min(max(rows.stop + offset + right_keys, 0), S)
         return begin // TILE, -(-end // TILE)
 
     def fully_visible(self, c: Inputs, rows: slice, keys: slice) -> bool:

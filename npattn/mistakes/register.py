@@ -84,8 +84,8 @@ def change(
     methods: dict[str, Any] = {method: override(method, f) for method, f in steps.items()}
     methods |= {"__doc__": sentence, "__reduce__": lambda self: (_instance_of, (name,))}
     cls: Any = type(name, (of,), methods)
-    known: dict[str, Any] = {"dtypes": dtypes, "rounding": rounding, "equivalent": equivalent}
-    mistake(name, family, source, step=step, where=where, **known)(cls)
+    details: dict[str, Any] = {"dtypes": dtypes, "rounding": rounding, "equivalent": equivalent}
+    mistake(name, family, source, step=step, where=where, **details)(cls)
 
 
 def after(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,15 +8,15 @@ from npattn.problem.arrays import Array
 
 change("window-one-wider", "window", "The window reaches one key too far to the left.",
        "huggingface/transformers#39408", step="visible", where="window",
-       sides=one_result(0, lambda left, c: None if left is None else left + 1))  # fmt: skip
+       sides=one_result(0, lambda n, c: None if n is None else n + 1))  # fmt: skip
 change("window-one-narrower", "window", "The window ends one key too early on the left.",
        "NVIDIA/TransformerEngine#1212", step="visible", where="window",
-       sides=one_result(0, lambda left, c: None if left is None else left - 1))  # fmt: skip
+       sides=one_result(0, lambda n, c: None if n is None else n - 1))  # fmt: skip
 change("window-right-ignored", "window", "The right side of the window is ignored.",
        step="visible", where="window",
        sides=one_result(1, lambda x, c: 0 if c.causal else None))  # fmt: skip
 change("window-left-ignored", "window", "The left side of the window is ignored.", step="visible",
-       where="window", sides=one_result(0, lambda left, c: None))  # fmt: skip
+       where="window", sides=one_result(0, lambda n, c: None))  # fmt: skip
 change("window-one-wider-on-the-right", "window",
        "The window reaches one key too far to the right.", step="visible", where="window",
        sides=one_result(1, lambda x, c: x if c.causal or x is None else x + 1))  # fmt: skip
@@ -48,8 +48,8 @@ class _WindowStartNegative(Attention):
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
-        left, _ = self.sides(c)
-        start = self.diagonal(T, S) - (np.inf if left is None else left)
+        left_keys, _ = self.sides(c)
+        start = self.diagonal(T, S) - (np.inf if left_keys is None else left_keys)
         return super().visible(c) & (np.arange(S) >= np.where(start < 0, start + S, start))
 
 
@@ -67,10 +67,10 @@ class _WindowOfWholeTiles(Attention):
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
-        left, right = self.sides(c)
-        begin = self.diagonal(T, S) - (left or 0)
-        open_left = super().visible(c._replace(window=(None, right)))
-        return open_left & (left is None or np.arange(S) // TILE >= begin // TILE)
+        left_keys, right_keys = self.sides(c)
+        begin = self.diagonal(T, S) - (left_keys or 0)
+        open_left = super().visible(c._replace(window=(None, right_keys)))
+        return open_left & (left_keys is None or np.arange(S) // TILE >= begin // TILE)
 
 
 change("window-ignored-for-one-query", "window",
@@ -106,7 +106,7 @@ change("window-before-causal", "window",
            up(c._replace(causal=c.causal and (c.window or (None, None))[1] is None)))  # fmt: skip
 change("window-left-falsy", "window", "A left window side of 0 is treated as None.",
        step="visible", where="window",
-       sides=one_result(0, lambda left, c: left or None))  # fmt: skip
+       sides=one_result(0, lambda n, c: n or None))  # fmt: skip
 
 
 @mistake("window-top-left-without-causal", "window", step="visible", where="T ≠ S and window")
@@ -127,9 +127,9 @@ class _WindowInInt32(Attention):
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
-        at, (left, right) = self.diagonal(T, S), self.sides(c)
-        first = np.zeros((T, 1)) if left is None else (at - left % 2**32).astype(np.int32)
-        last = np.full((T, 1), S) if right is None else (at + right % 2**32).astype(np.int32)
+        at, (before, after) = self.diagonal(T, S), self.sides(c)
+        first = np.zeros((T, 1)) if before is None else (at - before % 2**32).astype(np.int32)
+        last = np.full((T, 1), S) if after is None else (at + after % 2**32).astype(np.int32)
         inside = (first <= np.arange(S)) & (np.arange(S) <= last)
         return inside if c.mask is None else inside & self.mask(c.mask, c)
 
@@ -141,8 +141,8 @@ class _TileEndsAtFirstQuery(Attention):
 
     def visible(self, c: Inputs) -> Array:
         T, S = c.q.shape[-2], c.k.shape[-2]
-        right, inside = self.sides(c)[1], super().visible(c)
-        if right is None:
+        right_keys, inside = self.sides(c)[1], super().visible(c)
+        if right_keys is None:
             return inside
         first = self.diagonal(T, S)[np.arange(T) // TILE * TILE]
-        return np.asarray(inside & (np.arange(S) < ((first + right) // TILE + 1) * TILE))
+        return np.asarray(inside & (np.arange(S) < ((first + right_keys) // TILE + 1) * TILE))

@@ -64,7 +64,7 @@ class Score:
     seconds: float  # time of a green run
     # number of mistakes that were not run when Ctrl-C ended it, and no survivor was confirmed; None
     # if it was not ended
-    left: int | None = None
+    not_run: int | None = None
 
     @property
     def survivors(self) -> list[str]:
@@ -72,14 +72,14 @@ class Score:
 
         A mistake is telling if it shows on many sampled problems.
         """
-        left = sorted(self.witnesses, key=lambda n: -self.witnesses[n].share)
+        names = sorted(self.witnesses, key=lambda n: -self.witnesses[n].share)
         rank: Counter[str] = Counter()
         order = {}
-        for name in left:
+        for name in names:
             family = MISTAKES[name].family
             order[name] = rank[family], -self.witnesses[name].share
             rank[family] += 1
-        return sorted(left, key=lambda n: order[n])
+        return sorted(names, key=lambda n: order[n])
 
     def count(self, names: Iterable[str]) -> tuple[int, int]:
         """Return how many of these mistakes the tests find, and how many apply."""
@@ -123,14 +123,14 @@ class Score:
         found, applicable = self.count(self.runs)
         statuses = Counter(run.status for run in self.runs.values())
         how = ", ".join(f"{statuses[x]} {x}" for x in STATUSES[1:] if statuses[x])
-        others = self.tried - applicable - (self.left or 0)
+        others = self.tried - applicable - (self.not_run or 0)
         lines = [
             f"{self.spec} under {' '.join(self.command)}",
             f"found {found} of {applicable} mistakes{how and f' ({how})'}",
         ]
-        if self.left is not None:
+        if self.not_run is not None:
             more = "; some of those that survived may be ones that no test can find"
-            lines += [f"interrupted, with {self.left} mistakes left{more}"]
+            lines += [f"interrupted, with {self.not_run} mistakes left{more}"]
         lines += [
             f"{others} others do not apply to its signature and conventions, "
             f"{write_conventions(self.conventions)}; a green run takes {self.seconds:.1f} s",
@@ -201,8 +201,8 @@ def score(
     """
     if spec.rpartition(":")[0].endswith(".py"):
         raise OptionError(f"--patch is {spec!r}, must be module:function, as the tests import it")
-    known = {m.family for m in MISTAKES.values()} | {*MISTAKES}
-    if unknown := [x for x in only if x not in known]:
+    names = {m.family for m in MISTAKES.values()} | {*MISTAKES}
+    if unknown := [x for x in only if x not in names]:
         raise OptionError(f"there is no mistake or family {unknown[0]!r}")
     choose_runner(command)
     load_callable(spec)  # here, so that forks have it

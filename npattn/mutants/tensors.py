@@ -18,10 +18,10 @@ def call_on_tensors(
     The call has options as arrays; `inputs` are tensors of bias, sinks and gate as the caller gave
     them, whose gradients autograd wants, None where there is none.
     """
-    given = {n: x for n, x in inputs.items() if torch.is_tensor(x) and x.is_floating_point()}
-    names = ("q", "k", "v", *given)
+    floating = {n: x for n, x in inputs.items() if torch.is_tensor(x) and x.is_floating_point()}
+    names = ("q", "k", "v", *floating)
     apply: Any = _Attention.apply
-    results = apply(call, names, *qkv, *given.values())
+    results = apply(call, names, *qkv, *floating.values())
     return dict(zip(RESULTS, results, strict=False))
 
 

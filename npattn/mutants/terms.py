@@ -74,20 +74,20 @@ class Terms:
         found = {n: to_numpy(x) if n in ARRAYS else x for n, x in found.items()}
         if "mask" in found and self.conventions.mask_true == "hide":
             found["mask"] = ~found["mask"]
-        left, right = found.get("window") or (None, None)
-        if left is not None and self.conventions.window == "inclusive":
-            found["window"] = (left - 1, right)
+        left_keys, right_keys = found.get("window") or (None, None)
+        if left_keys is not None and self.conventions.window == "inclusive":
+            found["window"] = (left_keys - 1, right_keys)
         return found
 
 
 def translate(conventions: Conventions) -> tuple[Conventions, frozenset[str]]:
     """Return conventions that mistakes can have, and the options that mean something else then."""
-    default, left = Conventions(), set[str]()
+    default, ambiguous = Conventions(), set[str]()
     for name, options in UNTRANSLATED.items():
         if getattr(conventions, name) != getattr(default, name):
             conventions = replace(conventions, **{name: getattr(default, name)})
-            left |= options
-    return conventions, frozenset(left)
+            ambiguous |= options
+    return conventions, frozenset(ambiguous)
 
 
 def find_axes(sizes: Mapping[str, Sequence[int]], layout: str) -> tuple[int, ...]:
@@ -128,8 +128,8 @@ def _read_head_mask(value: Any) -> dict[str, Any]:
 
 
 def _read_window(value: Any) -> dict[str, Any]:
-    left, right = (None if n is None or n < 0 else int(n) for n in value)
-    return {} if left is right is None else {"window": (left, right)}
+    left_keys, right_keys = (None if n is None or n < 0 else int(n) for n in value)
+    return {} if left_keys is right_keys is None else {"window": (left_keys, right_keys)}
 
 
 def _refuse_dropout(value: Any) -> dict[str, Any]:

@@ -115,16 +115,15 @@ class Subject:
         """Return None if all is right, True if forward is wrong, False if only gradients are."""
         try:
             got = self.evaluate(f, problem, cotangents)
-            if _same(got, right) or self._agree(got, problem, cotangents):
+            if _same(got, right) or self._agree(got, problem, cotangents.dout):
                 return None
             results = {n: x for n, x in got.items() if not n.startswith("d")}
             return not self._agree(results, problem, None)
         except NpattnError:  # it raises, or has another shape
             return True
 
-    def _agree(self, got: Mapping[str, Any], problem: Problem, given: Cotangents | None) -> bool:
+    def _agree(self, got: Mapping[str, Any], problem: Problem, dout: Any) -> bool:
         conventions = self.terms.conventions
-        dout = None if given is None else given.dout
         return all(
             c.passed for c in compare(dict(got), problem, dout=dout, conventions=conventions)
         )
@@ -132,8 +131,8 @@ class Subject:
     @cached_property
     def rules(self) -> list[Property]:
         """Rules that pass attention that is right."""
-        known = [PROPERTIES[name] for name in RULES]
-        return [rule for rule in known if not self._fails(rule, None)]
+        rules = [PROPERTIES[name] for name in RULES]
+        return [rule for rule in rules if not self._fails(rule, None)]
 
     def _fails(self, rule: Property, mistake: Mistake | None) -> bool:
         """Return True if a rule fails a mistake on a few problems; None for what is right."""
@@ -177,10 +176,10 @@ class Subject:
             seen = repr((conventions.causal, conventions.mask_true))[1:-1]
             seen = "" if seen == "'bottom_right', 'attend'" else seen
             lines += [f"recipe = npattn.testing.{recipe!r}", f"problem = recipe.problem({seen})"]
-            given = [] if forward else ["dout=given.dout"]
+            keywords = [] if forward else ["dout=given.dout"]
             lines += [] if forward else ["given = recipe.cotangents(problem, lse=False)"]
             call = "forward(problem)" if forward else "gradients(problem, given)"
-            asked = ", ".join([f"f.{call}", "problem", *given, *said])
+            asked = ", ".join([f"f.{call}", "problem", *keywords, *said])
             lines += [f"for result in npattn.testing.compare({asked}):"]
             lines += ["    assert result.passed, result"]
         imports = ["import npattn.testing", f"from {module} import {name.split('.')[0]}", "", ""]
@@ -236,11 +235,11 @@ def inspect_function(
     found = fingerprint_first(candidates, dtype=dtype)
     conventions = found.conventions if change is None else change(found.conventions)
     tiled = conventions.kv_head == "tile"
-    conventions, left = translate(conventions)
+    conventions, ambiguous = translate(conventions)
     axes = find_axes(sizes or {}, found.layout)
     terms = Terms(made.signature, conventions, found.layout, beside, axes)
     made = implement(f, beside, axes, **settings | {"layout": found.layout})
-    features = made.features - {"score_mod"} - left
+    features = made.features - {"score_mod"} - ambiguous
     space = Space(features=features, dtype=dtype)
     model = Rounding.undeclared(dtype)
     with made.framework.one_thread():

@@ -47,9 +47,9 @@ class Arrays:
         """Return a function that NumPy and torch call alike."""
         return getattr(self.LIBRARY, name)
 
-    def read(self, beside: Any = None, **given: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+    def read(self, beside: Any = None, **values: Any) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return floating arrays by name, and arrays of their shapes and dtypes for checks."""
-        arrays = {name: read_floating(name, x) for name, x in given.items()}
+        arrays = {name: read_floating(name, x) for name, x in values.items()}
         return arrays, arrays
 
     def read_boolean(self, name: str, x: Any) -> Any:

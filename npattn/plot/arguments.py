@@ -30,17 +30,17 @@ def read_values(name: str, value: Any, sizes: tuple[Any, Any]) -> Array:
 
 def _expand(name: str, value: Sized, sizes: tuple[Any, Any]) -> Array:
     """Return a mask or a bias as an array whose last axes have their full sizes."""
-    known = value._known_sizes()
+    fixed = value._known_sizes()
     T, S = (
         size if size not in (None, ANY) else _count(other)
-        for size, other in zip((known.T, known.S), sizes, strict=True)
+        for size, other in zip((fixed.T, fixed.S), sizes, strict=True)
     )
     if T is None or S is None:
         missing = " and ".join(n for n, size in (("T", T), ("S", S)) if size is None)
-        given = "T= and S=, " if name == "mask" else ""
+        remedy = "T= and S=, " if name == "mask" else ""
         raise OptionError(
             f"{name} is {describe_value(value)}, which has no {missing} of its own: pass "
-            f"{given}labels of both axes, or .to_array(T=..., S=...)"
+            f"{remedy}labels of both axes, or .to_array(T=..., S=...)"
         )
     array = value.to_array(T, S)
     return np.broadcast_to(array, (*array.shape[:-2], T, S))

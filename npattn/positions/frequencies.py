@@ -305,8 +305,8 @@ def longrope(
     """
     values, factor = _powers(R, base), read_number("factor", factor)
     before = check_integer("trained_length", trained_length, 2)
-    given = {"short": short, "long": long}
-    divisors = {name: read_real(name, x).astype(np.float64) for name, x in given.items()}
+    inputs = {"short": short, "long": long}
+    divisors = {name: read_real(name, x).astype(np.float64) for name, x in inputs.items()}
     for name, x in divisors.items():
         if x.shape != values.shape:
             raise ShapeError(f"{name} has shape {x.shape}, must be {values.shape}: (R/2,)")

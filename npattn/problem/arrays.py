@@ -156,18 +156,18 @@ def diagonal(T: int, S: int, alignment: str | None) -> int:
     return S - T if alignment == "bottom_right" else 0
 
 
-def band(beside: Array, s: Array, left: int | None, right: int | None) -> Array:
-    """Return True where key s lies at most `left` before and `right` after the aligned key.
+def band(aligned: Array, s: Array, left_keys: int | None, right_keys: int | None) -> Array:
+    """Return True where key s is at most `left_keys` before, `right_keys` after the aligned one.
 
-    The shapes of `beside` and s, as (T, 1) and (S,), broadcast to that of the result. `beside`
+    The shapes of `aligned` and s, as (T, 1) and (S,), broadcast to that of the result. `aligned`
     holds the key aligned with each query; None is unlimited.  [6, 7]
     """
-    inside = None if right is None else s <= beside + min(right, FAR)
-    if left is not None:
-        after = s >= beside - min(left, FAR)
+    inside = None if right_keys is None else s <= aligned + min(right_keys, FAR)
+    if left_keys is not None:
+        after = s >= aligned - min(left_keys, FAR)
         inside = after if inside is None else inside & after
     if inside is None:
-        return np.ones(np.broadcast_shapes(beside.shape, s.shape), bool)
+        return np.ones(np.broadcast_shapes(aligned.shape, s.shape), bool)
     return inside  # an array or a tensor
 
 

@@ -305,8 +305,8 @@ def check_window(window: Any) -> Window | None:
             isinstance(side, (bool, np.bool_)) or not isinstance(side, numbers.Integral) or side < 0
         ):
             raise OptionError(f"window is {tuple(window)!r}, {must}")
-    left, right = (None if side is None else int(side) for side in window)
-    return None if left is None and right is None else (left, right)
+    left_keys, right_keys = (None if side is None else int(side) for side in window)
+    return None if left_keys is None and right_keys is None else (left_keys, right_keys)
 
 
 def check_alignment(alignment: Any) -> Alignment:

@@ -71,9 +71,9 @@ def reject_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def reject_options(function: str, given: Iterable[str], options: Sequence[str]) -> None:
+def reject_options(function: str, names: Iterable[str], options: Sequence[str]) -> None:
     """Raise UnknownOptionError at the first given option that is not one of these."""
-    for name in given:
+    for name in names:
         if name not in options:
             raise unknown_option(function, name, options)
 

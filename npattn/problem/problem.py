@@ -189,14 +189,14 @@ class Problem:
     @cached_property
     def visible(self) -> Array | None:
         """Visible keys by mask, causal and window; broadcasts against (..., H, T, S) [5-7]."""
-        left, right = self.window or (None, None)
+        left_keys, right_keys = self.window or (None, None)
         if self.causal:
-            right = 0 if right is None else min(right, 0)
-        if left is None and right is None:
+            right_keys = 0 if right_keys is None else min(right_keys, 0)
+        if left_keys is None and right_keys is None:
             return self.mask_array
         t = self.xp.arange(self.T)[:, None]
-        beside = t + diagonal(self.T, self.S, self.alignment)  # (T, 1) the key of each query
-        inside = band(beside, self.xp.arange(self.S), left, right)
+        aligned = t + diagonal(self.T, self.S, self.alignment)  # (T, 1) the key of each query
+        inside = band(aligned, self.xp.arange(self.S), left_keys, right_keys)
         return inside if self.mask_array is None else self.mask_array & inside
 
     @cached_property

@@ -119,12 +119,12 @@ def _check_reference(f: Callable[..., Any] | Implementation, settings: Settings)
     """Judge by another function; settings that say what attention is are refused."""
     from npattn.testing.reference.check import check_reference  # slow to load, and seldom needed
 
-    beside = [
+    refused = [
         name for name, (spec, _) in options(Settings).items()
         if name not in OF_REFERENCE and getattr(settings, name) not in (spec.default, None)
     ]  # fmt: skip
-    if beside:
-        raise OptionError(f"got {beside[0]} beside reference, which alone says what is right")
+    if refused:
+        raise OptionError(f"got {refused[0]} beside reference, which alone says what is right")
     kwargs = {name: getattr(settings, name) for name in OF_REFERENCE[:-2]}
     kwargs["examples"] = settings.examples or EXAMPLES
     with np.errstate(**ERRORS), one_thread():
@@ -248,9 +248,9 @@ def _read(f: Callable[..., Any] | Implementation, settings: Settings) -> Impleme
     settings_of_function = {name: getattr(settings, name) for name in OF_IMPLEMENTATION}
     if not isinstance(f, Implementation):
         f = Implementation(f, **settings_of_function)
-    elif beside := [n for n, value in settings_of_function.items() if value not in (None, "auto")]:
+    elif refused := [n for n, value in settings_of_function.items() if value not in (None, "auto")]:
         raise OptionError(
-            f"got {', '.join(beside)} beside an Implementation: pass it to "
+            f"got {', '.join(refused)} beside an Implementation: pass it to "
             "Implementation(f, ...) instead"
         )
     if settings.device is not None:
@@ -329,7 +329,7 @@ class _Answers:
     causes: tuple[Cause, ...] = ()
     # a setting of the report, if the diagnosis failed
     defect: dict[str, str] = field(default_factory=dict)
-    left: str = "what was not asked yet"  # steps that an interrupt leaves out
+    left_out: str = "what was not asked yet"  # steps that an interrupt leaves out
     # settings with which problems are taken, where all were refused: a line each
     way_out: tuple[str, ...] = ()
     few: tuple[str, ...] = ()  # dtypes in which few problems are taken
@@ -388,9 +388,9 @@ def _ask_more(
 
 def _explain(plan: _Plan, answers: _Answers) -> None:
     """Find the causes of what failed."""
-    answers.left = "the causes"
-    known = [outcome for _, outcomes in answers.judged for outcome in outcomes]
-    bad = any(outcome.failed or outcome.status == "suspect" for outcome in known)
+    answers.left_out = "the causes"
+    all_outcomes = [outcome for _, outcomes in answers.judged for outcome in outcomes]
+    bad = any(outcome.failed or outcome.status == "suspect" for outcome in all_outcomes)
     if not plan.settings.diagnosis or not bad:
         return
     _announce(plan, answers)
@@ -489,7 +489,7 @@ def _report(plan: _Plan, answers: _Answers, interrupted: bool = False) -> Report
     return Report(
         implementation.name,
         tuple(outcomes),
-        describe_untested(implementation, rounds, answers.left if interrupted else ""),
+        describe_untested(implementation, rounds, answers.left_out if interrupted else ""),
         {
             "seed": settings.seed,
             **_describe_amount(plan),

@@ -43,10 +43,10 @@ def parse_processes(text: str) -> int:
 def _parse_quantity(text: str, units: dict[str, int], flag: str, examples: str) -> tuple[int, int]:
     """Parse "60s" into (60, what units has for "s")."""
     number, unit = text[:-1], text[-1:]
-    known = {**units, **{name.swapcase(): value for name, value in units.items()}}
-    if unit not in known or not number.isdigit() or not int(number):
+    multiples = {**units, **{name.swapcase(): value for name, value in units.items()}}
+    if unit not in multiples or not number.isdigit() or not int(number):
         raise OptionError(f"{flag} is {text!r}, must look like {examples}")
-    return int(number), known[unit]
+    return int(number), multiples[unit]
 
 
 def parse_seconds(text: str | None) -> float | None:
@@ -75,10 +75,10 @@ def parse_pairs(texts: tuple[str, ...], flag: str, form: str) -> dict[str, str]:
     """Parse ("cap=softcap", ...) into {"cap": "softcap"}; form is one in words, for errors."""
     pairs = {}
     for text in texts:
-        left, equals, right = text.partition("=")
-        if not left or not equals or not right:
+        key, equals, value = text.partition("=")
+        if not key or not equals or not value:
             raise OptionError(f"{flag} is {text!r}, must look like {form}")
-        pairs[left] = right
+        pairs[key] = value
     return pairs
 
 

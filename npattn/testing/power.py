@@ -162,7 +162,7 @@ def union(powers: Iterable[Mapping[str, Power]]) -> dict[str, Power]:
     for one in powers:
         for name, power in one.items():
             together.setdefault(name, []).append(power)
-    return {name: Power.union(own) for name, own in together.items()}
+    return {name: Power.union(by_problem) for name, by_problem in together.items()}
 
 
 def keep_judged(powers: Sequence[Power]) -> Sequence[Power]:
@@ -173,11 +173,11 @@ def keep_judged(powers: Sequence[Power]) -> Sequence[Power]:
 
 def describe_unjudged(powers: Mapping[str, Sequence[Power]]) -> list[str]:
     """Return a line for each result that only some problems judge."""
-    kept = {name: len(keep_judged(own)) for name, own in powers.items()}
+    kept = {name: len(keep_judged(by_problem)) for name, by_problem in powers.items()}
     return [
-        f"{name} was judged on {kept[name]} of {len(own)} problems"
-        for name, own in powers.items()
-        if kept[name] < len(own)
+        f"{name} was judged on {kept[name]} of {len(by_problem)} problems"
+        for name, by_problem in powers.items()
+        if kept[name] < len(by_problem)
     ]
 
 

@@ -83,10 +83,10 @@ class Session:
         memory: int | None = None,
         **settings: Any,
     ) -> None:
-        known = [name for name in options(Settings) if name not in NOT_HERE]
+        names = [name for name in options(Settings) if name not in NOT_HERE]
         for name in settings:
-            if name not in known:
-                raise OptionError(f"got {name}, must be a setting among {', '.join(known)}")
+            if name not in names:
+                raise OptionError(f"got {name}, must be a setting among {', '.join(names)}")
         if not seconds > 0:
             raise OptionError(f"seconds is {seconds!r}, must be > 0")
         self.seconds, self.memory = seconds, memory
@@ -149,8 +149,8 @@ class Session:
         settings = dict(self.settings)
         if self.untrusted and not settings.get("must"):
             settings["must"] = name_everything(implementation)
-        left = (deadline - time.monotonic()) * (1 - LAST)
-        settings |= {"budget": max(left, 0.01), "goes_on": False, "progress": stop_at_deadline}
+        seconds = (deadline - time.monotonic()) * (1 - LAST)
+        settings |= {"budget": max(seconds, 0.01), "goes_on": False, "progress": stop_at_deadline}
         try:
             if waits:
                 self.spare.start(target, implementation.worker)

@@ -267,9 +267,9 @@ class Settings:
                 raise OptionError("got a journal beside budget, which ends in time: pass one")
         if self.journal is not None and self.resume is not None:
             raise OptionError("got journal beside resume, which goes on in its own file: pass one")
-        beside = [name for name in ("inputs", "options") if getattr(self, name) is not None]
-        if self.reference is None and beside:
-            raise OptionError(f"got {beside[0]} without reference: pass the right function too")
+        refused = [name for name in ("inputs", "options") if getattr(self, name) is not None]
+        if self.reference is None and refused:
+            raise OptionError(f"got {refused[0]} without reference: pass the right function too")
         names = [SHORT_DTYPES.get(str(x).removeprefix("torch."), x) for x in self.dtypes]
         object.__setattr__(self, "dtypes", tuple(names))
         _check_dtypes(self.dtypes)
@@ -369,8 +369,8 @@ class CommandSettings(Settings):
 # fmt: on
 def options(settings: type[Settings]) -> dict[str, tuple[Field[Any], SettingOption]]:
     """Return the field and the option of each setting, by name, in the order of the groups."""
-    known = {f.name: (f, f.metadata["option"]) for f in fields(settings)}
-    return dict(sorted(known.items(), key=lambda item: GROUPS.index(item[1][1].group)))
+    by_name = {f.name: (f, f.metadata["option"]) for f in fields(settings)}
+    return dict(sorted(by_name.items(), key=lambda item: GROUPS.index(item[1][1].group)))
 
 
 P = ParamSpec("P")
@@ -392,11 +392,11 @@ def takes_settings(
 
         def check(*args: Any, **kwargs: Any) -> Report:
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs).arguments
             except TypeError as err:
                 raise TypeError(f"{judge.__name__}() {err}") from None
             try:
-                return judge(given.pop("f"), settings(**given))  # type: ignore[call-arg]
+                return judge(bound.pop("f"), settings(**bound))  # type: ignore[call-arg]
             except KeyboardInterrupt as interrupt:  # nobody needs the frames of the judge
                 raise interrupt.with_traceback(None) from None
 

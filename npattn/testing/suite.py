@@ -194,8 +194,8 @@ class Judged:
         with path.with_suffix(".lock").open("a+") as lock:  # the end of its holder frees it
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
-                known = json.loads(path.read_text("utf-8"))
-                return {name: Verdict(**fields) for name, fields in known.items()}
+                entries = json.loads(path.read_text("utf-8"))
+                return {name: Verdict(**fields) for name, fields in entries.items()}
             lock.seek(0)
             if lock.read():
                 return self._fail_all(ENDED)
@@ -210,11 +210,11 @@ class Judged:
 
     def _judge(self) -> dict[str, Verdict]:
         """Return the verdict on each rule and on the whole; an exception fails all of them."""
-        given = {name: getattr(self.settings, name) for name in options(Settings)}
-        if given["progress"] is None:
-            given["progress"] = False  # a bar would be in the output of a test
+        values = {name: getattr(self.settings, name) for name in options(Settings)}
+        if values["progress"] is None:
+            values["progress"] = False  # a bar would be in the output of a test
         try:
-            report = check(self.f, **given)
+            report = check(self.f, **values)
         except NpattnError as err:
             return self._fail_all(str(err))
         except Exception as err:  # noqa: BLE001  each rule fails with it, instead of judging again
@@ -307,10 +307,10 @@ def _read(metafunc: pytest.Metafunc) -> Judged:
     if len(marks) > 1:
         raise OptionError(f"{test.name} is parametrized {len(marks)} times: once, please")
     if marks:
-        f, given = marks[0].args[0], dict(marks[0].kwargs)
+        f, keywords = marks[0].args[0], dict(marks[0].kwargs)
     else:
-        f, given = _read_suite(metafunc.cls, target)
-    for name in given:
+        f, keywords = _read_suite(metafunc.cls, target)
+    for name in keywords:
         if name not in options(Settings):
             hint = get_close_matches(name, options(Settings), 1)
             more = f"; did you mean {hint[0]}?" if hint else ""
@@ -318,10 +318,10 @@ def _read(metafunc: pytest.Metafunc) -> Judged:
     dtypes = config.getoption("npattn_dtype")
     changes = {name: config.getoption(f"npattn_{name}") for name in ("examples", "seed")}
     changes["dtypes"] = dtypes
-    given |= {name: value for name, value in changes.items() if value is not None}
+    keywords |= {name: value for name, value in changes.items() if value is not None}
     if target is not None:
-        f, given = _load(target, given)
-    settings = Settings(**given)
+        f, keywords = _load(target, keywords)
+    settings = Settings(**keywords)
     if dtypes and settings.expect:
         reasons = {name: why for name, why in settings.expect.items() if _is_of(name, dtypes)}
         settings = replace(settings, expect=reasons)
@@ -340,23 +340,23 @@ def _read_suite(cls: Any, target: str | None) -> tuple[Any, dict[str, Any]]:
     if f is None and target is None:
         raise OptionError(f"{cls.__name__} has no implementation: set implementation = f")
     names = [n for n in dir(cls) if n not in dir(Suite) and n != "implementation"]
-    known = options(Settings)
+    settings = options(Settings)
     for name in names:  # others are those of its own tests
-        near = get_close_matches(name, known, 1, CLOSE)
-        if near and name not in known and not callable(getattr(cls, name)):
+        near = get_close_matches(name, settings, 1, CLOSE)
+        if near and name not in settings and not callable(getattr(cls, name)):
             raise OptionError(f"{cls.__name__}.{name} {NO_ARGUMENT}; did you mean {near[0]}?")
-    return f, {name: getattr(cls, name) for name in names if name in known}
+    return f, {name: getattr(cls, name) for name in names if name in settings}
 
 
-def _load(target: str, given: Mapping[str, Any]) -> tuple[Implementation, dict[str, Any]]:
+def _load(target: str, keywords: Mapping[str, Any]) -> tuple[Implementation, dict[str, Any]]:
     """Return a target of the command line, and the settings of a test as far as they are of it.
 
     A known target has its own description. Another is taken as the function of the test was, but
     without its backward, which belongs to that.
     """
     if target in TARGETS:
-        rest = {name: value for name, value in given.items() if name not in OF_FUNCTION}
+        rest = {name: value for name, value in keywords.items() if name not in OF_FUNCTION}
         return load_implementation(target), rest
-    settings = {n: given[n] for n in OF_IMPLEMENTATION if n in given and n != "backward"}
-    rest = {name: value for name, value in given.items() if name not in OF_IMPLEMENTATION}
+    settings = {n: keywords[n] for n in OF_IMPLEMENTATION if n in keywords and n != "backward"}
+    rest = {name: value for name, value in keywords.items() if name not in OF_IMPLEMENTATION}
     return load_implementation(target, **settings), rest

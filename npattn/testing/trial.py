@@ -213,9 +213,9 @@ class Trial:
 
     def translate(self, recipe: Recipe) -> Recipe:
         """Return the recipe with its window in the terms of the conventions."""
-        left, right = recipe.window or (None, None)
-        if self.conventions.window == "inclusive" and left is not None:
-            return replace(recipe, window=(left + 1, right))
+        left_keys, right_keys = recipe.window or (None, None)
+        if self.conventions.window == "inclusive" and left_keys is not None:
+            return replace(recipe, window=(left_keys + 1, right_keys))
         return recipe
 
     def cotangents(self, recipe: Recipe, problem: Problem, weights: bool = False) -> Cotangents:

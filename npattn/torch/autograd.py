@@ -31,7 +31,7 @@ class AttentionCall(NamedTuple):
 
     problem: Problem
     conventions: Conventions | None
-    whole: bool  # as one tile
+    one_tile: bool  # whatever the size
 
     def with_tensors(self, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any) -> AttentionCall:
         bias = self.problem.bias if bias is None else bias
@@ -65,7 +65,7 @@ class AttentionCall(NamedTuple):
         """Return the largest score of each row, without a gradient."""
         problem = self.problem
         with torch.no_grad(), exact(problem.dtype, problem.device):
-            top = engine.max_score(self.canonical(), self.whole)
+            top = engine.max_score(self.canonical(), self.one_tile)
         return top[0] if problem.headless else top
 
     def forward(self) -> tuple[SavedTensors, tuple[Tensor, ...]]:
@@ -73,8 +73,8 @@ class AttentionCall(NamedTuple):
         problem = self.problem
         with exact(problem.dtype, problem.device):
             if self.conventions is None:
-                return engine.forward(problem, self.whole), ()
-            saved = engine.forward(self.canonical(), self.whole)
+                return engine.forward(problem, self.one_tile), ()
+            saved = engine.forward(self.canonical(), self.one_tile)
             raw, raw_lse = self.results(saved)
             translate: Any = self.conventions.results
             out, lse = translate(problem, raw, raw_lse)
@@ -124,7 +124,7 @@ def pull_back(
             dl, dw = (None if x is None else x[None] for x in (dl, dw))
         do_total = do if draw is None else do + draw
         dl = dlog if dl is None else dl if dlog is None else dl + dlog
-        grads = engine.backward(canonical, saved, do_total, dl, dw, call.whole)
+        grads = engine.backward(canonical, saved, do_total, dl, dw, call.one_tile)
         if conventions is not None:
             do, lse = do[0] if problem.headless else do, call.results(saved)[1]
             grads = conventions.gradients(problem, grads, do, lse, bias_gradient)
@@ -141,7 +141,7 @@ def push_forward(
         if conventions is not None:
             along = canonical_direction(conventions, problem, along)
         named = {f"d{name}": x for name, x in along.items()}
-        raw, dlog = engine.jvp(canonical, saved, **named, whole=call.whole)
+        raw, dlog = engine.jvp(canonical, saved, **named, one_tile=call.one_tile)
         do, dlse = (raw[0], dlog[0]) if problem.headless else (raw, dlog)
         if conventions is not None:
             translate: Any = translate_changes
@@ -162,7 +162,7 @@ def weigh(call: AttentionCall, saved: SavedTensors) -> Tensor:
 def _weights(call: AttentionCall, saved: SavedTensors) -> Tensor:
     problem, conventions = call.problem, call.conventions
     with torch.no_grad(), exact(problem.dtype, problem.device):
-        p = engine_weights(call.canonical(), saved, call.whole)
+        p = engine_weights(call.canonical(), saved, call.one_tile)
         p = p[0] if problem.headless else p
         if conventions is None:
             return p

@@ -78,11 +78,11 @@ class TilePlan:
 
     Parameters
     ----------
-    whole : bool
+    one_tile : bool
         Make all scores one tile.
     """
 
-    def __init__(self, problem: Problem, whole: bool):
+    def __init__(self, problem: Problem, one_tile: bool):
         # The problem itself holds this plan: a reference back would be a cycle.
         self.sizes = (problem.lead, problem.H, problem.T, problem.S)
         self.lead, self.T, self.S, self.device = problem.lead, problem.T, problem.S, problem.device
@@ -95,7 +95,7 @@ class TilePlan:
         T, S = problem.T, problem.S
         self.light = False  # no tensors and no long lists: cheap to keep for other problems
         self.H, self.K = problem.H, problem.K
-        self.one_tile = whole or self.samples * self.H * T * S <= self.tile
+        self.one_tile = one_tile or self.samples * self.H * T * S <= self.tile
         if self.one_tile:
             small = self.device.type == "cpu" and T * S <= SMALL
             self.light = not (self.tensors or self.others or (self.bands and not small))
@@ -181,10 +181,10 @@ class TilePlan:
         tile = host_tile(self.sizes, group.b0, group.h0, t0, t1, s0, s1)
         every: bool | None = True
         for mask in (*self.bands, *self.others):
-            known = mask.outright(tile) if isinstance(mask, Band) else mask.tile(tile)
-            if known is False:
+            inside = mask.outright(tile) if isinstance(mask, Band) else mask.tile(tile)
+            if inside is False:
                 return False
-            if known is not True:
+            if inside is not True:
                 every = None
         for some, all_ in cells:
             b, h = (i if n > 1 else 0 for n, i in zip(some.shape, group[:3:2], strict=False))
@@ -267,13 +267,13 @@ def host_tile(
     return Tile(*sizes, (*map(int, sample), h), t0, t1, s0, s1)
 
 
-def plan_of(problem: Problem, whole: bool) -> TilePlan:
+def plan_of(problem: Problem, one_tile: bool) -> TilePlan:
     """Return the plan of a problem, made once; without tensors, once for all of its kind."""
     fields = problem.__dict__
-    key = (whole, TILE.get(problem.device.type, ELSEWHERE), QUERIES, CELL)
+    key = (one_tile, TILE.get(problem.device.type, ELSEWHERE), QUERIES, CELL)
     plan: TilePlan | None = fields["_shared"].get(key) or fields["_plans"].get(key)
     if plan is None:
-        plan = TilePlan(problem, whole)
+        plan = TilePlan(problem, one_tile)
         fields["_shared" if plan.light else "_plans"][key] = plan
     return plan
 
@@ -298,9 +298,9 @@ def tile_of(x: Tensor, rows: QueryRows, strip: Strip) -> Tensor:
 
 
 @lru_cache
-def _small_band(first: int, m: int, n: int, left: int | None, right: int | None) -> Array:
+def _small_band(first: int, m: int, n: int, left_keys: int | None, right_keys: int | None) -> Array:
     """Visible scores of a tile of a band, as an array that tensors share and nothing writes to."""
-    return band(np.arange(first, first + m)[:, None], np.arange(n), left, right)
+    return band(np.arange(first, first + m)[:, None], np.arange(n), left_keys, right_keys)
 
 
 @lru_cache
@@ -315,11 +315,11 @@ def _split_masks(problem: Problem) -> tuple[list[Band], list[Tensor], list[Any]]
     bands: list[Band] = []
     tensors: list[Tensor] = []
     others: list[Any] = []
-    left, right = problem.window or (None, None)
+    left_keys, right_keys = problem.window or (None, None)
     if problem.causal:
-        right = 0
-    if not (left is None and right is None):
-        bands.append(Band(left, right, problem.alignment or "bottom_right"))
+        right_keys = 0
+    if not (left_keys is None and right_keys is None):
+        bands.append(Band(left_keys, right_keys, problem.alignment or "bottom_right"))
     pending = [] if problem.mask is None else [problem.mask]
     while pending:
         mask = pending.pop()

@@ -50,10 +50,10 @@ class Tensors(twins.Arrays):
     def __init__(self, module: str) -> None:
         self.module, self.home = module, module.replace(".torch", "")
 
-    def read(self, beside: Any = None, **given: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+    def read(self, beside: Any = None, **values: Any) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return the tensors as they are, and arrays that stand for their shapes and dtypes."""
         facts = {}
-        for name, x in given.items():
+        for name, x in values.items():
             if not isinstance(x, Tensor):
                 raise DtypeError(f"{name} is {type(x).__name__}, must be a tensor: use {self.home}")
             if x.is_complex():
@@ -66,7 +66,7 @@ class Tensors(twins.Arrays):
                     f"{name} is on {x.device}, must be on {beside.device} as the other tensors"
                 )
             facts[name] = read_floating(name, stand_in(name, x))
-        return given, facts
+        return values, facts
 
     def read_boolean(self, name: str, x: Any) -> Any:
         if not isinstance(x, Tensor):

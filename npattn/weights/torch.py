@@ -147,13 +147,13 @@ def _check_fits_torch(mha: MultiHeadAttention, torch: Any) -> None:
     square = f"must be ({embed}, {embed}): torch has H·D = H·E = in_q = out"
     values = f"must be ({mha.wv.shape[0]}, {embed}): torch has E = D"
     others = [f"{n} is {x.dtype}" for n, x in mha.parameters.items() if x.dtype.name != first]
-    known = mha.wq.dtype.kind != "c" and isinstance(getattr(torch, first, None), torch.dtype)
+    is_real = mha.wq.dtype.kind != "c" and isinstance(getattr(torch, first, None), torch.dtype)
     exchange.check_fits(
         "to_torch", mha, (mha.wq.shape[1] != embed, f"wq has shape {mha.wq.shape}, {square}"),
         (mha.wv.shape[1] != embed, f"wv has shape {mha.wv.shape}, {values}"),
         (wo != (embed, embed), f"wo has shape {wo}, {square}"),
         (bool(others), f"{', '.join(others)}, must be {first} as wq"),
-        (not known, f"wq is {first}, must be a real floating dtype that torch has"), appends=True,
+        (not is_real, f"wq is {first}, must be a real floating dtype that torch has"), appends=True,
         value_size=True,
     )  # fmt: skip
 

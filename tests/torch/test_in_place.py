@@ -21,14 +21,14 @@ def operands():
 
 
 def test_tiles_are_changed_in_place():
-    ops, s = TileOps(Problem(*operands()), whole=True), normal(B, H, T, S)
+    ops, s = TileOps(Problem(*operands()), one_tile=True), normal(B, H, T, S)
     assert ops.exp(s) is s
     assert ops.subtract(s, normal(B, H, T)) is s
     assert ops.multiply(s, normal(B, H, T, S)) is s
 
 
 def test_what_autograd_records_stays():
-    ops = TileOps(Problem(*operands()), whole=True)
+    ops = TileOps(Problem(*operands()), one_tile=True)
     s = 2 * normal(B, H, T, S).requires_grad_()
     before = s.detach().clone()
     ops.exp(s)
@@ -45,7 +45,7 @@ def test_nothing_is_changed_in_a_transform():
     seen = []
 
     def f(x):
-        seen.append(TileOps(Problem(*operands()), whole=True).overwrites)
+        seen.append(TileOps(Problem(*operands()), one_tile=True).overwrites)
         return x
 
     torch.func.vmap(f)(torch.ones(2))

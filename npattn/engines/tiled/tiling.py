@@ -108,7 +108,7 @@ class Tiling:
         self.keys, self.cell = KEYS * longer, CELL * longer
         self.mask = _visible(problem)
         self.mask_lead = () if self.mask is None else self.mask.shape(*self.sizes)[:-2]
-        self.known: dict[tuple[Plane, int], list[Part]] = {}
+        self.kept_parts: dict[tuple[Plane, int], list[Part]] = {}
 
     @cached_property
     def planes(self) -> list[Plane]:
@@ -134,9 +134,9 @@ class Tiling:
         mask_plane = tuple(
             i if n > 1 else 0 for i, n in zip(mask_plane, self.mask_lead, strict=True)
         )
-        parts = self.known.get((mask_plane, t0))
+        parts = self.kept_parts.get((mask_plane, t0))
         if parts is None:
-            parts = self.known[mask_plane, t0] = self._parts(plane, t0, t1)
+            parts = self.kept_parts[mask_plane, t0] = self._parts(plane, t0, t1)
         return parts
 
     def _parts(self, plane: Plane, t0: int, t1: int) -> list[Part]:
@@ -181,12 +181,12 @@ def visible_tiles(problem: Problem) -> list[list[tuple[int, int, int, int, int, 
 def _visible(problem: Problem) -> masks.Mask | None:
     """Combine mask, causal and window [5-7]."""
     mask = None if problem.mask is None else masks.of(problem.mask)
-    left, right = problem.window or (None, None)
+    left_keys, right_keys = problem.window or (None, None)
     if problem.causal:
-        right = 0
-    if left is None and right is None:
+        right_keys = 0
+    if left_keys is None and right_keys is None:
         return mask
-    band = masks.window(left, right, alignment=problem.alignment or "bottom_right")
+    band = masks.window(left_keys, right_keys, alignment=problem.alignment or "bottom_right")
     return band if mask is None else mask & band
 
 
@@ -207,13 +207,13 @@ def _trim(mask: masks.Mask, cell: Tile) -> Part | None:
 def _trim_band(band: Band, cell: Tile) -> Part | None:
     """Trim a cell as `_trim` does, from the two numbers of a band, without an array."""
     shift = band.first(cell) + cell.s0 - cell.t0  # beside query t is key t + shift
-    left, right = (FAR if n is None else min(n, FAR) for n in (band.left, band.right))
-    t0, t1 = max(cell.t0, cell.s0 - right - shift), min(cell.t1, cell.s1 + left - shift)
-    s0, s1 = max(cell.s0, t0 + shift - left), min(cell.s1, t1 + shift + right)
+    left_keys, right_keys = (FAR if n is None else min(n, FAR) for n in (band.left, band.right))
+    t0, t1 = max(cell.t0, cell.s0 - right_keys - shift), min(cell.t1, cell.s1 + left_keys - shift)
+    s0, s1 = max(cell.s0, t0 + shift - left_keys), min(cell.s1, t1 + shift + right_keys)
     if t0 >= t1 or s0 >= s1:
         return None
     # Rows a ≤ t < b see all of these keys; those before a, or those from b on, only some.
-    a, b = max(t0, s1 - 1 - right - shift), min(t1, s0 + 1 + left - shift)
+    a, b = max(t0, s1 - 1 - right_keys - shift), min(t1, s0 + 1 + left_keys - shift)
     p0, p1 = (t0 if a > t0 else b), (t1 if b < t1 else a)
     return Part(t0, t1, s0, s1, p0, p1) if p0 < p1 else Part(t0, t1, s0, s1, t0, t0)
 

@@ -41,7 +41,7 @@ class Arrangement:
     turns: Array | None = None  # (positions, R/2): quarter turns of each pair of features
     adjacent: bool = True  # features 2i and 2i + 1 are a pair; else i and i + R/2
     along: bool = True  # each query is turned by its own position; else all by the first
-    left: tuple[int, ...] | None = None  # slots before the keys of each sequence
+    left_padding: tuple[int, ...] | None = None  # slots before the keys of each sequence
     rows: Array | None = None  # row of the cache of each sequence
 
     def arrays(
@@ -90,8 +90,8 @@ class Arrangement:
             )
         if self.turns is not None:
             values["adjacent pairs"] = self.adjacent
-        if self.left is not None:
-            values["left padding"] = np.array(self.left, np.int32)
+        if self.left_padding is not None:
+            values["left padding"] = np.array(self.left_padding, np.int32)
         if self.rows is not None:
             values["rows of the cache"] = self.rows.astype(np.int32)
         if self.orders:
@@ -101,7 +101,7 @@ class Arrangement:
     def _places(self) -> dict[str, Any]:
         """Return lengths, offsets and page tables of all sequences, by their meaning."""
         queries, keys = ([getattr(x, n) for x in self.sequences] for n in "TS")
-        before = [s - self.new + left for s, left in zip(keys, self._left, strict=True)]
+        before = [s - self.new + slots for s, slots in zip(keys, self._padding, strict=True)]
         count, P = [len(x) for x in self.pages], self.storage.page_size
         width = max(count, default=0) + 1  # no sequence needs the last entry
         table = np.full((len(keys), width), self.spare[0], np.int32)
@@ -126,8 +126,8 @@ class Arrangement:
         }
 
     @property
-    def _left(self) -> tuple[int, ...]:
-        return self.left or (0,) * len(self.sequences)
+    def _padding(self) -> tuple[int, ...]:
+        return self.left_padding or (0,) * len(self.sequences)
 
     def tables(self, dtype: Any) -> dict[str, Array]:
         """Return the cosines and sines that are passed."""
@@ -138,13 +138,13 @@ class Arrangement:
             "sines": SINES[self.turns].astype(dtype),
         }
 
-    def turn_back(self, x: Array, length: int, left: int, queries: bool) -> Array:
+    def turn_back(self, x: Array, length: int, slots: int, queries: bool) -> Array:
         """Return what the implementation turns to x (T, H, D), of a sequence of a length."""
         if self.turns is None:
             return x
         start_meaning = "start of queries" if queries else "start of keys"
         misread = self.storage.misread
-        start = {"start": 0, start_meaning: 0, "padded start": length - left}.get(misread, length)
+        start = {"start": 0, start_meaning: 0, "padded start": length - slots}.get(misread, length)
         along = not queries or self.along != (misread == "queries")
         at = start + (np.arange(len(x)) if along else np.zeros(len(x), int))
         turns = self.turns[at] if misread == "direction" else -self.turns[at]
@@ -190,11 +190,11 @@ class Arrangement:
         if self.turns is None:
             return problem.q
         q = problem.q.copy()
-        for sequence, left in zip(self.sequences, self._left, strict=True):
+        for sequence, slots in zip(self.sequences, self._padding, strict=True):
             if sequence.sample is not None:
                 sample_q = q[sequence.sample].swapaxes(0, 1)  # (T, H, D)
-                length = sequence.S - self.new + left
-                turned = self.turn_back(sample_q, length, left, queries=True)
+                length = sequence.S - self.new + slots
+                turned = self.turn_back(sample_q, length, slots, queries=True)
                 q[sequence.sample] = turned.swapaxes(0, 1)
         return q
 
@@ -206,8 +206,8 @@ class Arrangement:
             rows = [x[len(x) - new :] for x in self._key_parts(array, name)]
             if name == "k":
                 rows = [
-                    self.turn_back(x, sequence.S - new + left, left, queries=False)
-                    for x, sequence, left in zip(rows, self.sequences, self._left, strict=True)
+                    self.turn_back(x, sequence.S - new + slots, slots, queries=False)
+                    for x, sequence, slots in zip(rows, self.sequences, self._padding, strict=True)
                 ]
             _, K, _, X = array.shape
             found[meaning] = np.stack(rows) if rows else np.zeros((0, new, K, X), array.dtype)
@@ -233,7 +233,7 @@ class Arrangement:
         parts = self._key_parts(array, name)
         if self.keys == "packed":
             return np.concatenate([*parts, np.empty((0, K, X), array.dtype)])
-        lead = (self._rows, self._capacity("S") + max(self._left, default=0))
+        lead = (self._rows, self._capacity("S") + max(self._padding, default=0))
         if self.keys == "pages":
             count = self.storage.first_page + sum(map(len, self.pages)) + SPARE
             lead = (count, self.storage.page_size)
@@ -286,7 +286,7 @@ class Arrangement:
         rows = np.arange(len(self.sequences)) if self.rows is None else self.rows
         for n, (sequence, pages) in enumerate(zip(self.sequences, self.pages, strict=True)):
             s = np.arange(sequence.S)
-            in_cache = np.full(sequence.S, rows[n]), s + self._left[n]
+            in_cache = np.full(sequence.S, rows[n]), s + self._padding[n]
             found.append((pages[s // P], s % P) if self.keys == "pages" else in_cache)
         return found
 

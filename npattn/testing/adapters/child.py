@@ -432,9 +432,9 @@ class Torch(NumPy):
             raise NotPossible("its result does not require grad: autograd cannot reach it")
         grads: Any = [None] * len(leaves)
         if reached:
-            outputs, given = [results[n] for n in reached], [cotangents[n] for n in reached]
+            outputs, douts = [results[n] for n in reached], [cotangents[n] for n in reached]
             inputs = list(leaves.values())
-            grads = self.torch.autograd.grad(outputs, inputs, given, allow_unused=True)
+            grads = self.torch.autograd.grad(outputs, inputs, douts, allow_unused=True)
         zeros = self.torch.zeros_like  # autograd returns None for zero
         return results, {n: zeros(leaves[n]) if g is None else g for n, g in zip(leaves, grads)}
 
@@ -443,14 +443,14 @@ class Torch(NumPy):
     ) -> dict[str, Any]:
         """Return the gradients of Σ second · gradient by leaf and cotangent; 0 where none comes."""
         leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
-        given = {n: x.detach().requires_grad_() for n, x in cotangents.items()}
+        tracked = {n: x.detach().requires_grad_() for n, x in cotangents.items()}
         results, grad = call(leaves), self.torch.autograd.grad
-        reached = {n: x for n, x in given.items() if results[n].requires_grad}
+        reached = {n: x for n, x in tracked.items() if results[n].requires_grad}
         if not reached:
             raise NotImplementedError("its result does not require grad: autograd cannot reach it")
         outputs, douts = [results[n] for n in reached], list(reached.values())
-        own = list(leaves.values())
-        first = grad(outputs, own, douts, create_graph=True, allow_unused=True)
+        tensors = list(leaves.values())
+        first = grad(outputs, tensors, douts, create_graph=True, allow_unused=True)
         pairs = [(g, second[n]) for n, g in zip(leaves, first) if g is not None]
         recorded = [(g, x) for g, x in pairs if g.requires_grad]
         if not recorded:
@@ -458,7 +458,7 @@ class Torch(NumPy):
             raise NotImplementedError(text)
         if self.is_differentiable_once([g for g, _ in recorded]):
             raise NotImplementedError("its backward is marked once_differentiable")
-        inputs = {**leaves, **{f"cotangent {n}": x for n, x in given.items()}}
+        inputs = {**leaves, **{f"cotangent {n}": x for n, x in tracked.items()}}
         wanted, sums, directions = list(inputs.values()), *zip(*recorded)
         twice = grad(sums, wanted, directions, allow_unused=True)
         zeros = self.torch.zeros_like
@@ -570,25 +570,25 @@ class JAX(NumPy):
 
         outputs, pull, results = self.jax.vjp(run, *leaves.values(), has_aux=True)
         # A cotangent must have the dtype of its result.
-        given = {n: x.astype(outputs[n].dtype) for n, x in cotangents.items()}
-        return results, dict(zip(names, pull(given)))
+        douts = {n: x.astype(outputs[n].dtype) for n, x in cotangents.items()}
+        return results, dict(zip(names, pull(douts)))
 
     def gradients_twice(
         self, call: Any, leaves: dict[str, Any], cotangents: dict[Any, Any], second: dict[str, Any]
     ) -> dict[str, Any]:
         """Return gradients of Σ second · gradient by leaf and cotangent, by a vjp of the vjp."""
 
-        def first(own: Any, given: Any) -> Any:
-            def run(own: Any) -> Any:
-                results = call(own)
-                return {n: results[n] for n in given}
+        def first(arrays: Any, douts: Any) -> Any:
+            def run(arrays: Any) -> Any:
+                results = call(arrays)
+                return {n: results[n] for n in douts}
 
-            outputs, pull = self.jax.vjp(run, own)
-            return dict(pull({n: x.astype(outputs[n].dtype) for n, x in given.items()})[0])
+            outputs, pull = self.jax.vjp(run, arrays)
+            return dict(pull({n: x.astype(outputs[n].dtype) for n, x in douts.items()})[0])
 
         _, pull = self.jax.vjp(first, dict(leaves), dict(cotangents))
-        inputs, given = pull(dict(second))
-        return {**inputs, **{f"cotangent {n}": x for n, x in given.items()}}
+        inputs, douts = pull(dict(second))
+        return {**inputs, **{f"cotangent {n}": x for n, x in douts.items()}}
 
 
 CLASSES = {"numpy": NumPy, "torch": Torch, "jax": JAX}
@@ -793,9 +793,9 @@ def documented_parameters(f: Any) -> dict[str, inspect.Parameter]:
     ]
     found = {}
     for argument, default, kind in named:
-        given = empty if default in (None, empty) else _value_of(default)
+        value = empty if default in (None, empty) else _value_of(default)
         found[argument.arg] = inspect.Parameter(
-            argument.arg, getattr(inspect.Parameter, kind), default=given
+            argument.arg, getattr(inspect.Parameter, kind), default=value
         )
     return found
 
@@ -1055,8 +1055,8 @@ class Session:
         memory = {n: self.framework.memory(x) for n, x in owned.items() if x is not None}
         others = {("input", n): self.framework.memory(x) for n, x in arrays.items()}
         named = [(n, x) for n, x in memory.items() if x is not None]
-        beside = [(n, x) for n, x in others.items() if x is not None]
-        pairs = [*itertools.combinations(named, 2), *itertools.product(named, beside)]
+        inputs = [(n, x) for n, x in others.items() if x is not None]
+        pairs = [*itertools.combinations(named, 2), *itertools.product(named, inputs)]
         overlaps = [[x[0], y[0]] for x, y in pairs if np.shares_memory(x[1], y[1])]
         for _, array in named if not overlaps else ():
             if array.flags.writeable:

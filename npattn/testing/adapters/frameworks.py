@@ -119,13 +119,13 @@ class Framework:
     Arguments that are formed of several arrays are `Composed`, but for NumPy arrays.
     """
 
-    def __init__(self, own: child.NumPy) -> None:
-        self.own, self.name = own, own.name
-        self.differentiates = own.differentiates
-        self.compiles = own.compiles  # for every shape, so that few shapes save time
-        self.sets_threads, self.immutable = own.sets_threads, own.name == "jax"
-        self.composes = own.name != "numpy"
-        self.device: Any = getattr(own, "device", None)
+    def __init__(self, backend: child.NumPy) -> None:
+        self.backend, self.name = backend, backend.name
+        self.differentiates = backend.differentiates
+        self.compiles = backend.compiles  # for every shape, so that few shapes save time
+        self.sets_threads, self.immutable = backend.sets_threads, backend.name == "jax"
+        self.composes = backend.name != "numpy"
+        self.device: Any = getattr(backend, "device", None)
 
     def one_thread(self) -> AbstractContextManager[None]:
         """Compute with one thread: small problems are slow on many."""
@@ -136,20 +136,20 @@ class Framework:
 
         BLAS and XLA set theirs when they are loaded.
         """
-        threads: AbstractContextManager[None] = self.own.threads(count)
+        threads: AbstractContextManager[None] = self.backend.threads(count)
         return threads if self.sets_threads else None
 
     def finish(self) -> None:
         """Wait for pending work, so that its errors are raised here."""
-        self.own.finish()
+        self.backend.finish()
 
     def device_works(self) -> bool:
         """Return True if the device still computes; an access out of bounds ends that."""
-        return self.own.device_works()
+        return self.backend.device_works()
 
     def allowing(self, dtype: Any) -> AbstractContextManager[None]:
         """Enable arrays of a dtype, where the framework needs to be told."""
-        allowing: AbstractContextManager[None] = self.own.allowing(short_name(np.dtype(dtype)))
+        allowing: AbstractContextManager[None] = self.backend.allowing(short_name(np.dtype(dtype)))
         return allowing
 
     def give(self, array: Array) -> Any:
@@ -158,19 +158,19 @@ class Framework:
             return array
         with translate_errors():
             if is_plain(array):
-                return self.own.view(tensor_of(array), None)
+                return self.backend.view(tensor_of(array), None)
             flat = span(array)
             tensor = Tensor(name_dtype(flat), flat.shape, contents(flat))
-            return self.own.view(tensor, describe_view(array, flat), self.own.base(tensor))
+            return self.backend.view(tensor, describe_view(array, flat), self.backend.base(tensor))
 
     def take(self, value: Any) -> Array:
         """Return a result as a NumPy array, in the dtype delivered."""
         with translate_errors():
-            return np.array(array_of(self.own.read(value)))
+            return np.array(array_of(self.backend.read(value)))
 
     def memory(self, value: Any) -> Array | None:
         """Return a NumPy array on the memory of a result, or None where NumPy cannot read it."""
-        memory: Array | None = self.own.memory(value)
+        memory: Array | None = self.backend.memory(value)
         return memory
 
     def add_mask(self, mask: Any, q: Any) -> Any:
@@ -199,7 +199,7 @@ class Framework:
         """Return the results of ``call(**inputs)`` and the gradients of the inputs named."""
         leaves = {name: inputs[name] for name in names}
         with translate_errors():
-            results, grads = self.own.gradients(lambda own: call(**own), leaves, cotangents)
+            results, grads = self.backend.gradients(lambda x: call(**x), leaves, cotangents)
         return results, grads
 
 

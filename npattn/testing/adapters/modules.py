@@ -154,8 +154,8 @@ class TorchModule:
 
     def buffers(self) -> dict[str, Array]:
         """Return the buffers that have its dtype, by their dotted names."""
-        own = {n: self._read(x) for n, x in self.owner.named_buffers()}
-        return {n: x for n, x in own.items() if x.dtype == self.array_dtype}
+        arrays = {n: self._read(x) for n, x in self.owner.named_buffers()}
+        return {n: x for n, x in arrays.items() if x.dtype == self.array_dtype}
 
     def multiplies_from_right(self, name: str) -> bool | None:
         """Return True for a weight (in, out), False for (out, in), None for an unknown layer."""
@@ -288,13 +288,13 @@ class TorchModule:
 
         Raises ResultError if it returns something else.
         """
-        given = {n: self.framework.give(x) if isinstance(x, np.ndarray) else x
+        arguments = {n: self.framework.give(x) if isinstance(x, np.ndarray) else x
                  for n, x in options.items()}  # fmt: skip
         if self.batch_first is not False:
-            return self.results(self.method(**tensors, **given))
+            return self.results(self.method(**tensors, **arguments))
         turned = {id(x): x.transpose(0, 1).contiguous() for x in tensors.values()}
         out, weights = self.results(
-            self.method(**{n: turned[id(x)] for n, x in tensors.items()}, **given)
+            self.method(**{n: turned[id(x)] for n, x in tensors.items()}, **arguments)
         )
         return out.transpose(0, 1), weights
 

@@ -71,7 +71,7 @@ class CallRequest:
         self.options: dict[str, Any] = {}
         self.inputs: dict[str, Any] = {}  # arrays of the framework by npattn's names
         self.arrays: dict[str, Any] = {}  # these, and all others that the call needs
-        self.given: dict[str, Any] = {}  # cotangents, by result
+        self.cotangents: dict[str, Any] = {}  # cotangents, by result
         self.returns: tuple[str, ...] = ()
         self._results: Any = None  # of a forward whose backward is asked later
 
@@ -80,10 +80,10 @@ class CallRequest:
         self.inputs, self.options = dict(inputs), options
         self.add_arrays(inputs)
 
-    def add_cotangents(self, given: dict[str, Any]) -> None:
+    def add_cotangents(self, cotangents: dict[str, Any]) -> None:
         """Add cotangents of the results."""
-        self.given = given
-        self.add_arrays({_name_cotangent(n): x for n, x in given.items()})
+        self.cotangents = cotangents
+        self.add_arrays({_name_cotangent(n): x for n, x in cotangents.items()})
 
     def add_arrays(self, arrays: Mapping[str, Any]) -> None:
         """Add arrays by npattn's names."""
@@ -138,13 +138,13 @@ class CallRequest:
         results, value = self.send(message | {"everything": True}, prefixes)
         if self.f.backward is not None:
             return name_results(self.f.signature, results, returns), value
-        named = zip(["o", *(n for n in self.given if n != "o")], results.values(), strict=True)
+        named = zip(["o", *(n for n in self.cotangents if n != "o")], results.values(), strict=True)
         return dict(named), {f"d{name}": value[name] for name in names}
 
     def overwrite(self) -> list[tuple[str, str]]:
         """Return the names of results that share memory, and write to them if none do."""
         message = self._counted_call(self.f.returns) | {"do": "forward", "overwrite": True}
-        if self.given:
+        if self.cotangents:
             message |= {"do": "gradients", "backward": self._backward()}
         answer = self.send(message, {"": "raised", "backward": "backward raised"})
         names = ["o", *(n.removeprefix("return_") for n in self.f.returns)]
@@ -164,7 +164,7 @@ class CallRequest:
 
     def _autograd(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the message that asks the worker for gradients of these inputs by autograd."""
-        returns = tuple(n for n in RESULTS if n.removeprefix("return_") in self.given)
+        returns = tuple(n for n in RESULTS if n.removeprefix("return_") in self.cotangents)
         results = ["o", *(n.removeprefix("return_") for n in returns)]
         return {
             "do": "gradients",
@@ -173,7 +173,7 @@ class CallRequest:
             "cotangents": {
                 str(i): {"array": _name_cotangent(n)}
                 for i, n in enumerate(results)
-                if n in self.given
+                if n in self.cotangents
             },
             **({"slices": True} if self.f.slices else {}),
         }
@@ -194,7 +194,7 @@ class CallRequest:
         keywords = f.keywords(f.backward_signature, self.inputs, self.options, self.sizes)
         extra: dict[str, Any] = {"out": {"result": 0}}
         extra |= {"lse": {"result": 1} if f.returns_lse else None}
-        extra |= {"dlse": self.given.get("lse"), "dweights": self.given.get("weights")}
+        extra |= {"dlse": self.cotangents.get("lse"), "dweights": self.cotangents.get("weights")}
         taken = {n: x for n, x in extra.items() if n in f.backward_takes}
         return self._form([{"array": "dout"}, *self._leading], taken | keywords)
 
@@ -239,7 +239,7 @@ class CallRequest:
         With `hold` results stay where they are until they are read, which here they always do.
         """
         f, session = self.f, child.Session(self.f.name)
-        session.f, session.backward, session.framework = f.f, f.backward, f.framework.own
+        session.f, session.backward, session.framework = f.f, f.backward, f.framework.backend
         try:
             with translate_errors(), np.errstate(all="ignore"):  # NaN and inf are given on purpose
                 value = session.compute(message, self.arrays, self._results)

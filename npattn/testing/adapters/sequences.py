@@ -168,7 +168,7 @@ def _draw_options(
     in_rows = keys == "cache" and draw.wants("rows of the cache", 0.5)
     rows = rng.permutation(count + SPARE)[:count] if in_rows else None
     padded = keys == "cache" and draw.wants("left padding", 0.5)
-    left = rng.integers(0, 4, count) if padded else np.zeros(count, int)
+    padding = rng.integers(0, 4, count) if padded else np.zeros(count, int)
     turned, adjacent = draw.wants("cosines", 0.8) and new > 0, bool(rng.integers(2))
     turns = None
     if turned and draw.turns_exactly(problem, lengths):
@@ -184,7 +184,7 @@ def _draw_options(
         "turns": turns,
         "adjacent": adjacent or "adjacent pairs" not in storage.takes,
         "along": looks_along(problem),
-        "left": tuple(left.tolist()) if padded else None,
+        "left_padding": tuple(padding.tolist()) if padded else None,
         "rows": rows,
     }
 
@@ -196,8 +196,8 @@ def _place_masks(
     B, T, S = problem.lead[0], problem.T, problem.S
     visible = np.broadcast_to(True if shown is None else shown, (B, 1, T, S))[:, 0]
     if problem.causal:
-        beside = np.arange(T)[:, None] + diagonal(T, S, problem.alignment)
-        visible = visible & band(beside, np.arange(S), None, 0)
+        aligned = np.arange(T)[:, None] + diagonal(T, S, problem.alignment)
+        visible = visible & band(aligned, np.arange(S), None, 0)
     masks = []
     for n, sequence in enumerate(sequences):
         if sequence.sample is not None:

@@ -115,13 +115,13 @@ def read_signature(
     rest = _optional(name, named, leading) if named else {}
     meanings = read_beside_places(_meanings(named, rest, renames))
     _check_needed(name, rest, meanings)
-    left = dict.fromkeys(_find_optional(STORED, rest, meanings, renames), PADDED)
-    left |= dict.fromkeys(_find_optional(LATENT, rest, meanings, renames), WHOLE)
+    absent = dict.fromkeys(_find_optional(STORED, rest, meanings, renames), PADDED)
+    absent |= dict.fromkeys(_find_optional(LATENT, rest, meanings, renames), WHOLE)
     if not quantized:
-        left |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in renames}
-    meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in left}
+        absent |= {n: PLAIN for n in rest if meanings.get(n) in DESCALES and n not in renames}
+    meanings = {theirs: meaning for theirs, meaning in meanings.items() if theirs not in absent}
     carries = _carry(meanings, rest, renames, features)
-    untested = _list_untested(rest, meanings | left, carries)
+    untested = _list_untested(rest, meanings | absent, carries)
     has = {ours for names in carries.values() for ours in names}
     has |= {"mask"} if set(LISTS) & {meanings[theirs] for theirs in carries} else set()
     always_causal = "causal" in (features or ()) and "causal" not in has
@@ -173,7 +173,7 @@ def _find_optional(
     group: Collection[str],
     rest: Mapping[str, inspect.Parameter],
     meanings: Mapping[str, str],
-    known: Mapping[str, str],
+    renames: Mapping[str, str],
 ) -> list[str]:
     """Return parameters of a group, if it can be called without any, and is not told otherwise.
 
@@ -181,7 +181,7 @@ def _find_optional(
     """
     parameters = [n for n in rest if meanings.get(n) in group]
     free = all(rest[n].default is not inspect.Parameter.empty for n in parameters)
-    return parameters if free and not any(n in known for n in parameters) else []
+    return parameters if free and not any(n in renames for n in parameters) else []
 
 
 def _check_names(
@@ -240,10 +240,10 @@ def _check_needed(
         )
 
 
-def _meaning(theirs: str, known: Mapping[str, str]) -> str:
+def _meaning(theirs: str, renames: Mapping[str, str]) -> str:
     """Return the meaning of a parameter: as told, or by its name here or elsewhere."""
-    if theirs in known:
-        return known[theirs]
+    if theirs in renames:
+        return renames[theirs]
     if theirs in MEANINGS:
         return theirs
     return FOREIGN[theirs].meaning if theirs in FOREIGN else ""
@@ -252,25 +252,25 @@ def _meaning(theirs: str, known: Mapping[str, str]) -> str:
 def _meanings(
     named: Mapping[str, inspect.Parameter],
     rest: Mapping[str, inspect.Parameter],
-    known: Mapping[str, str],
+    renames: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the meanings of all parameters that have one; ``**kwargs`` takes those told."""
-    pairs = {theirs: _meaning(theirs, known) for theirs in rest}
+    pairs = {theirs: _meaning(theirs, renames) for theirs in rest}
     if not named or any(p.kind is p.VAR_KEYWORD for p in named.values()):
-        pairs |= {theirs: known[theirs] for theirs in known if theirs not in rest}
+        pairs |= {theirs: renames[theirs] for theirs in renames if theirs not in rest}
     return {theirs: meaning for theirs, meaning in pairs.items() if meaning}
 
 
 def _carry(
     meanings: Mapping[str, str],
     rest: Mapping[str, inspect.Parameter],
-    known: Mapping[str, str],
+    renames: Mapping[str, str],
     features: tuple[str, ...] | None,
 ) -> dict[str, tuple[str, ...]]:
     """Give each option to one parameter: one that was told, one of its own name, or the first."""
 
     def rank(theirs: str) -> int:
-        return 0 if theirs in known else 1 if theirs in MEANINGS else 2
+        return 0 if theirs in renames else 1 if theirs in MEANINGS else 2
 
     taken: set[str] = set()
     carries: dict[str, tuple[str, ...]] = {}
@@ -341,11 +341,11 @@ def read_backward(backward: Callable[..., Any] | None, forward: Signature) -> Si
 
     Options that it names nowhere are passed as to the forward.
     """
-    known, count = forward.meanings, 1 + len(forward.leading)
+    renames, count = forward.meanings, 1 + len(forward.leading)
     named = dict([*parameters(backward).items()][count:])  # without dout, q, k, v
-    meanings = {n: _meaning(n, known) for n, p in named.items() if p.kind not in STARRED}
+    meanings = {n: _meaning(n, renames) for n, p in named.items() if p.kind not in STARRED}
     meanings = {theirs: meaning for theirs, meaning in meanings.items() if meaning}
-    carries = _carry(meanings, named, known, tuple(forward.features))
+    carries = _carry(meanings, named, renames, tuple(forward.features))
     carried = {ours for names in carries.values() for ours in names}
     for theirs, names in forward.carries.items():
         rest = tuple(n for n in names if n in forward.features and n not in carried)

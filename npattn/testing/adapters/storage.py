@@ -207,9 +207,9 @@ def read_storage(signature: Signature, name: str) -> Storage | None:
     if keys is None or (keys == "packed" and queries == "batch"):
         raise OptionError(_open(name, theirs.values()))
     heads_last = "lse (B, T, H) without gradient" in signature.meanings.values()
-    left = UNUSED[keys] - required
-    left |= {"lengths of queries"} - required if queries == "packed" else set()
-    takes -= left
+    unused = UNUSED[keys] - required
+    unused |= {"lengths of queries"} - required if queries == "packed" else set()
+    takes -= unused
     return Storage(
         *(queries, keys, takes, heads_last),
         required=frozenset(required & takes),

@@ -126,12 +126,12 @@ class ProblemInBlocks:
         if problem.mask is not None:
             visible = self._option(problem.mask, lead, h, t, s, keys)
             visible = ~visible if self.conventions.mask_true == "hide" else visible
-        left, right = self.window or (None, None)
+        left_keys, right_keys = self.window or (None, None)
         if problem.causal:
-            right = 0 if right is None else min(right, 0)
-        if left is not None or right is not None:
-            beside = t[:, None] + diagonal(problem.T, problem.S, problem.alignment)
-            inside = band(beside, keys, left, right)
+            right_keys = 0 if right_keys is None else min(right_keys, 0)
+        if left_keys is not None or right_keys is not None:
+            aligned = t[:, None] + diagonal(problem.T, problem.S, problem.alignment)
+            inside = band(aligned, keys, left_keys, right_keys)
             visible = inside if visible is None else visible & inside
         if visible is None or visible.all():
             return None

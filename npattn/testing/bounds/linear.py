@@ -78,7 +78,7 @@ class _LinearBounds:
             spread = abs(self.x.g).sum(-2).max(initial=0.0)
             decay += (2 * p.S + 4) * units.u * float(spread)
         self.rel = float(np.expm1(sums * units.u + STORES * units.low.u + decay))
-        self.own = sums * 2.0**-52  # of the oracle itself, and of these bounds
+        self.oracle_rel = sums * 2.0**-52  # of the oracle itself, and of these bounds
         self.written: Written | None = None
         if self.x.beta is not None:
             self.written = Written(self.x, self.most)
@@ -100,7 +100,7 @@ class _LinearBounds:
 
     def _error(self, most: Array, least: Array) -> Array:
         """Error of a sum of products from the sums of absolute values, with errors and without."""
-        spread = np.maximum(most - least, 0) + self.rel * most + self.own * most
+        spread = np.maximum(most - least, 0) + self.rel * most + self.oracle_rel * most
         return np.asarray(spread + self.u.tiny * self.p.S)
 
     # --- results ----------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class _LinearBounds:
             e_dn = abs(dn) * (e_d / (abs(total) - e_d) + 2 * self.u.u)
         e_dn = np.where(abs(total) > 2 * e_d, e_dn, VAST)
         e_out = self.e_o + self.u.low.u * abs(out)
-        sums = (p.E + 2) * self.u.u + self.own
+        sums = (p.E + 2) * self.u.u + self.oracle_rel
         e_dd = (e_dn * (abs(out) + e_out) + abs(dn) * (e_out + sums * abs(out))).sum(-1)
         dy = np.concatenate([dn, -(dn * out).sum(-1, keepdims=True)], -1)
         return dy, np.concatenate([e_dn, e_dd[..., None]], -1)
@@ -276,7 +276,7 @@ class _LinearBounds:
         slope = kind.pullback(x, one)
         error = abs(slope) * e
         if kind not in (FEATURE_MAPS["identity"], FEATURE_MAPS["relu"]):
-            beside = (kind.pullback(x * (1 + d), one) for d in (self.inside, -self.inside))
-            bent = max(abs(y - slope).max(initial=0.0) for y in beside)
+            nearby = (kind.pullback(x * (1 + d), one) for d in (self.inside, -self.inside))
+            bent = max(abs(y - slope).max(initial=0.0) for y in nearby)
             error = error + (self.inside * (1 + abs(slope)) + bent) * (size + e)
         return np.asarray(error)

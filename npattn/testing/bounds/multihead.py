@@ -201,7 +201,7 @@ class MultiHeadBound:
             dout=None if dout is None else self._through_merge(dout @ self._wo.T),
             dweights=dweights,
         )
-        self.own = allowed
+        self.allowed = allowed
         self.eo = merge(eo + allowed["o"], self.mha.merge)
         out = self.eo
         if self.mha.wo is not None:
@@ -333,8 +333,8 @@ class MultiHeadBound:
             allowed["bo"] = self._sum(dout, np.zeros_like(dout))
         do, edo = self._through_merge(dout @ self._wo.T), self._through_merge(edmerged)
         heads = self._heads_backward(do, edo, dweights)
-        own = api.backward(self.attention, do, None, dweights)
-        grads = {"query": own.q, "key": own.k, "value": own.v}
+        inner = api.backward(self.attention, do, None, dweights)
+        grads = {"query": inner.q, "key": inner.k, "value": inner.v}
         for name, e in heads.items():
             letter, S = name[0], steps.inputs[name].shape[-2]
             if f"bias_{letter}" in steps.parameters:
@@ -374,7 +374,7 @@ class MultiHeadBound:
             "value": _t(ep) @ abs(do) + _t(p + ep) @ edo,
         }
         shape = {n: getattr(self.attention.problem, n[0]).shape for n in errors}
-        return {n: self._gather(e, shape[n]) + self.own["d" + n[0]] for n, e in errors.items()}
+        return {n: self._gather(e, shape[n]) + self.allowed["d" + n[0]] for n, e in errors.items()}
 
     def _gather(self, e: Array, shape: tuple[int, ...]) -> Array:
         """Sum the errors of the query heads that share a key/value head."""

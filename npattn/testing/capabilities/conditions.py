@@ -65,8 +65,8 @@ def blame_condition(
                 seconds=SECONDS,
             )
             text = place.text
-            known = {*trial.space.excluded}
-            if place.held and all(place.clauses) and text not in known:
+            excluded = {*trial.space.excluded}
+            if place.held and all(place.clauses) and text not in excluded:
                 return _refusal(f"{WHERE}{text}", f"{text}: refused", err)
     return _refusal(f"{AT}{err.place}", f"some problems are left out: {line!r} {LATE} them", err)
 

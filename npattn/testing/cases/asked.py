@@ -42,8 +42,8 @@ class Asked:
             for r in recipes
         }
         sizes = [
-            dict(zip((*LETTERS, "left"), (B, H, K, H // K, T, S, D, E, left), strict=True))
-            for B, H, K, T, S, D, E, left in rows
+            dict(zip((*LETTERS, "left"), (B, H, K, H // K, T, S, D, E, left_keys), strict=True))
+            for B, H, K, T, S, D, E, left_keys in rows
             if 0 not in (B, H, K, T, S, D, E)
         ]
         if not sizes:

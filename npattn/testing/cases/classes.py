@@ -101,10 +101,10 @@ def _of_number(field: str, value: Any) -> set[str]:
 
 
 def _sides(window: Window) -> str:
-    left, right = window
-    if left is None or right is None:
-        return "(None, n)" if left is None else "(n, None)"
-    return "(n, 0)" if right == 0 else "(0, n)" if left == 0 else "(n, n)"
+    left_keys, right_keys = window
+    if left_keys is None or right_keys is None:
+        return "(None, n)" if left_keys is None else "(n, None)"
+    return "(n, 0)" if right_keys == 0 else "(0, n)" if left_keys == 0 else "(n, n)"
 
 
 @lru_cache(maxsize=256)

@@ -65,8 +65,8 @@ class Plan:
             options["gate"] = str(rng.choice(GATES))
         if "window" in on:
             sides = [int(np.exp(rng.uniform(0, math.log(recipe.S + 1)))) for _ in range(2)]
-            left, right = sides if rng.integers(4) else (sides[0], None)
-            options["window"] = (left, right)
+            left_keys, right_keys = sides if rng.integers(4) else (sides[0], None)
+            options["window"] = (left_keys, right_keys)
         return self.fit(replace(recipe, causal="causal" in on, sinks="sinks" in on, **options))
 
     def long(self, seed: int, length: int) -> list[Recipe]:

@@ -159,22 +159,22 @@ def _join_pairs(space: Space) -> list[Mapping[str, int]]:
 def _with_windows(
     pools: Pools,
     sizes: Mapping[str, Any],
-    left: int,
+    left_keys: int,
     seeds: Sequence[int],
     forms: Sequence[tuple[int | None, bool]],
 ) -> Iterator[Recipe]:
     """Yield recipes with a window of a left side, and its other sides in turn."""
     features = pools.space.features
-    for (right, causal), seed in product(forms, seeds if "window" in features else ()):
+    for (right_keys, causal), seed in product(forms, seeds if "window" in features else ()):
         if not causal or "causal" in features:
             recipe = replace(pools.recipe(seed), **sizes, causal=causal)
-            yield replace(recipe, window=(left, left if right else right))
+            yield replace(recipe, window=(left_keys, left_keys if right_keys else right_keys))
 
 
 def _shows(recipe: Recipe) -> bool:
     """Return True if a mistake in one size shows: many keys are visible, and differ."""
-    left, right = recipe.window or (None, None)
-    wide = left is None or (right is None and not recipe.causal) or left >= WIDE
+    left_keys, right_keys = recipe.window or (None, None)
+    wide = left_keys is None or (right_keys is None and not recipe.causal) or left_keys >= WIDE
     dense = recipe.S < MANY // 8 or {recipe.mask, recipe.bias} <= {None, "matrix", "full", "heads"}
     exact = recipe.scale != 0 and recipe.bias not in OFFSETS
     return wide and dense and exact and recipe.mask != "single key"

@@ -41,24 +41,24 @@ def covering(plan: Rows, draws: Rows) -> Iterator[int]:
     int
         Number of a row of `draws`.
     """
-    left = np.flatnonzero(count_options(draws) <= CROWD)
+    candidates = np.flatnonzero(count_options(draws) <= CROWD)
     has, old = (np.array([*traits(rows).values()]) for rows in (draws, plan))
     one, other = np.triu_indices(len(has))  # a trait and itself too
     new = ~(old[one] & old[other]).any(1)
     one, other = one[new], other[new]
-    known, shown = kinds(plan), kinds(draws)
-    single = [x for name, x in shown.items() if name not in known or not known[name].any()]
+    planned, shown = kinds(plan), kinds(draws)
+    single = [x for name, x in shown.items() if name not in planned or not planned[name].any()]
     pairs, kind = has[one] & has[other], np.array(single, bool).reshape(-1, has.shape[1])
     # A pair and a kind count twice, a trait once; eight to a byte, since there are many.
     table = np.concatenate([pairs, pairs[one < other], kind, kind])
-    table = np.packbits(table[:, left], axis=0)
+    table = np.packbits(table[:, candidates], axis=0)
     wanted = np.bitwise_or.reduce(table, axis=1)
     while wanted.any():
         count = np.bitwise_count(table & wanted[:, None]).sum(0)
         best = np.argmax(count)
         wanted &= ~table[:, best]
-        yield int(left[best])
-        table, left = table[:, count > 0], left[count > 0]  # the rest shows nothing new
+        yield int(candidates[best])
+        table, candidates = table[:, count > 0], candidates[count > 0]  # the rest shows nothing new
 
 
 def options_on(recipe: Recipe) -> list[str]:
@@ -140,8 +140,8 @@ def _each(name: str, values: Array) -> dict[str, Array]:
     """Return for each value of a column in which rows it is."""
     listed = values.tolist()
     numbers = {value: n for n, value in enumerate(dict.fromkeys(listed))}
-    own = np.fromiter(map(numbers.__getitem__, listed), int, len(listed))
-    return {f"{name} = {value}": own == n for value, n in numbers.items()}
+    codes = np.fromiter(map(numbers.__getitem__, listed), int, len(listed))
+    return {f"{name} = {value}": codes == n for value, n in numbers.items()}
 
 
 def _broadcasts(rows: Rows, which: Array) -> dict[str, Array]:

@@ -17,10 +17,10 @@ def shrink(
     clock: Callable[[], float] = time.process_time,
 ) -> Case:
     """Return a simpler case that fails: the first simpler one of each, for so many seconds."""
-    end, seen, left = clock() + seconds, {case}, iter(smaller(case))
-    while clock() < end and (small := next(left, None)) is not None:
+    end, seen, candidates = clock() + seconds, {case}, iter(smaller(case))
+    while clock() < end and (small := next(candidates, None)) is not None:
         if small not in seen:
             seen.add(small)
             if fails(small):
-                case, left = small, iter(smaller(small))
+                case, candidates = small, iter(smaller(small))
     return case

@@ -61,12 +61,12 @@ def few_shapes(
         Names whose values the user or a rule restricts. Shapes that have one of them are taken; if
         there is none, two shapes get them.
     """
-    known = [
+    shapes = [
         s for s in SHAPES if s.rank in structure and (not s.broadcast or "broadcast" in structure)
     ]
-    known = known or [SHAPES[0]]
-    fitting = [s for s in known if all(getattr(s, n) in lists[n] for n in fixed if hasattr(s, n))]
-    found = fitting or known[:2]
+    shapes = shapes or [SHAPES[0]]
+    fitting = [s for s in shapes if all(getattr(s, n) in lists[n] for n in fixed if hasattr(s, n))]
+    found = fitting or shapes[:2]
     values = [_values(shape, structure, lists, fixed, i) for i, shape in enumerate(found)]
     del values[found.index(PLAIN_SHAPE) if PLAIN_SHAPE in found else 0]["zero"]
     return values

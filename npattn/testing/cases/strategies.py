@@ -154,8 +154,8 @@ class Pools:
     def recipe(self, seed: int, changes: Sequence[Any] = ()) -> Recipe:
         """Return the recipe of a seed, with some changes of what the seed chooses."""
         changed = zip(self.lists, changes, strict=False)
-        own = {name: column([value]) for name, value in changed if value is not KEEP}
-        (recipe,) = recipes_of(self._assemble([seed], self._choose([seed]) | own))
+        columns = {name: column([value]) for name, value in changed if value is not KEEP}
+        (recipe,) = recipes_of(self._assemble([seed], self._choose([seed]) | columns))
         return recipe
 
     def recipes(self, seeds: Sequence[int]) -> list[Recipe]:
@@ -318,9 +318,9 @@ class Pools:
         place: dict[Recipe, tuple[bool, int, int]] = {}
         turns: Counter[Any] = Counter()
         for recipe in self.recipes([recipe.seed for recipe in asked]):
-            own = program(recipe)
-            turns[own] += 1
-            rank = own not in programs, turns[own]
+            key = program(recipe)
+            turns[key] += 1
+            rank = key not in programs, turns[key]
             shape = recipe.seed % 2, *rank, *_sizes(recipe)
             turns[shape] += 1
             place[recipe] = *rank, turns[shape]

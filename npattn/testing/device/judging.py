@@ -104,10 +104,10 @@ class DeviceEvaluation:
                 again = torch.from_numpy(changed.astype(np.float64)).to(x.device, x.dtype)
                 return not worst_ratios([(name, again)], self.exact, self.tolerance)[name] <= 1
 
-            own = x.to(torch.float64).cpu().numpy().astype(numpy_dtype(name, x.dtype))
+            array = x.to(torch.float64).cpu().numpy().astype(numpy_dtype(name, x.dtype))
             pair = (self.exact[name], self.tolerance[name])
             exact, tolerance = (y.cpu().numpy().astype(np.float64) for y in pair)
-            found = find_unseen(own, exact, tolerance, fails)
+            found = find_unseen(array, exact, tolerance, fails)
             unseen += [f"{mistake} ({name})" for mistake in found]
         return unseen
 
@@ -143,8 +143,8 @@ def judge_on_device(
     arrays = DeviceProblem(tensors)
     dlse = torch.where(tensor_of(trial.empty(arrays), dlse.device), 0, dlse)
     results = [(n, x.to(device)) for n, x in _run_implementation(trial, sample, dout, dlse, rows)]
-    given: Any = [DeviceArray(x.to(device)) for x in (dout, dlse)]
-    cotangents = Cotangents(given[0], given[1] if trial.takes_dlse else None)
+    douts: Any = [DeviceArray(x.to(device)) for x in (dout, dlse)]
+    cotangents = Cotangents(douts[0], douts[1] if trial.takes_dlse else None)
     values = trial.exact(arrays, cotangents)
     allowed = trial.tolerance(arrays, cotangents, values, queries=sample.problem.T)
     exact = {n: tensor_of(x, device) for n, x in values.items()}
@@ -251,14 +251,14 @@ def _check_tensor(name: str, x: Any, device: torch.device) -> Tensor:
 def _select_rows(problem: Any, rows: Tensor, conventions: Conventions) -> Any:
     """Return the problem of these queries alone."""
     plain: Any = conventions.translate_options(problem)
-    left, right = plain.window or (None, None)
+    left_keys, right_keys = plain.window or (None, None)
     if plain.causal:
-        right = 0 if right is None else min(right, 0)
+        right_keys = 0 if right_keys is None else min(right_keys, 0)
     visible: Any = plain.mask_array
-    if left is not None or right is not None:
+    if left_keys is not None or right_keys is not None:
         centers = rows[:, None] + diagonal(problem.T, problem.S, problem.alignment)
         keys: Any = torch.arange(problem.S, device=rows.device)
-        inside = band(centers, keys, left, right)  # type: ignore[arg-type]  # tensors
+        inside = band(centers, keys, left_keys, right_keys)  # type: ignore[arg-type]  # tensors
         visible = inside if visible is None else visible & inside
     mask = ~visible if visible is not None and conventions.mask_true == "hide" else visible
     return problem.replace(

@@ -91,7 +91,7 @@ def describe_wrong(
 
 def describe_explanation(
     explained: Sequence[Mapping[str, Explained]],
-    left: Mapping[str, float | None],
+    unexplained: Mapping[str, float | None],
     factors: Sequence[Change],
     right: bool,
 ) -> Iterator[str]:
@@ -101,13 +101,13 @@ def describe_explanation(
     """
     silent = []
     for name, text in PASSES.items():
-        share = left.get(name)
+        share = unexplained.get(name)
         if share is None:
             continue
         if share > 1 - EXPLAINED:
             silent.append(text)
             continue
-        found = zip("AB", (own.get(name) for own in explained), strict=True)
+        found = zip("AB", (by_name.get(name) for by_name in explained), strict=True)
         causes = [f"in {side} {one.text}" for side, one in found if one]
         percent = short(math.floor(1000 * (1 - share)) / 10)
         yield f"In {text} {EXPLAINS} ({percent} %): {'; '.join(causes)}."
@@ -117,11 +117,11 @@ def describe_explanation(
 
 def _order(factors: Sequence[Change]) -> str:
     """Say whether another order of keys moves one of them as far as the two are apart."""
-    known = {one.factor: one for one in factors}
-    apart = known[PLAIN].apart if PLAIN in known else ""
-    if REORDERED not in known or isinstance(apart, str):
+    by_factor = {one.factor: one for one in factors}
+    apart = by_factor[PLAIN].apart if PLAIN in by_factor else ""
+    if REORDERED not in by_factor or isinstance(apart, str):
         return ""
-    moves = {"A": known[REORDERED].a, "B": known[REORDERED].b}
+    moves = {"A": by_factor[REORDERED].a, "B": by_factor[REORDERED].b}
     far = [n for n, x in moves.items() if not isinstance(x, str) and _as_far(x, apart)]
     sums = f"; another order of keys moves {' and '.join(far)} as far" if far else ""
     return f"{sums}: it has the size of roundings" if far else ""

@@ -132,10 +132,10 @@ def diff(
 def _choose_kind(a: Side, b: Side, profiles: bool) -> tuple[str, tuple[str, ...]]:
     if isinstance(a, str) and isinstance(b, str):
         return choose_kind(a, b, profiles)
-    known = [isinstance(x, Profile) or (isinstance(x, str) and profiles) for x in (a, b)]
-    if all(known):
+    are_profiles = [isinstance(x, Profile) or (isinstance(x, str) and profiles) for x in (a, b)]
+    if all(are_profiles):
         return "profiles", ()
-    if profiles or any(known):
+    if profiles or any(are_profiles):
         raise OptionError("got a profile and an implementation: check(f, like=...) judges it by it")
     return "implementations", ()
 
@@ -280,5 +280,5 @@ def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], 
     predictions = predict_roundings(sides.a, plain[0].answer)
     explained = [explain_errors(side.answer, predictions) for side in plain]
     answers = [side.answer for side in plain]
-    left = {name: remaining(answers, explained, predictions[RIGHT], name) for name in PASSES}
-    return factors, list(describe_explanation(explained, left, factors, right))
+    unexplained = {name: remaining(answers, explained, predictions[RIGHT], name) for name in PASSES}
+    return factors, list(describe_explanation(explained, unexplained, factors, right))

@@ -133,8 +133,8 @@ def explain_errors(side: Answer, predictions: Mapping[str, Prediction]) -> dict[
                 continue
             if best and text in MIXED.values():
                 break  # a step says more
-            left = error - (_stack(side, judged, prediction) - right)
-            share = 1 - float((left**2).sum()) / total
+            residual = error - (_stack(side, judged, prediction) - right)
+            share = 1 - float((residual**2).sum()) / total
             if share > (best.share if best else EXPLAINED):
                 best = Explained(text, share, prediction)
         if best:

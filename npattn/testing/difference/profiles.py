@@ -16,17 +16,17 @@ from npattn.testing.difference.words import describe, differing
 def diff_profiles(a: Profile, b: Profile, notes: Sequence[str] = ()) -> Difference:
     """Compare what two systems promise; nothing of them is run."""
     conventions = diff_conventions(a.conventions, b.conventions)
-    beside = (*_diff_signatures(a, b), *_diff_layouts(a, b), *_diff_lines(a, b))
-    answer = [_count(conventions, beside), *notes]
+    others = (*_diff_signatures(a, b), *_diff_layouts(a, b), *_diff_lines(a, b))
+    answer = [_count(conventions, others), *notes]
     names = [x.name if "@" in x.name else f"{x.name} {x.version}" for x in (a, b)]
     return Difference(
         names[0],
         names[1],
         "profiles",
-        not conventions and not beside,
+        not conventions and not others,
         tuple(answer),
         conventions,
-        tuple(beside),
+        tuple(others),
     )
 
 
@@ -40,9 +40,9 @@ def diff_conventions(a: Conventions, b: Conventions) -> tuple[ConventionDifferen
     )
 
 
-def _count(conventions: Sequence[ConventionDifference], beside: Sequence[str]) -> str:
+def _count(conventions: Sequence[ConventionDifference], others: Sequence[str]) -> str:
     if not conventions:
-        rest = "; what else differs is below" if beside else ", and everything else"
+        rest = "; what else differs is below" if others else ", and everything else"
         return f"They have the same conventions{rest}."
     names = ", ".join(one.topic for one in conventions)
     count = "one convention" if len(conventions) == 1 else f"{len(conventions)} conventions"

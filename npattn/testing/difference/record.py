@@ -177,8 +177,8 @@ def _format_convention(one: ConventionDifference) -> Iterator[str]:
     yield one.topic
     yield from (f"  A: {one.a}", f"  B: {one.b}")
     if one.example is not None:
-        beside = "" if one.example.alone else " (other conventions have a share in it)"
-        yield f"  {one.example}{beside}"
+        note = "" if one.example.alone else " (other conventions have a share in it)"
+        yield f"  {one.example}{note}"
         yield "    A: {}; B: {}".format(*one.example.values())
 
 

@@ -110,7 +110,7 @@ def find_example(topic: str, a: Conventions, b: Conventions) -> Example | None:
         replace(a, **{name: getattr(b, name) for name in fields}),
         replace(b, **{name: getattr(a, name) for name in fields}),
     )
-    beside: Example | None = None
+    second_best: Example | None = None
     for size, options, slope in _candidates(topic, _levels(a, b)):
         example = _compare(topic, size, options, slope, a, b)
         if example is None:
@@ -120,15 +120,15 @@ def find_example(topic: str, a: Conventions, b: Conventions) -> Example | None:
             for x, y in ((swapped[0], b), (a, swapped[1]))
         ):
             return example
-        beside = beside or replace(example, alone=False)
-    return beside
+        second_best = second_best or replace(example, alone=False)
+    return second_best
 
 
 def _levels(a: Conventions, b: Conventions) -> tuple[float, ...]:
     """Return biases to compare hidden scores with: the numbers that these become, and between."""
-    given = (x for c in (a, b) for x in (c.hidden_fill, c.hidden_add) if x is not None)
+    levels = (x for c in (a, b) for x in (c.hidden_fill, c.hidden_add) if x is not None)
     least = float(finfo(np.float32).min)
-    numbers = {least if x == "min" else float(np.clip(x, least, None)) for x in given}
+    numbers = {least if x == "min" else float(np.clip(x, least, None)) for x in levels}
     between = {-math.sqrt(x * y) for x, y in combinations(sorted(numbers), 2) if x * y > 0}
     return tuple(sorted(numbers | between, reverse=True))
 
@@ -186,13 +186,13 @@ def _make(size: Size, options: Options, slope: bool) -> tuple[Problem, dict[str,
     q = np.full((*heads, T, 1), 1.0 if slope else 0.0, np.float32)
     k = np.broadcast_to(np.arange(S, dtype=np.float32)[:, None] + 1, (*shared, S, 1)).copy()
     v = np.arange(1, 1 + int(np.prod((*shared, S))), dtype=np.float32).reshape(*shared, S, 1)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in options:
         if name == "bias":
             level, where = value
             value = np.where(np.array(where), np.float32(level), np.float32(0))
-        given[name] = np.array(value) if name in ("mask", "dropout_mask") else value
-    return Problem(q, k, v, alignment="bottom_right", **given), given
+        arguments[name] = np.array(value) if name in ("mask", "dropout_mask") else value
+    return Problem(q, k, v, alignment="bottom_right", **arguments), arguments
 
 
 # --- results --------------------------------------------------------------------------------------

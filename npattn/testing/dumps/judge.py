@@ -82,8 +82,8 @@ class DumpReport(Concluded):
     @property
     def powers(self) -> dict[str, Power]:
         """By result: which errors would have been seen."""
-        own = {c.name: c.power for c in self.comparisons if c.power is not None}
-        return own if self.rows is None else own | dict(self.rows.powers)
+        powers = {c.name: c.power for c in self.comparisons if c.power is not None}
+        return powers if self.rows is None else powers | dict(self.rows.powers)
 
     @property
     def conclusion(self) -> Conclusion:
@@ -309,8 +309,8 @@ def _locate(name: str, dump: Dump, meaning: _Meaning) -> str | None:
     visible = True if p.visible is None else p.visible
     scores = np.broadcast_to(visible, (*p.lead, p.H, p.T, p.S))
     empty = np.asarray(~scores.any(-1)).reshape(tuple(sizes[x] for x in "BHT"))
-    known = np.ones(wrong.shape, bool)
-    place = learn([Sample(sizes, frozenset(), axes, wrong, known, empty)])
+    judged = np.ones(wrong.shape, bool)
+    place = learn([Sample(sizes, frozenset(), axes, wrong, judged, empty)])
     return place.text if place is not None and place.errors <= MISTAKEN else None
 
 
@@ -408,9 +408,9 @@ def _count_scores(p: Problem) -> int:
 def _describe(p: Problem) -> str:
     """Return shapes, dtype and options in a line."""
     shapes = ", ".join(f"{n} {getattr(p, n).shape}" for n in INPUTS)
-    given = {n: getattr(p, n) for n in LOADABLE if n not in ("scale", "dropout_rate")}
+    values = {n: getattr(p, n) for n in LOADABLE if n not in ("scale", "dropout_rate")}
     options = ", ".join(
-        _say_option(p, name) for name, x in given.items() if x is not None and x is not False
+        _say_option(p, name) for name, x in values.items() if x is not None and x is not False
     )
     return f"{shapes}, {p.q.dtype}{f'; {options}' if options else ''}"
 

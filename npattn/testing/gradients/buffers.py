@@ -34,11 +34,11 @@ def _find_changes_by_hand(function: Function, w: Array) -> str:
     dout, args = function.give_cotangent(w), function.give_arguments()
     names = [name for name, _ in leaves(args, "args")]
     names += [f"cotangent {name}" for name, _ in leaves(dout, "result")]
-    given = [x for _, x in (*leaves(args, ""), *leaves(dout, ""))]
-    before = [_copy(x) for x in given]
+    arrays = [x for _, x in (*leaves(args, ""), *leaves(dout, ""))]
+    before = [_copy(x) for x in arrays]
     with function.calling():
         function.hand_vjp(dout, *args)
-    found = _name_changes(names, before, given)
+    found = _name_changes(names, before, arrays)
     return f"the vjp changes {found}, which it is given" if found else ""
 
 
@@ -58,17 +58,17 @@ def _find_changes_of_graph(function: Function, w: Array) -> str:
 
         def differentiate() -> list[Any]:
             with function.calling():
-                results, given = zip(*reached, strict=True)
+                results, seeds = zip(*reached, strict=True)
                 more = {"retain_graph": True, "allow_unused": True}
-                return [_copy(g) for g in torch.autograd.grad(results, leaves, given, **more)]
+                return [_copy(g) for g in torch.autograd.grad(results, leaves, seeds, **more)]
 
         return leaves, differentiate if reached else list
 
     leaves, differentiate = record()
-    given = [*leaves, *douts]
-    before, first = [_copy(x) for x in given], differentiate()
+    tensors = [*leaves, *douts]
+    before, first = [_copy(x) for x in tensors], differentiate()
     titles = [y.name for y in inputs] + [f"cotangent {y.name}" for y in function.results]
-    if found := _name_changes(titles, before, given):
+    if found := _name_changes(titles, before, tensors):
         return f"backward changes {found}, which it is given"
     try:
         again = differentiate()
@@ -81,8 +81,8 @@ def _find_changes_of_graph(function: Function, w: Array) -> str:
     return ""
 
 
-def _name_changes(names: list[str], before: list[Any], given: list[Any]) -> str:
-    pairs = zip(names, before, given, strict=True)
+def _name_changes(names: list[str], before: list[Any], arrays: list[Any]) -> str:
+    pairs = zip(names, before, arrays, strict=True)
     return ", ".join(name for name, old, x in pairs if not _is_same(old, _copy(x)))
 
 

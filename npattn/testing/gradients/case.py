@@ -236,11 +236,11 @@ class Case:
         """
         compares = self.wide and self._attempt(lambda x: ask(x, True), self.x) is not None
 
-        def own(x: Array) -> Array:
+        def difference(x: Array) -> Array:
             return ask(x, False) - ask(x, True) if compares else ask(x, False)
 
         moves = [0.0, max(1 / 512, 16 * self.own_eps)] if compares else [0.0]
-        here, spread = own(self.x), []
+        here, spread = difference(self.x), []
         signs = np.zeros((len(self.cotangents), len(self.x)))
         for number in range(len(moves) * PERTURBATIONS):
             move = moves[number % len(moves)]
@@ -250,7 +250,7 @@ class Case:
                 fresh = random_signs(self.rng, signs.size).reshape(signs.shape)
                 signs = -signs if number % (2 * len(moves)) else fresh
                 x = self.indistinct(gradient, signs)
-            near = self._attempt(own, x)
+            near = self._attempt(difference, x)
             with np.errstate(invalid="ignore"):
                 moved = np.zeros_like(here) if near is None else near - here
             spread.append(np.where(np.isfinite(moved), moved, 0))

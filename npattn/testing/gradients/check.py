@@ -262,11 +262,11 @@ def _conclude(case: Case, claims: Claims, leaf: Leaf, findings: Findings, label:
 
 
 def _explain_kink(case: Case, leaf: Leaf, outside: tuple[int, float, float, float]) -> str:
-    i, claim, left, right = outside
+    i, claim, left_slope, right_slope = outside
     index = _find_index(leaf, i - leaf.part.start)
     return (
         f"d{leaf.name} is {short(claim)} at {index}, where {case.function.name} has a kink: beside "
-        f"it, slopes are {short(left)} and {short(right)}"
+        f"it, slopes are {short(left_slope)} and {short(right_slope)}"
     )
 
 

@@ -101,10 +101,10 @@ class JvpClaims:
         case, function = self.case, self.case.function
         w, claim = case.cotangents, function.jvp(u, case.x)
         spread = case.spread(lambda x, wide: function.jvp(u, x, wide))
-        known = np.where(np.isnan(claim), 0, claim)  # a NaN is wrong by any amount
-        size = norm(w * known)
+        numbers = np.where(np.isnan(claim), 0, claim)  # a NaN is wrong by any amount
+        size = norm(w * numbers)
         independent = np.fmax(norm(w * abs(spread).max(0)), abs(spread @ w.T).max(0))
-        rounding = ROUNDINGS * (case.own_eps * abs(w) @ abs(known) + case.coarse)
+        rounding = ROUNDINGS * (case.own_eps * abs(w) @ abs(numbers) + case.coarse)
         return w @ claim, DEVIATIONS * (independent + case.gap * size) + rounding, size
 
 

@@ -303,9 +303,9 @@ class Function:
         # JAX conjugates neither the cotangent nor the gradient.
         conjugates = self.framework.name == "jax"
         w = _conjugate(w, self.results) if conjugates else w
-        given = dict(zip(outputs, self.give(w, self.results, wide), strict=True))
+        douts = dict(zip(outputs, self.give(w, self.results, wide), strict=True))
         _, grads = self.framework.gradients(
-            lambda **arguments: call(arguments), inputs, given, names
+            lambda **arguments: call(arguments), inputs, douts, names
         )
         arrays = [self.framework.take(grads[name]) for name in names]
         return [g.conj() if conjugates and g.dtype.kind == "c" else g for g in arrays]
@@ -314,8 +314,8 @@ class Function:
         """Return the derivative of the results along u that is claimed, (m,); u and x are (n,)."""
         assert self.hand_jvp is not None
         with self.calling(wide):
-            given = self.give(u, self.inputs, wide)
-            tangents = _fill(self.args, self.is_input, given, lambda _: None)
+            directions = self.give(u, self.inputs, wide)
+            tangents = _fill(self.args, self.is_input, directions, lambda _: None)
             args = self._arguments(self.give(x, self.inputs, wide))
             claimed = self.hand_jvp(tangents[0] if len(args) == 1 else tangents, *args)
         found = match(self.tree, claimed, "result", "jvp")
@@ -439,7 +439,7 @@ class SecondOrder(Function):
             inputs = dict(zip(names, first.give(x[:n], first.inputs, wide), strict=True))
             second = dict(zip(names, first.give(w, first.inputs, wide), strict=True))
             outputs = [y.name for y in first.results]
-            given = dict(zip(outputs, first.give(x[n:], first.results, wide), strict=True))
-            twice = first.framework.own.gradients_twice(call, inputs, given, second)
+            douts = dict(zip(outputs, first.give(x[n:], first.results, wide), strict=True))
+            twice = first.framework.backend.gradients_twice(call, inputs, douts, second)
             keys = [*names, *(f"cotangent {name}" for name in outputs)]
             return [first.framework.take(twice[key]) for key in keys]

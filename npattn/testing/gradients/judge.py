@@ -254,12 +254,12 @@ def judge_kink(
     tuple or None
         Element, claim, and slopes of ⟨w, f⟩ on both sides, if the claim is beyond.
     """
-    left, right, error = _side_slopes(line)
+    before, after, error = _side_slopes(line)
     w, k = line.w, len(line.w)
-    middle, apart = w @ (left + right) / 2, abs(w) @ abs(right - left) / 2
+    middle, apart = w @ (before + after) / 2, abs(w) @ abs(after - before) / 2
     gap = abs(claim - middle) - apart
     allowed = error + rounding
-    sides = np.stack([left, right])
+    sides = np.stack([before, after])
     beyond = gap > allowed
     verdict = Verdict(np.zeros(k, bool), allowed, np.zeros(k))
     if not beyond.any():
@@ -269,8 +269,8 @@ def judge_kink(
         near = case.evaluate(line.x + step)
         if near is None:
             return _pass_over(case), None
-        beside = Line(case.evaluate, line.x + step, line.u, near[0], w, line.eps, line.moved)
-        slopes = np.stack(_side_slopes(beside)[:2])
+        displaced = Line(case.evaluate, line.x + step, line.u, near[0], w, line.eps, line.moved)
+        slopes = np.stack(_side_slopes(displaced)[:2])
         more = abs(w) @ np.maximum(slopes.max(0) - sides.max(0), sides.min(0) - slopes.min(0)).clip(
             0
         )
@@ -281,7 +281,7 @@ def judge_kink(
     unit = w[row, w[row] != 0]
     unit = unit[0] if len(unit) == 1 else 1.0
     [i] = np.flatnonzero(line.u)
-    numbers = np.array([claim[row], w[row] @ left, w[row] @ right]) / line.u[i] / unit
+    numbers = np.array([claim[row], w[row] @ before, w[row] @ after]) / line.u[i] / unit
     told, low, high = (float(x) + 0.0 for x in numbers)
     return Verdict(beyond, allowed, abs(claim), order=1.0), (int(i), told, low, high)
 

@@ -107,7 +107,7 @@ class Line:
         moved: Array, grain: Array | float = 0.0,
     ) -> None:  # fmt: skip
         self.evaluate, self.x, self.u, self.value = evaluate, x, u, value
-        self.w, self.known = cotangents, {0.0: value}
+        self.w, self.computed = cotangents, {0.0: value}
         self.slopes: dict[int, Slope] = {}
         self.noise: dict[int, Array] = {}
         self.eps, self.moved = eps, moved
@@ -131,10 +131,10 @@ class Line:
 
     def at(self, t: float) -> Array:
         """Return f(x + t u); NaN where f raises: outside of its domain."""
-        if t not in self.known:
+        if t not in self.computed:
             result = self.evaluate(self.x + t * self.u)
-            self.known[t] = np.full(len(self.value), np.nan) if result is None else result[0]
-        return self.known[t]
+            self.computed[t] = np.full(len(self.value), np.nan) if result is None else result[0]
+        return self.computed[t]
 
     @property
     def count(self) -> int:

@@ -110,8 +110,8 @@ class Call:
             inputs = inputs[:2]
         masks: list[tuple[str, tuple[str, ...]]] = [(n, SHAPES) for n in names if n in MASKS]
         masks += [(n, ("B S", "B 1 1 S")) for n in names if n in PADDING]
-        known = (*inputs, *(n for n, _ in masks), *WANTED)
-        if more := [n for n, required in arguments.items() if required and n not in known]:
+        accepted = (*inputs, *(n for n, _ in masks), *WANTED)
+        if more := [n for n, required in arguments.items() if required and n not in accepted]:
             raise OptionError(
                 f"{module.name} requires {', '.join(more)}, which is no input and no mask: pass "
                 f"call=lambda m, x, mask: m(x, mask, {more[0]}=...)"

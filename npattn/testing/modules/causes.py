@@ -31,13 +31,13 @@ INPUT_STEPS = ("dq", "dk", "dv")
 
 def explain(judge: Judge, failed: Failed) -> list[Cause]:
     """Return the causes of failures, each rule in one of them at most."""
-    left = dict(failed)
+    unexplained = dict(failed)
     causes = []
     for find in (_find_dropout, _find_changes, _find_keys, _find_gradients, _find_others):
-        cause = find(judge, left) if left else None
+        cause = find(judge, unexplained) if unexplained else None
         if cause is not None:
             causes.append(cause)
-            left = {rule: x for rule, x in left.items() if x[0].id not in cause.rules}
+            unexplained = {rule: x for rule, x in unexplained.items() if x[0].id not in cause.rules}
     return causes
 
 
@@ -64,16 +64,16 @@ def _find_changes(judge: Judge, failed: Failed) -> Cause | None:
     tried = list(dict.fromkeys([case for _, case in failed.values()] + list(judge.seen)))[:TRIED]
     # What an empty row gives was tried on rows, and a softmax over queries has other empty ones.
     plans = [replace(judge.own_plan, conventions=c) for c in (judge.plan.conventions, *EMPTY_ROWS)]
-    given: dict[ModuleCase, bool] = {}
+    best: dict[ModuleCase, bool] = {}
     for plan in plans:
         reproduced = {case: _reproduces(judge, plan, case) for case in tried if case in judge.seen}
-        given = reproduced if sum(reproduced.values()) > sum(given.values()) else given
-        if all(given.values()):
+        best = reproduced if sum(reproduced.values()) > sum(best.values()) else best
+        if all(best.values()):
             break
     rules = tuple(
         outcome.id
         for rule, (outcome, case) in failed.items()
-        if outcome.status != "error" and given.get(case, rule not in ("eval-mode", "state-dict"))
+        if outcome.status != "error" and best.get(case, rule not in ("eval-mode", "state-dict"))
     )
     if not rules:
         return None
@@ -84,7 +84,7 @@ def _find_changes(judge: Judge, failed: Failed) -> Cause | None:
         first.step,
         first.where,
         first.amount,
-        confirmed=sum(given.values()),
+        confirmed=sum(best.values()),
         name="; ".join(change.kind for change in judge.changes),
     )
 

@@ -170,17 +170,17 @@ def check_module(
                     failed[name] = outcome, case
                 if progress is not None:
                     progress(module.dtype, name, done + 1, len(rules))
-            own = explain(judge, failed)
+            found = explain(judge, failed)
             if INSIDE in rules:
                 inside, explained = judge_inside(judge, plan.afford, seed)
                 outcomes += inside
-                known = {rule for cause in own for rule in cause.rules}
-                left = tuple(o.id for o, _ in failed.values() if o.id not in known)
+                with_cause = {rule for cause in found for rule in cause.rules}
+                others = tuple(o.id for o, _ in failed.values() if o.id not in with_cause)
                 for first in explained[:1]:  # what nothing else explains has the first cause inside
-                    explained[0] = replace(first, rules=(*first.rules, *left))
-                own += explained
+                    explained[0] = replace(first, rules=(*first.rules, *others))
+                found += explained
             fewer |= dict.fromkeys(plan.describe(module.dtype))
-            for cause in own:
+            for cause in found:
                 rules_before = causes[cause.text].rules if cause.text in causes else ()
                 causes[cause.text] = replace(cause, rules=(*rules_before, *cause.rules))
     applied = {o.rule for o in outcomes if o.status != "not applicable"}
@@ -318,8 +318,8 @@ class _Asked:
 
 def _call_text(named: Named, dtype: str | None) -> str:
     """Return the keywords of `replay` that are not at their default."""
-    given = {n: x for n, x in vars(named).items() if n != "notes"} | {"dtype": dtype}
-    return "".join(f", {name}={x!r}" for name, x in given.items() if x is not None)
+    keywords = {n: x for n, x in vars(named).items() if n != "notes"} | {"dtype": dtype}
+    return "".join(f", {name}={x!r}" for name, x in keywords.items() if x is not None)
 
 
 # --- settings and report --------------------------------------------------------------------------

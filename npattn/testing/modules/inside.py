@@ -85,8 +85,8 @@ class Inside:
             parts = {"q": groups * self.group * d, "k": groups * d, "v": 0}
             room = [out // (groups * self.group), E]
             for letters in self.inputs_by_letter:
-                left = width[letters[0]] - sum(parts[n] for n in letters)
-                room.append(left // groups if "v" in letters or left < 0 else E)
+                remainder = width[letters[0]] - sum(parts[n] for n in letters)
+                room.append(remainder // groups if "v" in letters or remainder < 0 else E)
             if min(room) >= least:
                 return Selection(tuple(features), min(*room, max(values, FEATURES)), groups)
         return None
@@ -378,10 +378,10 @@ def _read_band(P: Array) -> Traits:
     if any(np.ptp(row[seen]) > least for row, seen in zip(P, visible, strict=True) if seen.any()):
         return Traits(unknown="scores have a bias of positions (ALiBi, T5)")
     offset = np.arange(len(P)) - np.arange(len(P))[:, None]  # s − t
-    left, right = -int(offset[visible].min(initial=0)), int(offset[visible].max(initial=0))
-    causal = right <= 0
-    band = np.array_equal(visible, (-left <= offset) & (offset <= right))
-    ends = left if left < len(P) - 1 else None, right if right < len(P) - 1 else None
+    before, after = -int(offset[visible].min(initial=0)), int(offset[visible].max(initial=0))
+    causal = after <= 0
+    band = np.array_equal(visible, (-before <= offset) & (offset <= after))
+    ends = before if before < len(P) - 1 else None, after if after < len(P) - 1 else None
     return Traits(causal, ends if band and ends not in ((None, None), (None, 0)) else None)
 
 

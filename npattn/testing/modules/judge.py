@@ -282,8 +282,8 @@ class Judge:
     @contextmanager
     def restoring(self, reading: Reading) -> Iterator[None]:
         """Leave out norms of q and k for a while, and restore the weights at its end."""
-        own = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
-        norms = {n.rpartition(".")[0] for n in self.flat.shapes for x in own
+        indices = [x.ravel() for role, x in reading.indices.items() if role.startswith("norm")]
+        norms = {n.rpartition(".")[0] for n in self.flat.shapes for x in indices
                  if np.isin(self.flat.index(n), x).any()}  # fmt: skip
         try:
             with self.module.leaving_out(sorted(norms)):
@@ -333,19 +333,19 @@ class Judge:
                 except ImplementationError as err:
                     errors.append(f"{form}: {err}")
             fits = self._fits_masked if self.is_known else self._shows
-            known = [f for f, got in answers if fits(plan, case, f, got)]
-            if plan.causal and not known:
-                known = [f for f, got in answers if fits(alone, case, f, got)]
-                if known:
+            fitting = [f for f, got in answers if fits(plan, case, f, got)]
+            if plan.causal and not fitting:
+                fitting = [f for f, got in answers if fits(alone, case, f, got)]
+                if fitting:
                     plan, self.plan = alone, replace(self.plan, conventions=alone.conventions)
-            if not known:
+            if not fitting:
                 other = replace(plan, hides_queries=True)
-                known = [f for f, got in answers if self._fits_masked(other, case, f, got)]
-                self.changes += [HIDES_QUERIES] if known else []
-            if not known and answers:  # the form that hides as many keys as it is told
+                fitting = [f for f, got in answers if self._fits_masked(other, case, f, got)]
+                self.changes += [HIDES_QUERIES] if fitting else []
+            if not fitting and answers:  # the form that hides as many keys as it is told
                 counts = [np.subtract(*map(np.sum, self._see(plan, case, f))) for f, _ in answers]
-                known = [answers[int(np.argmin(np.abs(counts)))][0]]
-            self.call.forms += known + self._suspect_forms(known, answers)
+                fitting = [answers[int(np.argmin(np.abs(counts)))][0]]
+            self.call.forms += fitting + self._suspect_forms(fitting, answers)
             if not answers:
                 self.refused.append(f"{parameter}: {errors[0]}")
                 self.call.forms += self._form_of_float32(parameter)
@@ -391,17 +391,17 @@ class Judge:
         return [form for form in other.call.forms if form.parameter == parameter][:1]
 
     def _suspect_forms(
-        self, known: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
+        self, fitting: Sequence[Form], answers: Sequence[tuple[Form, Returned]]
     ) -> list[Form]:
         """Return forms that do not fit, and have to; note those that may mean something else.
 
         A mask with four axes has one possible meaning: if one four-axis form of a kind works, the
         others must too.
         """
-        kinds = {form.kind for form in known}
+        kinds = {form.kind for form in fitting}
         first = answers[0][1].out.shape if answers else ()
-        four_axes = {form.kind for form in known if form.axes == 4}
-        more = [(f, got.out.shape) for f, got in answers if f not in known and f.kind in kinds]
+        four_axes = {form.kind for form in fitting if form.axes == 4}
+        more = [(f, got.out.shape) for f, got in answers if f not in fitting and f.kind in kinds]
         suspects = [f for f, shape in more
                     if f.kind in four_axes and f.axes == 4 and shape == first]  # fmt: skip
         if others := [f for f, _ in more if f not in suspects]:
@@ -500,7 +500,7 @@ class Judge:
             return self._compare_forward(got, exact)
         fwd = self.plan.forward(inputs)
         rng = np.random.default_rng((case.seed, 1))
-        given: list[Array | None] = []
+        drawn: list[Array | None] = []
 
         def cotangents(out: Array, weights: Array | None) -> tuple[Array, Array | None]:
             dout, dweights = np.asarray(rng.standard_normal(out.shape), dtype), None
@@ -511,14 +511,14 @@ class Judge:
                 and weights.shape in _weight_shapes(fwd.weights.shape)
             ):
                 dweights = np.asarray(rng.standard_normal(weights.shape), dtype)
-            given.extend((dout, dweights))
+            drawn.extend((dout, dweights))
             return dout, dweights
 
         got = self.call(case, inputs, cotangents, form)
         wrong = compare_shape("out", got.out, fwd.out.shape)
         if wrong is not None:
             return (wrong,)
-        dout, dweights = (None if x is None else x.astype(float) for x in given)
+        dout, dweights = (None if x is None else x.astype(float) for x in drawn)
         assert dout is not None
         spread = None if dweights is None else _spread(dweights, fwd.weights.shape)
         exact = self.plan.gradients(inputs, dtype, dout, spread)

@@ -58,11 +58,11 @@ class Plan:
         visible = inputs.visible
         key = inputs.query if inputs.key is None else inputs.key
         offset = np.arange(key.shape[-2]) - np.arange(inputs.query.shape[-2])[:, None]
-        left, right = self.window or (None, None)
+        left_keys, right_keys = self.window or (None, None)
         if self.causal and (self.conventions.causal != "unless_masked" or visible is None):
-            right = 0
-        for hidden in (None if left is None else offset < -left,
-                       None if right is None else offset > right):  # fmt: skip
+            right_keys = 0
+        for hidden in (None if left_keys is None else offset < -left_keys,
+                       None if right_keys is None else offset > right_keys):  # fmt: skip
             if hidden is not None:
                 visible = ~hidden if visible is None else visible & ~hidden
         return visible

@@ -109,21 +109,21 @@ def compare_module(
         plan = replace(judge.plan, conventions=conventions or judge.plan.conventions)
         names, swaps = judge.call.inputs, module.batch_first is False
         name_of = judge.reading.name
-    given = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
-    given = {("query", "key", "value")[names.index(n)] if n in names else n: x
-             for n, x in given.items()}  # fmt: skip
-    if unknown := [n for n in given if n not in ("query", "key", "value")]:
+    tensors = dict(inputs) if isinstance(inputs, Mapping) else {"query": inputs}
+    tensors = {("query", "key", "value")[names.index(n)] if n in names else n: x
+             for n, x in tensors.items()}  # fmt: skip
+    if unknown := [n for n in tensors if n not in ("query", "key", "value")]:
         raise OptionError(f"inputs has {unknown[0]!r}, must have {', '.join(names)}")
     outputs = dict(outputs) if isinstance(outputs, Mapping) else {"out": outputs}
     if unknown := [n for n in outputs if n not in PARTS]:
         raise OptionError(f"outputs has {unknown[0]!r}, must have {', '.join(PARTS)}")
-    arrays = {n: to_numpy(x).swapaxes(0, 1) if swaps else to_numpy(x) for n, x in given.items()}
+    arrays = {n: to_numpy(x).swapaxes(0, 1) if swaps else to_numpy(x) for n, x in tensors.items()}
     T, S = (arrays.get(n, arrays["query"]).shape[-2] for n in ("query", "key"))
     shown = mask.to_array(T=T, S=S) if isinstance(mask, Mask) else mask
     shown = None if shown is None else to_numpy(shown)
-    own = Inputs(arrays["query"], arrays.get("key"), arrays.get("value"), shown)
+    canonical = Inputs(arrays["query"], arrays.get("key"), arrays.get("value"), shown)
     kind = dtype or arrays["query"].dtype
-    exact = _compute_steps(plan, own, kind)
+    exact = _compute_steps(plan, canonical, kind)
     turned = ("weights",) if swaps else tuple(PARTS)
     got = {n: _fit(n, to_numpy(outputs[n]), exact.values[n], n in turned)
            for n in PARTS if n in outputs}  # fmt: skip
@@ -131,7 +131,7 @@ def compare_module(
     wrong = next((i for i, c in enumerate(found) if not c.passed), None)
     if wrong is not None:
         passed = [c.name for c in found if c.passed]
-        hint = _name_part(plan, own, kind, got, found[wrong].name, passed, name_of)
+        hint = _name_part(plan, canonical, kind, got, found[wrong].name, passed, name_of)
         found[wrong] = replace(found[wrong], hint=hint)
     return tuple(sorted(found, key=lambda c: list(outputs).index(c.name)))
 
@@ -143,8 +143,8 @@ def _compute_steps(plan: Plan, inputs: Inputs, dtype: Any) -> Exact:
     allowed = bound.forward(None, None) | {"merged": bound.eo}
     values = {"out": fwd.out, "weights": fwd.weights, "merged": fwd.steps.merged}
     for name, x in fwd.steps.inputs.items():
-        own = [getattr(plan.mha, f"{kind}{name[0]}") for kind in "wb"]
-        values[name[0]], allowed[name[0]] = linear(x, *own), bound.linear(x, 0.0, *own)
+        affine = [getattr(plan.mha, f"{kind}{name[0]}") for kind in "wb"]
+        values[name[0]], allowed[name[0]] = linear(x, *affine), bound.linear(x, 0.0, *affine)
     return Exact(values, allowed)
 
 

@@ -171,10 +171,10 @@ def find_roles(
     """
     flat = Flat(module.parameters())
     found: dict[str, list[str]] = {}
-    given, said = _read_roles(roles or {}, flat)
+    explicit, said = _read_roles(roles or {}, flat)
     for name in flat.shapes:
         by_name = find_projection(name)
-        projection = given.get(name, "" if by_name in given.values() else by_name)
+        projection = explicit.get(name, "" if by_name in explicit.values() else by_name)
         if projection:
             found.setdefault(projection, []).append(name)
     weights = {x for x, names in found.items() if any(len(flat.shapes[n]) > 1 for n in names)}
@@ -249,7 +249,7 @@ def _with_norms(module: TorchModule, flat: Flat, reading: Reading) -> Iterator[R
 
 def _read_roles(roles: Mapping[str, str], flat: Flat) -> tuple[dict[str, str], str]:
     """Return the projection of each parameter that ``roles=`` names, and the order it says."""
-    given: dict[str, str] = {}
+    explicit: dict[str, str] = {}
     order = ""
     for role, text in roles.items():
         holder, _, axes = text.partition(":")
@@ -263,8 +263,8 @@ def _read_roles(roles: Mapping[str, str], flat: Flat) -> tuple[dict[str, str], s
             raise OptionError(
                 f"roles[{role!r}] is {holder!r}, must name one of {', '.join(flat.shapes)}"
             )
-        given |= dict.fromkeys(inside, EXPLICIT[role])
-    return given, order
+        explicit |= dict.fromkeys(inside, EXPLICIT[role])
+    return explicit, order
 
 
 def _same(one: Reading, other: Reading) -> bool:

@@ -176,9 +176,9 @@ def make_pairs(
     for name, values in space.options.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise OptionError(f"options[{name!r}] is {values!r}, must be a sequence of values")
-    if beside := [x for x in space.sizes if x not in space.letters]:
+    if unknown := [x for x in space.sizes if x not in space.letters]:
         raise OptionError(
-            f"sizes has {beside[0]!r}, which no array has: {', '.join(space.letters)}"
+            f"sizes has {unknown[0]!r}, which no array has: {', '.join(space.letters)}"
         )
     firsts = [space.first(i) for i in range(FIRST)]
     tiny = [(case.arrays(space.inputs, "float32"), case.options) for case in firsts]
@@ -274,9 +274,9 @@ class Found:
                 if self.is_settled or slow or asked == FEW:
                     break
             if not slow or not before:
-                left = list(band)
-                cost += len(left) * (plan.clock() - begun) / max(self.tried - before, 1)
-                rest, below, before = rest.union(left), level, self.tried
+                remaining = list(band)
+                cost += len(remaining) * (plan.clock() - begun) / max(self.tried - before, 1)
+                rest, below, before = rest.union(remaining), level, self.tried
             if slow and below < math.inf:
                 few = f"all but {self.tried - before} problems with " if self.tried > before else ""
                 self.left_out = [f"{few}sizes beyond {below:g} in {self.dtype}, {NO_TIME}"]
@@ -314,8 +314,8 @@ class Found:
         if found.passed and self.checked is None:
             self.checked = found
         if not found.passed:
-            known = self.wrong_one
-            if known is None or _count_wrong(found) > _count_wrong(known):
+            previous = self.wrong_one
+            if previous is None or _count_wrong(found) > _count_wrong(previous):
                 self.wrong_one = found
         for c in found.comparisons:
             if c.passed:

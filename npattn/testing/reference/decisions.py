@@ -28,8 +28,8 @@ class Site:
     result: Any  # booleans, indices or steps, as decided
     # numbers that decided it: a − b of a comparison, else the array itself; None where another
     # decision is not to be tried
-    given: Array | None
-    squares: Array  # sum of (noisy given − exact given)² over the noisy runs, shaped like `given`
+    array: Array | None
+    squares: Array  # sum of (noisy − exact)² over the noisy runs, shaped like `array`
 
 
 @dataclass
@@ -55,52 +55,52 @@ class Decisions:
     def decide(
         self,
         kind: Kind,
-        given: Array | None,
+        array: Array | None,
         evaluate: Callable[[Array | None], Any],
         sign: Callable[[Any], Array] | None = None,
     ) -> Any:
         """Return the decision of this run: of kind "compare", "choose", "step" or "fixed".
 
-        `evaluate` makes it of `given` (of any shape), perhaps changed; comparisons ignore their
-        argument. `sign` returns for a decision ±1 shaped like `given`: where to move it for another
+        `evaluate` makes it of `array` (of any shape), perhaps changed; comparisons ignore their
+        argument. `sign` returns for a decision ±1 shaped like `array`: where to move it for another
         choice.
         """
         if self.mode == "record":
-            result = evaluate(given)
-            margin = np.zeros(0) if given is None else np.zeros(given.shape)
-            self.sites.append(Site(result, None if given is None else given.copy(), margin))
+            result = evaluate(array)
+            margin = np.zeros(0) if array is None else np.zeros(array.shape)
+            self.sites.append(Site(result, None if array is None else array.copy(), margin))
             return result
         site = self.sites[self.at] if self.at < len(self.sites) else None
         self.at += 1
-        shape = None if given is None else given.shape
-        if site is None or shape != (None if site.given is None else site.given.shape):
-            return evaluate(given)  # the run went another way, which no decision of ours made
+        shape = None if array is None else array.shape
+        if site is None or shape != (None if site.array is None else site.array.shape):
+            return evaluate(array)  # the run went another way, which no decision of ours made
         if self.mode == "repeat":
-            if given is not None:
+            if array is not None:
                 with np.errstate(all="ignore"):
-                    site.squares += (given - site.given) ** 2
+                    site.squares += (array - site.array) ** 2
             return site.result
-        return self._turn(kind, site, given, evaluate, sign)
+        return self._turn(kind, site, array, evaluate, sign)
 
     def _turn(
         self,
         kind: Kind,
         site: Site,
-        given: Array | None,
+        array: Array | None,
         evaluate: Callable[[Array | None], Any],
         sign: Callable[[Any], Array] | None,
     ) -> Any:
-        """Return the decision on `given`, of any shape, turned where it is within its error."""
-        if given is None or site.given is None or kind == "fixed":
-            return evaluate(given)
+        """Return the decision on `array`, of any shape, turned where it is within its error."""
+        if array is None or site.array is None or kind == "fixed":
+            return evaluate(array)
         assert self.width is not None
         with np.errstate(all="ignore"):
-            width = np.nan_to_num(self.width(site.squares / max(self.draws, 1), given.size))
+            width = np.nan_to_num(self.width(site.squares / max(self.draws, 1), array.size))
         if kind == "compare":
-            near = (abs(site.given) <= width) & (width > 0)
+            near = (abs(site.array) <= width) & (width > 0)
             self.turned |= bool(near.any())
-            return np.where(near, ~np.asarray(site.result), evaluate(given))
+            return np.where(near, ~np.asarray(site.result), evaluate(array))
         side = (-1.0) ** self.parity if sign is None else sign(site.result)
-        result = evaluate(given + side * width)
+        result = evaluate(array + side * width)
         self.turned |= not np.array_equal(result, site.result)
         return result

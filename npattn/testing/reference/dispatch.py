@@ -50,8 +50,8 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         """Return the result of an operation, rounded and wide if its tensors are followed."""
         kwargs = kwargs or {}
         tensors = [*_tensors(args), *_tensors((*kwargs.values(),))]
-        known = {_memory(x) for x in tensors}
-        if known.isdisjoint(self.reached):
+        memories = {_memory(x) for x in tensors}
+        if memories.isdisjoint(self.reached):
             return func(*args, **kwargs)
         name = func._schema.name.partition("::")[2]
         if "dtype" in kwargs or name == "convert_element_type":
@@ -60,21 +60,21 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             args = _widen(name, args)
         plain = name.rstrip("_")
         if func.namespace == "prims" and plain == "var":
-            return self._mark(_variance(self, func, args, kwargs), known)
+            return self._mark(_variance(self, func, args, kwargs))
         fused = plain in FUSED and func.namespace == "aten"
         if plain in CHOICES or fused:
-            return self._mark(self._replace(func, plain, args, kwargs), known)
+            return self._mark(self._replace(func, plain, args, kwargs))
         if plain in STEPS and plain != name:
             return args[0].copy_(self._step(getattr(torch, plain), args, kwargs))
         if plain in STEPS:
-            return self._mark(self._step(func, args, kwargs), known)
+            return self._mark(self._step(func, args, kwargs))
         if plain in COMPARISONS:
             return self._compare(func, args, kwargs, plain)
-        return self._compute(func, plain, args, kwargs, known)
+        return self._compute(func, plain, args, kwargs, memories)
 
     # --- what rounds ------------------------------------------------------------------------------
 
-    def _compute(self, func: Any, name: str, args: Any, kwargs: Any, known: set[int]) -> Any:
+    def _compute(self, func: Any, name: str, args: Any, kwargs: Any, memories: set[int]) -> Any:
         """Return the result of an operation, rounded in place if its numbers are new."""
         terms = exact = None
         if name in SUMS and not _repeats_nothing(name, args, kwargs):
@@ -91,7 +91,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         tensors = list(_tensors(result))
         if not any(x.dtype.is_floating_point or x.dtype.is_complex for x in tensors):
             decides = any(x.dtype == torch.float64 for x in _tensors((args, *kwargs.values())))
-            bits = any(_memory(x) in known for x in tensors)  # of a result that is read
+            bits = any(_memory(x) in memories for x in tensors)  # of a result that is read
             return self._fix(result) if decides and not bits else result
         moves = name in MOVES or _repeats_nothing(name, args, kwargs)
         for i, x in enumerate(tensors):
@@ -100,7 +100,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 self.reached[_memory(x)] = x
             if x.dtype != torch.float64:
                 continue
-            new = _memory(x) not in known or func._schema.is_mutable
+            new = _memory(x) not in memories or func._schema.is_mutable
             if new and x.numel() and not moves and self.noise is not None:
                 of_part = None if terms is None else terms[i]
                 self._round(x, of_part, exact)
@@ -123,7 +123,7 @@ class RoundingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
             args = (args[0], torch.float64) if name == "convert_element_type" else args
         return args, kwargs
 
-    def _mark(self, result: Any, known: set[int]) -> Any:
+    def _mark(self, result: Any) -> Any:
         for x in _tensors(result):
             if x.dtype == torch.float64:
                 self.reached[_memory(x)] = x

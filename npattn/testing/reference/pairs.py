@@ -54,11 +54,11 @@ class Pair(Protocol):
     def smaller(self, case: Any) -> Iterator[Any]:
         """Yield simpler cases."""
 
-    def place(self, case: Any, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+    def place(self, case: Any, fails: Fails, asked: Known, seconds: float) -> tuple[str, int]:
         """Return the condition of the cases that fail, and the number of cases that say so.
 
         "" if none is found in so many seconds. `case` fails; `fails` says it of others, None if one
-        of the two does not take it; `known` are cases that were asked, with True for those that
+        of the two does not take it; `asked` are cases that were asked, with True for those that
         fail.
         """
 
@@ -181,16 +181,16 @@ class Function:
         with self.framework.one_thread(), self.framework.allowing(arrays[leaves[0]].dtype):
             if not cotangents or not self.differentiates:
                 return self.results(arrays, options)
-            given, inputs = self._give(cotangents), self._give(arrays)
+            douts, inputs = self._give(cotangents), self._give(arrays)
 
             def run(**arguments: Any) -> dict[str, Any]:
                 return self._call({**inputs, **arguments}, options)
 
             with catch_foreign("its gradient raised"):
                 if self.backward is None:
-                    results, grads = self.framework.gradients(run, inputs, given, leaves)
+                    results, grads = self.framework.gradients(run, inputs, douts, leaves)
                 else:
-                    results, grads = run(), self._pull_back(given, inputs, options, leaves)
+                    results, grads = run(), self._pull_back(douts, inputs, options, leaves)
             return self._take({**results, **{f"d{name}": x for name, x in grads.items()}})
 
     def _pull_back(
@@ -237,7 +237,7 @@ class FunctionPair:
     def smaller(self, case: Case) -> Iterator[Case]:
         return self.space.smaller(case)
 
-    def place(self, case: Case, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+    def place(self, case: Case, fails: Fails, asked: Known, seconds: float) -> tuple[str, int]:
         """Look for the border of each size and option, and attack what is found."""
         end = time.process_time() + seconds
 
@@ -247,7 +247,7 @@ class FunctionPair:
             other = self._case(problem, case.seed)
             return fails(other) if self.space.fits(other) else None
 
-        told = [({**x.sizes, **x.options}, wrong) for x, wrong in known]
+        told = [({**x.sizes, **x.options}, wrong) for x, wrong in asked]
         place = find_place(
             answer, {**case.sizes, **case.options}, domains=self._domains(),
             choices=self.space.options, known=told, questions=QUESTIONS, seconds=10 * seconds,
@@ -305,16 +305,16 @@ class FunctionPair:
                 if x.dtype.kind not in "biu"
             }
 
-        def ask(function: Function, given: Mapping[str, Array]) -> dict[str, Array]:
-            arguments = {name: given[name] if name in leaves else fixed[name] for name in arrays}
-            douts = {n.removeprefix("cotangent of "): given[n] for n in cotangents}
+        def ask(function: Function, values: Mapping[str, Array]) -> dict[str, Array]:
+            arguments = {name: values[name] if name in leaves else fixed[name] for name in arrays}
+            douts = {n.removeprefix("cotangent of "): values[n] for n in cotangents}
             return function.everything(arguments, case.options, douts, leaves)
 
         sizes = sorted(case.sizes.values())[-2:]
         return Call(
             {**{name: arrays[name] for name in leaves}, **cotangents},
-            lambda given: ask(self.f, given),
-            lambda given: ask(self.reference, given),
+            lambda values: ask(self.f, values),
+            lambda values: ask(self.reference, values),
             self.reference.watched,
             math.prod(sizes),
         )
@@ -390,17 +390,17 @@ class AttentionPair:
         if cotangents.dlse is not None:
             arrays["dlse"] = cotangents.dlse
 
-        def ask(trial: Trial, given: Mapping[str, Array]) -> Mapping[str, Array]:
-            own = {name: x for name, x in given.items() if name in ARRAYS}
-            problem = trial.problem(recipe).materialise().replace(**own)
+        def ask(trial: Trial, values: Mapping[str, Array]) -> Mapping[str, Array]:
+            changed = {name: x for name, x in values.items() if name in ARRAYS}
+            problem = trial.problem(recipe).materialise().replace(**changed)
             with trial.implementation.framework.one_thread():
-                return trial.results(problem, Cotangents(given["dout"], given.get("dlse")))
+                return trial.results(problem, Cotangents(values["dout"], values.get("dlse")))
 
         sizes = sorted((recipe.H, *(recipe.lead or ()), recipe.T, recipe.S, recipe.D, recipe.E))
         return Call(
             arrays,
-            lambda given: ask(self.sides.b, given),
-            lambda given: ask(self.sides.a, given),
+            lambda values: ask(self.sides.b, values),
+            lambda values: ask(self.sides.a, values),
             self.watched,
             math.prod(sizes[-2:]),
         )
@@ -424,7 +424,7 @@ class AttentionPair:
             if small != recipe and all(less) and min(sizes) > 0 and self._takes(small):
                 yield small
 
-    def place(self, recipe: Recipe, fails: Fails, known: Known, seconds: float) -> tuple[str, int]:
+    def place(self, recipe: Recipe, fails: Fails, asked: Known, seconds: float) -> tuple[str, int]:
         """Look for the border of each size and option, and attack what is found."""
         near = Neighbours(self.sides.a, recipe, ask=lambda r: fails(r) if self._takes(r) else None)
         place = near.place(QUESTIONS, seconds)

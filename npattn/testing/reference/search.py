@@ -43,8 +43,8 @@ class Time:
 
     def afford(self, cost: float, share: float = 1.0) -> int:
         """Return how many examples to ask, of `cost` seconds each, in a share of the time left."""
-        left = share * (self.deadline - self.clock())
-        count = int(min(self.examples, max(FEW, left / cost))) if cost else self.examples
+        seconds = share * (self.deadline - self.clock())
+        count = int(min(self.examples, max(FEW, seconds / cost))) if cost else self.examples
         self.least = min(self.least, count)
         return count
 

@@ -127,7 +127,7 @@ def _list_alone(a: Capabilities, b: Capabilities) -> list[str]:
 
 def _results(trial: Trial) -> list[str]:
     f = trial.implementation
-    beside = {"lse": f.returns_lse, "weights": f.returns_weights}
-    beside["max_score"] = f.returns_max_score
-    of_forward = [name for name, there in beside.items() if there]
+    returned = {"lse": f.returns_lse, "weights": f.returns_weights}
+    returned["max_score"] = f.returns_max_score
+    of_forward = [name for name, there in returned.items() if there]
     return [*of_forward, *(name for name in GRADIENTS if name in trial.gradients)]

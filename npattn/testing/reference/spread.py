@@ -59,7 +59,7 @@ class Spread:
     dtype: str
     seed: int
     exact: dict[str, Array] = field(init=False)
-    own: dict[str, float] = field(default_factory=dict)
+    coarse: dict[str, float] = field(default_factory=dict)
     draws: int = 0
     moved: dict[str, Array] | None = None
 
@@ -130,7 +130,7 @@ class Spread:
                     self.squares[name] += (self.scale * (results[name] - exact)) ** 2
             self.draws += 1
         casts = self.dtype != "float64" or self.call.watched.narrowed
-        if not self.own and casts and not self.narrow:
+        if not self.coarse and casts and not self.narrow:
             self._measure_own()
 
     def _measure_own(self) -> None:
@@ -147,8 +147,8 @@ class Spread:
             with np.errstate(all="ignore"):
                 error = np.full(exact.shape, np.nan) if result is None else (result - exact) ** 2
                 ratios = error * self.draws / self.squares[name]
-            known = ratios[np.isfinite(ratios)]
-            self.own[name] = max(1.0, float(np.median(known)) / MEDIAN) if known.size else 1.0
+            finite = ratios[np.isfinite(ratios)]
+            self.coarse[name] = max(1.0, float(np.median(finite)) / MEDIAN) if finite.size else 1.0
 
     def turn(self, alarm: float) -> dict[str, Array]:
         """Return how far other decisions, within their error, move each element."""
@@ -181,11 +181,11 @@ class Spread:
 
         Before the last draws it takes the measured spread for exact, and is smaller.
         """
-        square = self.squares[name] / self.draws * self.more * self.own.get(name, 1.0)
+        square = self.squares[name] / self.draws * self.more * self.coarse.get(name, 1.0)
         # Where terms of the reference cancel exactly, those of another right function may not. The
         # median, for a pole or a kink in a few elements must not widen the others.
-        known = square[np.isfinite(square) & (square > 0)]
-        square = np.maximum(square, np.median(known) if known.size else 0.0)
+        positive = square[np.isfinite(square) & (square > 0)]
+        square = np.maximum(square, np.median(positive) if positive.size else 0.0)
         t = quantile(alarm / max(square.size, 1), self.draws if last else None)
         with np.errstate(all="ignore"):
             allowed = t * np.sqrt(square) + self.smallest

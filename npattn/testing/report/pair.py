@@ -72,7 +72,7 @@ class Reading:
             f"{label} = {self.excerpt.row + start + i}" if label.strip() else ""
             for i in range(rows)
         ]
-        left = max(map(len, names))
+        margin = max(map(len, names))
         got, want = (
             [
                 "".join(map(_cell, row, marks))
@@ -81,14 +81,14 @@ class Reading:
             for array in (self.got, self.want)
         )
         if side_by_side:
-            table = [f"{'':{left}}{head}   {head}"]
-            table += [f"{n:{left}}{a}   {b}" for n, a, b in zip(names, got, want, strict=True)]
-            over = f"{'':{left}}{'got':>{CELL}}{'':{(columns - 1) * CELL}}   {'wanted':>{CELL}}"
+            table = [f"{'':{margin}}{head}   {head}"]
+            table += [f"{n:{margin}}{a}   {b}" for n, a, b in zip(names, got, want, strict=True)]
+            over = f"{'':{margin}}{'got':>{CELL}}{'':{(columns - 1) * CELL}}   {'wanted':>{CELL}}"
             return [f"{title} (* out of tolerance)", over, *table]
-        found = [f"{title}, got (* out of tolerance)", f"{'':{left}}{head}"]
-        found += [f"{n:{left}}{a}" for n, a in zip(names, got, strict=True)]
+        found = [f"{title}, got (* out of tolerance)", f"{'':{margin}}{head}"]
+        found += [f"{n:{margin}}{a}" for n, a in zip(names, got, strict=True)]
         found += ["wanted"]
-        return found + [f"{n:{left}}{b}" for n, b in zip(names, want, strict=True)]
+        return found + [f"{n:{margin}}{b}" for n, b in zip(names, want, strict=True)]
 
 
 def _cell(x: float, wrong: bool) -> str:

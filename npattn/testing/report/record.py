@@ -261,14 +261,14 @@ class Record(Concluded):
             Only failures that count against the report; else every one.
         """
         wanted = self.counts if required else self.is_bad
-        left = [o for outcomes in self.by_level().values() for o in outcomes if wanted(o)]
+        rest = [o for outcomes in self.by_level().values() for o in outcomes if wanted(o)]
         groups = []
         for cause in (*self.causes, *self.other_causes):
-            members = tuple(o for o in left if cause.explains(o))
-            left = [o for o in left if o not in members]
+            members = tuple(o for o in rest if cause.explains(o))
+            rest = [o for o in rest if o not in members]
             groups += [FailureGroup(cause, members)] if members else []
-        levels = dict.fromkeys(o.level for o in left)
-        groups += [FailureGroup(None, tuple(o for o in left if o.level == x)) for x in levels]
+        levels = dict.fromkeys(o.level for o in rest)
+        groups += [FailureGroup(None, tuple(o for o in rest if o.level == x)) for x in levels]
         return sorted(groups, key=self._count_rules)
 
     def _count_rules(self, group: FailureGroup) -> tuple[int, int, bool]:

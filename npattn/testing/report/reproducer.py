@@ -35,8 +35,8 @@ def script(trial: Trial, rule: str, problem: Problem, error: Exception | None) -
         Exception raised for it; a `Violation` knows the cotangents and how to show it.
     """
     f = trial.implementation
-    known = isinstance(error, (Violation, ImplementationError))
-    cotangents = error.cotangents if known else None  # type: ignore[union-attr]
+    has_cotangents = isinstance(error, (Violation, ImplementationError))
+    cotangents = error.cotangents if has_cotangents else None  # type: ignore[union-attr]
     kind = error.kind if isinstance(error, Violation) else "raise"
     view = getattr(error, "view", "contiguous")
     restriction: dict[str, Any] = {}

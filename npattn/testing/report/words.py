@@ -231,10 +231,10 @@ def power_lines(record: Record, *, verbose: bool = False) -> list[str]:
     """Return what would have been seen of each result, where that is little; else all."""
     lines = []
     for dtype in record.dtypes:
-        own = [o.powers for o in record.outcomes if o.dtype == dtype]
-        judged = {n for powers in own for n, power in powers.items() if power.judged}
+        of_dtype = [o.powers for o in record.outcomes if o.dtype == dtype]
+        judged = {n for powers in of_dtype for n, power in powers.items() if power.judged}
         powers = union(  # of rules that judge a result, if one does: that is the verdict's ground
-            {n: x for n, x in powers.items() if x.judged or n not in judged} for powers in own
+            {n: x for n, x in powers.items() if x.judged or n not in judged} for powers in of_dtype
         )
         title = f"{dtype} " if len(record.dtypes) > 1 else ""
         lines += [f"{title}{line}" for line in describe(powers, verbose=verbose)]

@@ -28,15 +28,15 @@ def window_infinite(trial: Trial, recipe: Recipe) -> float:
     the mask (huggingface/transformers#31670), or replaces causal.
     """
     problem, rng = trial.problem(recipe), generator(recipe)
-    right = max(problem.T, problem.S) - 1 + int(rng.integers(3))
-    left = right + (trial.conventions.window == "inclusive")
+    after = max(problem.T, problem.S) - 1 + int(rng.integers(3))
+    before = after + (trial.conventions.window == "inclusive")
     if rng.integers(4) == 0:  # a common way to write infinity
-        left = right = 2**31 - 1
-    same: list[dict[str, Any]] = [{"window": w} for w in ((left, right), (left, None))]
-    same += [{"window": (None, right)}]
+        before = after = 2**31 - 1
+    same: list[dict[str, Any]] = [{"window": w} for w in ((before, after), (before, None))]
+    same += [{"window": (None, after)}]
     if recipe.causal:
-        same += [{"window": (None, 0)}, {"window": (left, 0)}]
-        same += [{"causal": False, "window": w} for w in ((None, 0), (left, 0))]
+        same += [{"window": (None, 0)}, {"window": (before, 0)}]
+        same += [{"causal": False, "window": w} for w in ((None, 0), (before, 0))]
     chosen = same[rng.integers(len(same))]
     return relate_restated(trial, recipe, problem.replace(**chosen))
 
@@ -71,10 +71,10 @@ def window_as_mask(trial: Trial, recipe: Recipe) -> float:
     """
     problem = trial.problem(recipe)
     shift = diagonal_shift(trial, problem)
-    left, right = recipe.window or (None, None)
+    before, after = recipe.window or (None, None)
     band = np.ones((problem.T, problem.S), bool)
-    band = band if left is None else np.triu(band, shift - left)
-    band = band if right is None else np.tril(band, shift + right)
+    band = band if before is None else np.triu(band, shift - before)
+    band = band if after is None else np.tril(band, shift + after)
     other = problem.replace(window=None, mask=_narrow_mask(trial, problem, band))
     return relate_restated(trial, recipe, other)
 

@@ -80,12 +80,12 @@ def exact(value: Array | float) -> Estimate:
     return Estimate(array, np.zeros_like(array))
 
 
-def agree(name: str, left: Estimate, right: Estimate) -> Comparison:
+def agree(name: str, first: Estimate, second: Estimate) -> Comparison:
     """Compare the two sides of an identity, within the errors of both together."""
     # If nothing is required values are 0, so that whatever is not finite is wrong on either side.
-    finite = np.isfinite(right.value)
-    value, reference = np.where(finite, left.value, np.nan), np.where(finite, right.value, 0)
-    tolerance = np.broadcast_to(left.error + right.error, value.shape)
+    finite = np.isfinite(second.value)
+    value, reference = np.where(finite, first.value, np.nan), np.where(finite, second.value, 0)
+    tolerance = np.broadcast_to(first.error + second.error, value.shape)
     return compare_arrays(name, value, np.broadcast_to(reference, value.shape), tolerance)
 
 

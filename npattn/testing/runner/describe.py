@@ -61,9 +61,9 @@ def describe_skipped(done: Round, asked: Asked) -> dict[str, str]:
     space, rule = done.judge.trial.space, "model-sizes"
     answer = done.answers.get(rule)
     reason = "every problem drawn was refused, or left out"
-    left = {name: shape for name, shape in MODELS.items() if name not in asked.models}
+    skipped = {name: shape for name, shape in MODELS.items() if name not in asked.models}
     if rule not in done.names:
-        return dict.fromkeys(left, "only other rules were asked")
+        return dict.fromkeys(skipped, "only other rules were asked")
     if answer is None:
         reason = "the check ended before"
     elif isinstance(answer, Outcome) and answer.failed:
@@ -72,7 +72,7 @@ def describe_skipped(done: Round, asked: Asked) -> dict[str, str]:
         reason = OUT_OF_TIME
     elif done.judge.examples < ALL_FROM:
         reason = f"all are asked with {ALL_FROM} examples"
-    return {name: find_obstacle(space, shape) or reason for name, shape in left.items()}
+    return {name: find_obstacle(space, shape) or reason for name, shape in skipped.items()}
 
 
 def describe_model(

@@ -113,8 +113,8 @@ class Judge:
         names = [rule.rule for rule in rules] if self.trial.space.structure else []
         names += [ROBUSTNESS] if robust else []
         names += [BEHAVIOUR] if "aggregate" in names else []
-        known = {} if self.journal is None else self.journal.refused
-        for name, line in known.get(self.trial.space.dtype, {}).items():
+        refused = {} if self.journal is None else self.journal.refused
+        for name, line in refused.get(self.trial.space.dtype, {}).items():
             self.refuse(StructureRefusedError(name, line))
         begun = Round(self, wrong, names)
         if self.trial.space.structure:  # also if others are asked only: they must say the same
@@ -351,9 +351,9 @@ class Round:
 
     def restore(self) -> None:
         """Take the answers that the journal has from before."""
-        known = {} if self.judge.journal is None else self.judge.journal.answers
+        answers = {} if self.judge.journal is None else self.judge.journal.answers
         for name in self.names:
-            entry = known.get((self.judge.trial.space.dtype, name))
+            entry = answers.get((self.judge.trial.space.dtype, name))
             if entry is not None:
                 self._keep(name, self.judge.restore(entry))
 
@@ -386,7 +386,7 @@ class Round:
         self.judge.refused += other.judge.refused
 
     @property
-    def left(self) -> list[str]:
+    def open_names(self) -> list[str]:
         """Names without an answer."""
         return [name for name in self.names if name not in self.answers]
 
@@ -403,9 +403,9 @@ class Round:
     @property
     def sizes(self) -> Asked:
         """Sizes of all problems that were asked and accepted."""
-        known = [x.asked for x in self.standings.values()]
-        known += [x.asked for x in self.answers.values() if isinstance(x, Outcome)]
-        return Asked.union(known)
+        parts = [x.asked for x in self.standings.values()]
+        parts += [x.asked for x in self.answers.values() if isinstance(x, Outcome)]
+        return Asked.union(parts)
 
     def outcomes(self) -> list[Outcome]:
         """Return the findings of the probe, and the outcomes in the order of the names."""
@@ -440,7 +440,7 @@ class Round:
         """
         groups: dict[Any, list[str]] = {}
         trial = self.judge.trial
-        for name in self.left:
+        for name in self.open_names:
             key: Any = "aggregate" if name == BEHAVIOUR else name  # they need the same samples
             rule = RULES.get(name)
             if rule is not None and rule.recipes is None and rule.unless(trial) is None:
@@ -460,8 +460,8 @@ class Round:
     def _are_beside(self, names: Sequence[str]) -> bool:
         """Return True if the questions end at failures, but at none of these rules."""
         ends = self.judge.stops_at
-        known = [RULES[name] for name in names if name in RULES]
-        return bool(ends) and all(ends.isdisjoint({rule.level, rule.rule}) for rule in known)
+        rules = [RULES[name] for name in names if name in RULES]
+        return bool(ends) and all(ends.isdisjoint({rule.level, rule.rule}) for rule in rules)
 
 
 def _robustness(trial: Trial) -> Outcome:

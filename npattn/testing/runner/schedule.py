@@ -176,19 +176,19 @@ class Processes:
         Raises StructureRefusedError: the first in that order, if some rules end with one.
         """
         in_order = bool(work.judge.stops_at)
-        left = list(tasks)
-        while left and not work.stopped and not (in_order and _refusals(tasks)):
-            next_ones = left[:1] if in_order else left
+        pending = list(tasks)
+        while pending and not work.stopped and not (in_order and _refusals(tasks)):
+            next_ones = pending[:1] if in_order else pending
             done = [task for task in next_ones if task.future.done()]
-            if not done and not self._take_one(work, left):
+            if not done and not self._take_one(work, pending):
                 wait([task.future for task in next_ones], return_when=FIRST_COMPLETED)
             for task in done[:1]:
-                left.remove(task)
+                pending.remove(task)
                 answers = {} if _refusals([task]) else task.future.result().answers
                 for name, answer in answers.items():
                     work.record(name, answer)
                     work.report_progress(name)
-        for task in left:
+        for task in pending:
             task.future.cancel()
         for task in tasks:  # in the order of the rules, whoever was first
             if task.future.done() and not task.future.cancelled() and not _refusals([task]):

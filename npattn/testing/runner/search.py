@@ -166,10 +166,10 @@ class RuleSearch:
     def try_recipe(self, recipe: Recipe) -> None:
         """Check the rule on one recipe; raise what is wrong, the same again for the same recipe."""
         if recipe in self._errors:
-            known = self._errors[recipe]
-            if known is not None:
-                self.failure = Failure(recipe, known)
-                raise known
+            error = self._errors[recipe]
+            if error is not None:
+                self.failure = Failure(recipe, error)
+                raise error
             return
         if time.monotonic() > self._shrinks_until:
             return

@@ -34,11 +34,11 @@ def describe_sharper(trial: Trial, outcomes: Sequence[Outcome], seed: int, examp
 
 def find_powers(trial: Trial, recipes: Sequence[Recipe], rounding: Rounding) -> dict[str, Power]:
     """Return the power of each result on these problems, by another rounding model."""
-    own, powers = replace(trial, rounding=rounding, memo={}), []
+    sharper, powers = replace(trial, rounding=rounding, memo={}), []
     for recipe in recipes:
-        problem = own.problem(recipe)
-        cotangents = own.cotangents(recipe, problem)
-        exact = own.exact(problem, cotangents)
-        allowed = own.tolerance(problem, cotangents, exact)
-        powers.append({n: Power.of(exact[n], allowed[n], own.space.dtype) for n in exact})
+        problem = sharper.problem(recipe)
+        cotangents = sharper.cotangents(recipe, problem)
+        exact = sharper.exact(problem, cotangents)
+        allowed = sharper.tolerance(problem, cotangents, exact)
+        powers.append({n: Power.of(exact[n], allowed[n], sharper.space.dtype) for n in exact})
     return union(powers)

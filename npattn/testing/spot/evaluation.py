@@ -169,7 +169,7 @@ class SampledRows:
             seed,
             powers,
             accept,
-            tuple(f"{x} ({name})" for name, own in self.defects.items() for x in own),
+            tuple(f"{x} ({name})" for name, found in self.defects.items() for x in found),
         )
 
     def _groups(self, sample: Array, length: int, checks_keys: bool = False) -> Iterator[Group]:

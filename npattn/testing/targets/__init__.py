@@ -39,10 +39,10 @@ def load(spec: str) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
 def spec_of(target: str) -> str:
     """Return ``module:function`` or ``path/file.py:function`` of a target."""
     if target in TARGETS:
-        known = TARGETS[target]
-        if not known.runs_here:
-            raise MissingExtraError(f"{target} needs {known.lacks}")
-        return known.path
+        entry = TARGETS[target]
+        if not entry.runs_here:
+            raise MissingExtraError(f"{target} needs {entry.lacks}")
+        return entry.path
     if target.endswith(".py") and Path(target).is_file():
         return f"{target}:{_only_function(Path(target))}"
     home, colon, name = target.rpartition(":")

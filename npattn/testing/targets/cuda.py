@@ -49,14 +49,14 @@ def flashinfer(
         raise ValueError("a mask is one matrix for all heads")
     if mask is not None:
         mask = mask.reshape(-1, *mask.shape[-2:]).expand(B, T, k.shape[2])
-    left = None if window is None else window[0]
+    left_keys = None if window is None else window[0]
     results = [
         prefill(
             *(x[i].transpose(0, 1).contiguous() for x in (q, k, v)),  # (T, H, D)
             custom_mask=None if mask is None else mask[i].contiguous(),
             causal=causal,
             sm_scale=scale,
-            window_left=-1 if left is None else left,
+            window_left=-1 if left_keys is None else left_keys,
             logits_soft_cap=softcap,
             return_lse=return_lse,
         )

@@ -34,8 +34,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 def _window_size(window: Window | None, T: int) -> int | None:
     """Return the number of keys of a window that ends at the query, its own included."""
-    left = None if window is None else window[0]
-    return None if left is None else min(left, T) + 1
+    left_keys = None if window is None else window[0]
+    return None if left_keys is None else min(left_keys, T) + 1
 
 
 def parallel(

@@ -180,16 +180,16 @@ def _tiles(
     rows are (..., H, T, D), k is (..., H, S, D).
     """
     T, S, wide = rows.shape[-2], k.shape[-2], rows.dtype.type
-    left, right = window or (None, None)
-    right = 0 if causal else right  # the window's right side is 0 or more  [6, 7]
+    left_keys, right_keys = window or (None, None)
+    right_keys = 0 if causal else right_keys  # the window's right side is 0 or more  [6, 7]
     diagonal = np.arange(T)[:, None] + S - T  # (T, 1) the key on the diagonal
     for start in range(0, S, TILE):
         keys = slice(start, min(start + TILE, S))
         visible: Array | bool = True if mask is None else _cut(mask, keys)
-        if left is not None or right is not None:
+        if left_keys is not None or right_keys is not None:
             offset = np.arange(keys.start, keys.stop) - diagonal
-            visible = visible if right is None else visible & (offset <= right)
-            visible = visible if left is None else visible & (offset >= -left)
+            visible = visible if right_keys is None else visible & (offset <= right_keys)
+            visible = visible if left_keys is None else visible & (offset >= -left_keys)
 
         s = _scale(rows, scale) * (rows @ k[..., keys, :].swapaxes(-1, -2))  # (..., H, T, s)  [1]
         slope = None

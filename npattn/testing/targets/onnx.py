@@ -165,8 +165,8 @@ def attention(
     return_weights: bool = False,
 ) -> Any:
     """Run operator Attention, opset 25, by ``onnx.reference``: out, or (out, weights)."""
-    left, right = (-1 if n is None else n for n in window or (None, None))
-    options = {"left_window_size": left, "right_window_size": right, "softcap": softcap}
+    left_keys, right_keys = (-1 if n is None else n for n in window or (None, None))
+    options = {"left_window_size": left_keys, "right_window_size": right_keys, "softcap": softcap}
     return _call(_start_25, (q, k, v), mask, bias, return_weights, causal, scale, **options)
 
 

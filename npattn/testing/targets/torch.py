@@ -249,14 +249,14 @@ def flex_cuda(
     if q.ndim != 4 or q.shape[0] != k.shape[0]:
         raise ValueError("q, k and v must have 4 axes, with one B")
     (B, H, T, _), S = q.shape, k.shape[2]
-    left, right = (None, None) if window is None else window
+    left_keys, right_keys = (None, None) if window is None else window
     full_mask = None if mask is None else mask.expand(B, H, T, S)
 
     def visible(b: Any, h: Any, t: Any, s: Any) -> Any:
         gap = s - t - (S - T)
         shown = gap == gap if full_mask is None else full_mask[b, h, t, s]
-        shown = shown if left is None else shown & (gap >= -left)
-        shown = shown if right is None else shown & (gap <= right)
+        shown = shown if left_keys is None else shown & (gap >= -left_keys)
+        shown = shown if right_keys is None else shown & (gap <= right_keys)
         return shown & (gap <= 0) if causal else shown
 
     kwargs: dict[str, Any] = {"scale": scale, "enable_gqa": k.shape[1] != H}

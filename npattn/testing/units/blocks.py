@@ -50,10 +50,10 @@ class _Blocks:
     def unit(self, number: int) -> Unit | None:
         """Return a block without the rules that an earlier one failed; None if none is left."""
         rules = self.first.rules or ()
-        left = tuple(rule for rule in rules if self.failed.get(rule, number) >= number)
+        remaining = tuple(rule for rule in rules if self.failed.get(rule, number) >= number)
         size = min(EXAMPLES, self.total - number * EXAMPLES)
         seed = self.first.seed + number
-        return replace(self.first, rules=left, seed=seed, examples=size) if left else None
+        return replace(self.first, rules=remaining, seed=seed, examples=size) if remaining else None
 
     @property
     def count(self) -> int:

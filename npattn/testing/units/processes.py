@@ -79,9 +79,9 @@ class Jobs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        left = [future for future in self._units if not future.cancel()]
-        while wait(left, POLL_SECONDS).not_done:
-            for future in left:
+        running = [future for future in self._units if not future.cancel()]
+        while wait(running, POLL_SECONDS).not_done:
+            for future in running:
                 if process := _processes.get(self._units[future].to_text()):
                     process.terminate()
 

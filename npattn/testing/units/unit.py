@@ -132,8 +132,8 @@ def do_unit(unit: Unit) -> Result:
     except NpattnError as err:
         result = Result("not run", escape_controls(str(err)))
     except KeyboardInterrupt as err:
-        known = getattr(err, "report", None)
-        result = Result("timed out", report=None if known is None else known.as_dict())
+        report = getattr(err, "report", None)
+        result = Result("timed out", report=None if report is None else report.as_dict())
     if unit.asks:
         result = replace(result, report=None, answers=tuple(journal.written.values()))
     return replace(result, seconds=round(time.monotonic() - start, 3))

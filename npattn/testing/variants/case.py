@@ -95,13 +95,13 @@ class Case:
                 f"values is of type {type(values).__name__}, must be a mapping: "
                 + '{"causal": (True,)}'
             )
-        known = {f.name: f.metadata for f in fields(cls)}
-        if unknown := [name for name in values if name not in known]:
+        metadata = {f.name: f.metadata for f in fields(cls)}
+        if unknown := [name for name in values if name not in metadata]:
             raise OptionError(
-                f"values has {unknown[0]!r}, must have fields among {', '.join(known)}"
+                f"values has {unknown[0]!r}, must have fields among {', '.join(metadata)}"
             )
         chosen: dict[str, Sequence[Any]] = {}
-        for name, about in known.items():
+        for name, about in metadata.items():
             choices_of = about["values"]
             option = about["option"] or name if "option" in about else None
             if name in values:

@@ -221,10 +221,10 @@ class _Target(Function):
 
     def results(self, arrays: Mapping[str, Array], options: Mapping[str, Any]) -> dict[str, Array]:
         """Return the results by name, of a call that leaves its arrays as they are."""
-        given = self._give(arrays)
-        results = self._take(self._call(given, options))
+        tensors = self._give(arrays)
+        results = self._take(self._call(tensors, options))
         for name, x in arrays.items():
-            if self.framework.take(given[name]).tobytes() != x.tobytes():
+            if self.framework.take(tensors[name]).tobytes() != x.tobytes():
                 raise ImplementationError(f"changed its input {name}")
         return results
 

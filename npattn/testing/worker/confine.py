@@ -55,7 +55,7 @@ _NUMBERS = {
     "x86_64": (0xC000003E, 155, 250, 41, 248, 249, 321, 298, 323, 319, 29),
     "aarch64": (0xC00000B7, 41, 219, 198, 217, 218, 280, 241, 282, 279, 194),
 }
-CALLS = {name: dict(zip(_NAMES, own, strict=True)) for name, own in _NUMBERS.items()}
+CALLS = {name: dict(zip(_NAMES, row, strict=True)) for name, row in _NUMBERS.items()}
 """Numbers of system calls by processor, and its name in <linux/audit.h>."""
 MOUNT_SETATTR, IO_URING_SETUP, MEMFD_SECRET = 442, 425, 447
 REFUSED = (

@@ -83,9 +83,9 @@ def connect(
     MissingExtraError
         If a known target needs a package that is not installed.
     """
-    given = {name: value for name, value in arguments.items() if value is not None}
+    keywords = {name: value for name, value in arguments.items() if value is not None}
     if target in TARGETS and command is None and TARGETS[target].drop_in:
-        given.setdefault("like", TARGETS[target].like)
+        keywords.setdefault("like", TARGETS[target].like)
     if unconfined and not untrusted:
         raise OptionError("got unconfined without untrusted: no other worker is confined")
     if command is not None:
@@ -96,24 +96,24 @@ def connect(
         if backward is not None:
             raise OptionError("got backward beside a command: its worker names it")
         worker = Worker(shlex.split(command), limits, _settings(framework, device))
-        return Remote(worker, **({} if target is None else {"name": target}), **given)
+        return Remote(worker, **({} if target is None else {"name": target}), **keywords)
     if target is None:
         raise OptionError("target is None, must be named without a command")
     if untrusted and python is not None:
         raise OptionError("got untrusted beside python: it hides the packages of this one alone")
-    known = TARGETS.get(target)
-    spec = spec_of(target) if python is None or known is None else known.path
-    if known is not None and backward is None and known.backward is not None:
-        backward_spec: str | None = f"{known.module}:{known.backward}"
+    entry = TARGETS.get(target)
+    spec = spec_of(target) if python is None or entry is None else entry.path
+    if entry is not None and backward is None and entry.backward is not None:
+        backward_spec: str | None = f"{entry.module}:{entry.backward}"
     else:
         backward_spec = backward and spec_of(backward)
     settings = _settings(framework, device) | {"backward": backward_spec}
-    if known is not None:
-        settings |= {"packages": list(known.needs)}
+    if entry is not None:
+        settings |= {"packages": list(entry.needs)}
         if limits.timeout is None:
-            limits = replace(limits, timeout=known.timeout)
-    variables = {} if known is None else known.environment
-    own = [sys.executable, str(CHILD), spec, str(Path.cwd())]
+            limits = replace(limits, timeout=entry.timeout)
+    variables = {} if entry is None else entry.environment
+    argv = [sys.executable, str(CHILD), spec, str(Path.cwd())]
     environment: dict[str, str] = {**os.environ, **cache_variables()}
     folder: Seclusion | PackageFolder | None = None
     way: Way | None = None
@@ -125,22 +125,22 @@ def connect(
             limits = replace(limits, memory=_half_of_memory())
         walls = folder.walls(filter(None, (spec, backward_spec)), limits.memory)
         way = "no" if unconfined else find_way(walls)
-        own, environment = walls.command(way, words), folder.environment(way)
+        argv, environment = walls.command(way, words), folder.environment(way)
     elif python is not None:
         folder = PackageFolder()
-        own = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
+        argv = [str(python), "-I", str(CHILD), spec, str(folder.path), str(Path.cwd())]
     environment |= {**variables, **_threads(alone)}
     worker = Worker(
-        own, limits, settings, environment=environment, abilities=ABILITIES, spare=spare
+        argv, limits, settings, environment=environment, abilities=ABILITIES, spare=spare
     )
     worker.seclusion = folder  # it lives as long
     worker.is_confined = way in WAYS
-    remote = Remote(worker, name=target, spec=target, backward_spec=backward, **given)
+    remote = Remote(worker, name=target, spec=target, backward_spec=backward, **keywords)
     remote.confined = way
-    if known is not None:
-        remote.sizes, remote.rounding = known.sizes, known.rounding
-        if "like" not in given:
-            remote.conventions = known.conventions
+    if entry is not None:
+        remote.sizes, remote.rounding = entry.sizes, entry.rounding
+        if "like" not in keywords:
+            remote.conventions = entry.conventions
     return remote
 
 

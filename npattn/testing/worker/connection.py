@@ -229,15 +229,15 @@ class Connection:
         """Wait until a pipe is ready; watch time and memory."""
         while True:
             now = time.monotonic()
-            left = deadline - now
+            seconds = deadline - now
             if self.memory is not None and now - self._looked > LOOK_SECONDS:
                 self._check_memory(self.memory)  # threads may take it between quick answers
-            step = left if self.memory is None else min(left, WATCH_SECONDS)
+            step = seconds if self.memory is None else min(seconds, WATCH_SECONDS)
             if pipe.poll(max(step, 0) * 1000):
                 return
             if self.memory is not None:
                 self._check_memory(self.memory)
-            if left <= 0:
+            if seconds <= 0:
                 raise _OutOfTime
 
     def _check_memory(self, limit: int) -> None:
@@ -250,22 +250,22 @@ class Connection:
 
     def close(self) -> None:
         """Let the process end by itself for a moment, then end it."""
-        known: list[int] = []
+        pids: list[int] = []
         if not self.ended:
             assert self.process.stdin is not None
-            known = _family(self.process.pid)  # who left the session is found by its parent
+            pids = _family(self.process.pid)  # who left the session is found by its parent
             with self._sending, contextlib.suppress(OSError):
                 self.process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(PATIENCE)
-        self.end(known)
+        self.end(pids)
 
-    def end(self, known: Sequence[int] = ()) -> None:
+    def end(self, pids: Sequence[int] = ()) -> None:
         """Kill the process and all that it has started; close its pipes."""
         if self.ended:
             return
         self.ended = True
-        _end_family(self.process.pid, known)
+        _end_family(self.process.pid, pids)
         self.process.wait()
         self._drain.join(PATIENCE)
         with self._sending, self._reading:  # nobody is at the pipes any more
@@ -355,20 +355,20 @@ def _resident(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _end_family(leader: int, known: Sequence[int]) -> None:
+def _end_family(leader: int, pids: Sequence[int]) -> None:
     """Kill every process of a session and its descendants, also those that they start meanwhile.
 
     It returns when they are gone: a process that is killed runs until it is scheduled again. One
-    that leaves the session is found by its parent, while that runs; `known` has those that were
+    that leaves the session is found by its parent, while that runs; `pids` has those that were
     found before.
     """
     deadline = time.monotonic() + END_SECONDS
-    left = {*known, *_family(leader)}
+    alive = {*pids, *_family(leader)}
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    while left and time.monotonic() < deadline:
-        for pid in left:
+    while alive and time.monotonic() < deadline:
+        for pid in alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         running = _running()
-        left = (left & running.keys()) | set(_family(leader, running))
+        alive = (alive & running.keys()) | set(_family(leader, running))

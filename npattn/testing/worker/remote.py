@@ -263,9 +263,9 @@ class Remote(Implementation):
 
     def counterpart(self, array: Array) -> tuple[Counterpart, bool]:
         """Return the array of the worker that stands for one of here, and if it is a new one."""
-        known, generation = self._counterparts.get(id(array)), self.worker.begin()
-        if known and known.mine() is array and known.generation == generation:
-            return known, False
+        kept, generation = self._counterparts.get(id(array)), self.worker.begin()
+        if kept and kept.mine() is array and kept.generation == generation:
+            return kept, False
         key = f"array {next(self._keys)}"
         made = Counterpart(key, generation, weakref.ref(array), array.tobytes())
         self._counterparts[id(array)] = made
@@ -273,8 +273,8 @@ class Remote(Implementation):
         return made, True
 
     def _drop(self, number: int, key: str) -> None:
-        known = self._counterparts.get(number)
-        if known is not None and known.key == key:
+        kept = self._counterparts.get(number)
+        if kept is not None and kept.key == key:
             del self._counterparts[number]
         self._dropped.append(key)
 

@@ -25,10 +25,10 @@ Tensor = torch.Tensor
 
 def backward(
     problem: Problem, saved: SavedTensors, do: Tensor, dlse: Tensor | None = None,
-    dweights: Tensor | None = None, whole: bool = False,
+    dweights: Tensor | None = None, one_tile: bool = False,
 ) -> Gradients:  # fmt: skip
     """Gradients of Σ do·out + Σ dlse·lse + Σ dweights·weights."""
-    ops = TileOps(problem, whole)
+    ops = TileOps(problem, one_tile)
     gradients = _GradientPass(ops, saved, do, dlse, dweights)
     for rows in ops.plan.rows:
         q, do = ops.scale_queries(rows), rows_of(gradients.do, rows)

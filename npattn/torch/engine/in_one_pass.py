@@ -66,8 +66,8 @@ def weights_and_gradients(
 
 def _is_large(ops: TileOps) -> bool:
     """Check that a problem has several tiles, and a dtype and device that the kernels know."""
-    known = ops.q.is_cuda and ops.q.dtype == torch.float64
-    return known and ops.overwrites and not ops.plan.one_tile
+    is_double = ops.q.is_cuda and ops.q.dtype == torch.float64
+    return is_double and ops.overwrites and not ops.plan.one_tile
 
 
 @lru_cache

@@ -37,7 +37,7 @@ class SavedTensors(NamedTuple):
 class TileOps:
     """Operands in the dtype computed in, with one axis for all samples, and the tiling plan."""
 
-    def __init__(self, problem: Problem, whole: bool):
+    def __init__(self, problem: Problem, one_tile: bool):
         self.problem = problem
         assert problem.scale is not None  # Problem has put the default there  [1]
         self.scale = problem.scale
@@ -48,7 +48,7 @@ class TileOps:
             self.q = self.operand(self.q, problem.H)
             self.k = self.operand(self.k, problem.K)
             self.v = self.operand(self.v, problem.K)
-        self.plan = plan_of(problem, whole)
+        self.plan = plan_of(problem, one_tile)
         self.bias = bias_terms(problem, problem.bias)
         self.keep: Tensor | None = None
         if problem.dropout_mask is not None:

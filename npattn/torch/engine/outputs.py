@@ -13,17 +13,17 @@ Tensor = torch.Tensor
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
-def forward(problem: Problem, whole: bool = False) -> SavedTensors:
+def forward(problem: Problem, one_tile: bool = False) -> SavedTensors:
     """Return out (..., H, T, E) and the logarithm of each row's sum, in two parts."""
-    ops = TileOps(problem, whole)
+    ops = TileOps(problem, one_tile)
     out, total, shift = _sum_tiles(ops) if problem.storage is None else _sum_in_storage(ops)
     shift = None if shift is None else ops.unflat(shift)
     return SavedTensors(ops.unflat(out), ops.unflat(total.log()), shift)
 
 
-def weights(problem: Problem, saved: SavedTensors, whole: bool = False) -> Tensor:
+def weights(problem: Problem, saved: SavedTensors, one_tile: bool = False) -> Tensor:
     """Return the weights (..., H, T, S): all T × S of them, which no other pass holds."""
-    ops = TileOps(problem, whole)
+    ops = TileOps(problem, one_tile)
     saved = ops.flat_saved(saved)
     saved = saved._replace(log=torch.where(saved.log == -INF, 0, saved.log))
     ops.careful = not all_finite(ops.q, ops.k, saved.log)
@@ -36,9 +36,9 @@ def weights(problem: Problem, saved: SavedTensors, whole: bool = False) -> Tenso
     return ops.unflat(p)
 
 
-def max_score(problem: Problem, whole: bool = False) -> Tensor:
+def max_score(problem: Problem, one_tile: bool = False) -> Tensor:
     """Return the largest score of each row, (..., H, T); −inf for a row without any."""
-    ops = TileOps(problem, whole)
+    ops = TileOps(problem, one_tile)
     top = ops.zeros(problem.T)
     for rows in ops.plan.rows:
         top[rows.at] = _row_maxima(ops, rows, None)

@@ -23,10 +23,10 @@ Tensor = torch.Tensor
 def jvp(
     problem: Problem, saved: SavedTensors, dq: Tensor | None = None, dk: Tensor | None = None,
     dv: Tensor | None = None, dbias: Tensor | BiasLike | None = None, dsinks: Tensor | None = None,
-    whole: bool = False,
+    one_tile: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Change (do, dlse) of (out, lse) along a direction."""
-    ops = TileOps(problem, whole)
+    ops = TileOps(problem, one_tile)
     tangents = _TangentPass(ops, saved, dq, dk, dv, dbias)
     of_sinks = None if dsinks is None else ops.sink_weights(tangents.saved) * dsinks[:, None]
     do, dlse = ops.zeros(problem.T, problem.E), ops.zeros(problem.T)

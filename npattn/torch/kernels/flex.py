@@ -77,11 +77,11 @@ def _score_mod(problem: Any) -> Any:
 
 def _block_mask(problem: Any) -> Any:
     """Return mask, causal and window as their block mask; None if nothing is hidden."""
-    left, right = problem.window or (None, None)
+    left_keys, right_keys = problem.window or (None, None)
     if problem.causal:
-        right = 0 if right is None else min(right, 0)
+        right_keys = 0 if right_keys is None else min(right_keys, 0)
     T, S, mask = problem.T, problem.S, problem.mask
-    band = _band(diagonal(T, S, problem.alignment), left, right, T + S)
+    band = _band(diagonal(T, S, problem.alignment), left_keys, right_keys, T + S)
     if mask is None:
         return _band_blocks(band, T, S, problem.device)
     of_mask = _mask_mod(mask, problem)
@@ -123,12 +123,12 @@ def _mask_mod(mask: Any, problem: Any) -> Index:
 
 
 @lru_cache(maxsize=16)  # the same numbers give the same function, which is not compiled again
-def _band(diagonal: int, left: int | None, right: int | None, most: int) -> Index | None:
+def _band(diagonal: int, left_keys: int | None, right_keys: int | None, most: int) -> Index | None:
     """Return the keys beside the diagonal; beyond `most` keys a band counts as unlimited."""
-    if left is None and right is None:
+    if left_keys is None and right_keys is None:
         return None
-    far = diagonal + (most if right is None else min(right, most))
-    near = diagonal - (most if left is None else min(left, most))
+    far = diagonal + (most if right_keys is None else min(right_keys, most))
+    near = diagonal - (most if left_keys is None else min(left_keys, most))
 
     def inside(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return (s - t <= far) & (s - t >= near)

@@ -96,7 +96,7 @@ def test_frameworks_take_the_same_arrays_on_both_sides(name, array):
     request = SentRequest(VIEWS, None)
     request.add_arrays({"x": array})
     session = Session("nothing:nothing")
-    session.framework = here.own
+    session.framework = here.backend
     tensors = send(request.tensors)
 
     def receive():
@@ -130,7 +130,7 @@ def test_results_come_back_as_they_are_read_here(name, array, bit):
     pytest.importorskip(name)
     here = make_framework(name)
     value = to_framework(name, array, bit)
-    got = outcome(lambda: array_of(send({"x": here.own.read(value)})["x"]))
+    got = outcome(lambda: array_of(send({"x": here.backend.read(value)})["x"]))
     assert got == outcome(here.take, value)
     assert not isinstance(got, str)
     if name == "numpy":
