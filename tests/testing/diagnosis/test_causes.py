@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -201,3 +203,19 @@ def test_without_time_failures_are_joined_by_what_may_come_of_a_step(monkeypatch
     cause = only_cause(trial, fail(trial, ["plain", "wide", "groups"]))
     assert cause.step == "dk"
     assert len(cause.rules) == 3
+
+
+def test_a_problem_that_its_rule_has_changed_fails_where_the_place_says():
+    """127 of the 128 keys that it was made with: the place holds there, and not on the others."""
+
+    def f(q, k, v):
+        return attend(q, k, v) * (1 if k.shape[-2] % 64 == 0 else q.dtype.type(0.5))
+
+    trial = trial_of(f)
+    (changed,) = fail(trial, ["rows of tiles"], rule="changed")
+    problem = changed.problem
+    shorter = problem.replace(k=problem.k[..., :127, :], v=problem.v[..., :127, :])
+    changed = replace(changed, problem=shorter, recipe="Recipe(…).problem(), then changed: …")
+    cause = only_cause(trial, [*fail(trial, ["longer"]), changed])
+    assert (cause.step, cause.where) == ("p", "S % 64 ≠ 0")
+    assert len(cause.rules) == 2
