@@ -35,7 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mask": ("matrix", "first tile", "padding"),
     "causal": (True,),
     "window": ((1, 0), (0, 1), (3, None)),
-    "bias": ("full", "matrix", "-inf padding"),
+    "bias": ("full", "matrix"),
     "scale": (0.5, -0.75, 0.0),
     "softcap": (2.0,),
     "score_mod": ("distance",),
