@@ -439,3 +439,12 @@ def test_a_shape_that_does_not_broadcast_has_no_sum():
     trial = trial_of(attend, lambda dout, q, k, v, *, out, lse: (q, k, v[..., :5]))
     fault = locate(evidence_of(trial, BASE))
     assert (fault.form, fault.facts["unsummed"]) == ("shape", False)
+
+
+def test_rows_of_two_keys_tell_a_factor_of_the_bias():
+    trial = trial_with(bias=after(lambda x: np.log(2) * x))
+    fault = locate(evidence_of(trial, replace(BASE, T=2, S=2, bias="full")))
+    assert (fault.step, fault.form) == ("s", "bias")
+    assert fault.facts["bias"] == pytest.approx(np.log(2) - 1, rel=1e-3)
+    one = locate(evidence_of(trial, replace(BASE, lead=(1,), H=1, K=1, T=1, S=2, bias="full")))
+    assert (one.step, one.form) != ("s", "bias")  # of one ratio, any one number is the cause
