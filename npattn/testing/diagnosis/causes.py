@@ -449,11 +449,6 @@ class _Diagnosis:
         own = locate(evidence) if evidence.size <= SMALL else None
         if own is not None and _same_step(own, fault):
             return True
-        if own is not None and (own.form, fault.form) == ("rows of zeros", "values left out"):
-            return True  # of a row that sees one key, both may be
-        shows_hidden = fault.step == "visible" and "extra" in fault.facts.get("kinds", ())
-        if own is not None and own.form == "empty rows" and shows_hidden:
-            return True  # a row that sees no key takes hidden ones as the others do
         sampled = evidence.outcome.sampled if evidence.outcome is not None else None
         if sampled is None or not downstream:
             return False
