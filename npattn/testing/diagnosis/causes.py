@@ -300,7 +300,8 @@ class _Diagnosis:
         """Yield causes that are read from the implementation, each with its outcomes."""
         left = sorted(evidence, key=_telling)
         told: set[str] = set()
-        causes: list[Cause] = []
+        found: list[tuple[Cause, list[Outcome]]] = []
+        places: dict[str, Asked] = {}  # by the amount: gradients of one loop have it in common
         for turn in range(READ):
             if not left or (turn and time.process_time() > self.end):
                 break
@@ -328,8 +329,10 @@ class _Diagnosis:
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             amount = describe([p for p in points if p.fault is not None and _same(p.fault, fault)])
-            near = neighbours_of_fault(first, points[0], fault, amount)
-            asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
+            asked = places.get(amount) if fault.step in GRADIENTS else None
+            if asked is None or not asked.fails_on(first.recipe):
+                near = neighbours_of_fault(first, points[0], fault, amount)
+                asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
@@ -345,9 +348,14 @@ class _Diagnosis:
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
             told.add(fault.step)
-            causes.append(cause)
-            yield replace(cause, rules=ids(mine)), mine
-        if len(causes) > 1:  # dk and dv are wrong there, each by its own cause
+            if amount and asked is not None:
+                places.setdefault(amount, asked)
+            for twin in [x for x in found if _is_alike(x[0], cause)]:
+                found.remove(twin)
+                text = say(f"{twin[0].step} and {cause.step}", cause.where, amount)
+                cause, mine = replace(twin[0], text=text), twin[1] + mine
+            found.append((cause, mine))
+        if len(told) > 1:  # dk and dv are wrong there, each by its own cause
             of_all: set[str] = set().union(*map(_reach, told - {*FORWARD}))
 
             def explains_each(e: Evidence) -> bool:
@@ -355,8 +363,8 @@ class _Diagnosis:
 
             rules = {e.outcome.rule for e in evidence if e.outcome and explains_each(e)}
             mine = [o for o in outcomes if o.rule in rules or self._is_so_alone(o, explains_each)]
-            if mine:
-                yield replace(causes[0], rules=ids(mine)), mine
+            found[0] = found[0][0], found[0][1] + mine
+        yield from ((replace(cause, rules=ids(mine)), mine) for cause, mine in found)
 
     def _points(self, evidence: Evidence, without: Set[str] = frozenset()) -> list[Point]:
         """Return the failing problem and those around it, as far as they can be made of recipes.
@@ -533,6 +541,12 @@ def _same(one: Fault, other: Fault) -> bool:
 
 def _same_step(one: Fault, other: Fault) -> bool:
     return (one.step, one.backward) == (other.step, other.backward)
+
+
+def _is_alike(one: Cause, other: Cause) -> bool:
+    """Return True if two gradients are wrong by as much on the same problems: in one loop."""
+    both = {one.step, other.step} <= {*GRADIENTS} and one.where and one.amount
+    return bool(both) and (one.where, one.amount) == (other.where, other.amount)
 
 
 def _with_step(point: Point, step: str, other: str) -> Point:

@@ -219,3 +219,20 @@ def test_a_problem_that_its_rule_has_changed_fails_where_the_place_says():
     cause = only_cause(trial, [*fail(trial, ["longer"]), changed])
     assert (cause.step, cause.where) == ("p", "S % 64 ≠ 0")
     assert len(cause.rules) == 2
+
+
+def test_gradients_that_are_wrong_alike_have_one_cause():
+    def twice(up, c, *args):
+        dq, dk, dv, *rest = up(c, *args)
+        n = 2 if c.k.shape[-2] > 16 else 1
+        return dq, n * dk, n * dv, *rest
+
+    wrong = attention_with(gradients=twice)
+    trial = trial_of(wrong.forward, wrong.backward)
+    outcomes = []
+    for name in ("dv", "dk"):
+        own = (Comparison(name, 3.0, (0,), 1.0, 2.0, 0.1, 1, 1),)
+        outcomes += fail(trial, ["longest"], rule=name, comparisons=own)
+    cause = only_cause(trial, outcomes)
+    assert cause.text == "dv and dk are wrong where S > 16: × 2"
+    assert (cause.step, cause.where, cause.amount) == ("dv", "S > 16", "× 2")
