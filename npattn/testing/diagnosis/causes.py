@@ -306,7 +306,7 @@ class _Diagnosis:
             if not left or (turn and time.process_time() > self.end):
                 break
             first = left[0]
-            points = _agree_on_rows(_agree_on_ds(self._points(first)))
+            points = self._points(first)
             fault = _common_fault(points)
             if fault is None:
                 left.pop(0)
@@ -319,7 +319,7 @@ class _Diagnosis:
                     continue
                 if fault.step in told:  # a cause that is told does not make its own results wrong
                     rest = first.without(told)
-                    points = _agree_on_rows(_agree_on_ds(self._points(rest, told)))
+                    points = self._points(rest, told)
                     again = _common_fault(points)
                     if again is None:
                         left.pop(0)
@@ -391,7 +391,7 @@ class _Diagnosis:
                 quick = try_recipe(short, base)
                 if quick is not None and quick.fault and _same_step(quick.fault, point.fault):
                     trial, point = short, quick  # the forward shows it, and the rest is dear
-                return [point, *explore(trial, base, weights)]
+                return _agree([point, *explore(trial, base, weights)])
         return [alone]
 
     def _is_of_contents(self, point: Point) -> bool:
@@ -549,31 +549,22 @@ def _is_alike(one: Cause, other: Cause) -> bool:
     return bool(both) and (one.where, one.amount) == (other.where, other.amount)
 
 
-def _with_step(point: Point, step: str, other: str) -> Point:
-    """Return a point whose fault has another step, if it has this one."""
+def _with_step(point: Point, step: str, other: str, form: str = "") -> Point:
+    """Return a point whose fault has another step, if it has this one, and this form."""
     fault = point.fault
-    if fault is None or fault.step != step:
+    if fault is None or fault.step != step or form not in ("", fault.form):
         return point
     return replace(point, fault=replace(fault, step=other))
 
 
-def _agree_on_ds(points: list[Point]) -> list[Point]:
-    """Return points that call dS wrong where one of them tells so, and others cannot tell."""
-    if not any(p.fault is not None and p.fault.form == "terms" for p in points):
-        return points
-    return [_with_step(p, "dp", "ds") for p in points]
-
-
-def _agree_on_rows(points: list[Point]) -> list[Point]:
-    """Return points that blame o for rows of another place, where their masks moved with them."""
-    if not any(p.fault is not None and _masks_moved(p) for p in points):
-        return points
-    agreed = []
-    for p in points:
-        if p.fault is not None and (p.fault.step, p.fault.form) == ("s", "moved"):
-            p = replace(p, fault=replace(p.fault, step="o"))
-        agreed.append(p)
-    return agreed
+def _agree(points: list[Point]) -> list[Point]:
+    """Return points with one step where some of them tell it, and others cannot tell."""
+    faults = [p.fault for p in points if p.fault is not None]
+    if any(f.form == "terms" for f in faults):
+        return [_with_step(p, "dp", "ds") for p in points]
+    if any(map(_masks_moved, points)):  # o has the rows of another place
+        return [_with_step(p, "s", "o", "moved") for p in points]
+    return points
 
 
 def _masks_moved(point: Point) -> bool:

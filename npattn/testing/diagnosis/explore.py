@@ -35,7 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "mask": ("matrix", "first tile", "padding"),
     "causal": (True,),
     "window": ((1, 0), (0, 1), (3, None)),
-    "bias": ("full", "matrix"),
+    "bias": ("full", "matrix", "-inf padding"),
     "scale": (0.5, -0.75, 0.0),
     "softcap": (2.0,),
     "score_mod": ("distance",),
@@ -197,7 +197,8 @@ def _options(base: Recipe) -> Iterator[Recipe]:
     for name in on:
         yield replace(base, **{name: getattr(PLAIN, name)})
         for value in VALUES[name]:
-            yield replace(base, **{name: value})
+            if value not in EXTREME or base.bias in EXTREME:
+                yield replace(base, **{name: value})
     plain = replace(base, **{name: getattr(PLAIN, name) for name in on})
     if len(on) > 1:
         yield plain
