@@ -407,6 +407,19 @@ def test_the_bias_of_another_sample_is_a_source():
     assert describe(points) == "sample b has the bias of sample 0"
 
 
+def test_a_bias_of_another_sample_is_that_of_the_right_rows_too():
+    """Sample 0 alone has −∞, which is lost: it has the bias of sample 1, which has its own."""
+    trial = trial_with(bias=lambda up, c: np.where(np.isneginf(c.bias), 0, c.bias))
+    recipe = replace(BASE, bias="full")
+    problem = recipe.problem()
+    bias = np.zeros((2, 1, 1, BASE.S), "float32")
+    bias[0, ..., 5:] = -np.inf
+    evidence = observe(trial, problem.replace(bias=bias), trial.cotangents(recipe, problem))
+    sources = locate(evidence).facts["sources"]
+    assert "sample b has the bias of sample b + 1" in sources
+    assert "sample b has the bias of sample B − 1 − b" not in sources
+
+
 # --- results of another shape ---
 
 
