@@ -125,7 +125,7 @@ def say(step: str, where: str, amount: str) -> str:
     elif step in WHOLE:
         text = WHOLE[step]
     elif step == "nan":
-        finite = "finite where" in amount
+        finite = " is finite where" in amount
         text = "a NaN is swallowed" if finite else "results are not finite"
     else:
         zero = amount if amount.startswith("0") else ""

@@ -41,6 +41,8 @@ def test_what_no_line_computes_has_none():
         (("nan", "mask", "o is NaN"), "results are not finite where mask: o is NaN"),
         (("nan", "", "o is finite where it must be NaN"),
          "a NaN is swallowed: o is finite where it must be NaN"),
+        (("nan", "", "dq is NaN or infinite where no such input reaches it"),
+         "results are not finite: dq is NaN or infinite where no such input reaches it"),
         (("s", "contents", ""),
          "the scores s are wrong for some values of q and k, and right for others"),
         (("o", "h ≥ 1 and weights", "values of head 0"),
