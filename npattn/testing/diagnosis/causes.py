@@ -332,7 +332,9 @@ class _Diagnosis:
             asked = places.get(amount) if fault.step in GRADIENTS else None
             if asked is None or not asked.fails_on(first.recipe):
                 near = neighbours_of_fault(first, points[0], fault, amount)
-                asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
+                asked = (
+                    None if near is None else Asked.of(near, points, *PLACES[min(len(found), 1)])
+                )
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]

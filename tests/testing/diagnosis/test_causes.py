@@ -236,3 +236,20 @@ def test_gradients_that_are_wrong_alike_have_one_cause():
     cause = only_cause(trial, outcomes)
     assert cause.text == "dv and dk are wrong where S > 16: × 2"
     assert (cause.step, cause.where, cause.amount) == ("dv", "S > 16", "× 2")
+
+
+def test_the_first_cause_has_the_time_for_its_place_whatever_was_read_before(monkeypatch):
+    """The first failure shows dk as well, and is put off."""
+    monkeypatch.setattr(causes, "PLACES", (causes.PLACES[0], (1, 0.0)))
+
+    def gradients(up, c, *args):
+        dq, dk, dv, *rest = up(c, *args)
+        n = c.k.shape[-2] > 16
+        return dq, (1 + 2 * n) * dk, (1 + n) * dv, *rest
+
+    wrong = attention_with(gradients=gradients)
+    trial = trial_of(wrong.forward, wrong.backward)
+    own = (Comparison("dv", 3.0, (0,), 1.0, 2.0, 0.1, 1, 1),)
+    outcomes = [*fail(trial, ["longest"], rule="both")]
+    outcomes += fail(trial, ["longest"], rule="dv", comparisons=own)
+    assert {c.step: c.where for c in diagnose(trial, outcomes)}["dv"] == "S > 16"
