@@ -351,9 +351,8 @@ def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
         if key not in known:
             want = reader.flat(evaluate(other, evidence.trial.conventions).weights)
             slack = 4 * p.tolerance + evidence.rounding * want
-            like = (abs(p.got - want) <= slack).all(
-                -1
-            )  # right rows are asked as well as wrong ones
+            # Right rows are asked as well as wrong ones.
+            like = np.asarray((abs(p.got - want) <= slack).all(-1))
             known[key] = bool(like[p.wrong_rows].mean() > ALL and like.mean() > AGREED)
         if known[key]:
             fits.append(text)
