@@ -45,7 +45,8 @@ def _dq_of_first_columns(self: Any, c: Any, do: Any, dlse: Any, dw: Any) -> Any:
     _, *rest = Attention.gradients(self, c, do, dlse, dw)
     few = np.where(np.arange(do.shape[-1]) < c.q.shape[-1], do, 0)
     p = self.rebuild(*self.scores(c)[:1], c, self.scores(c)[1])[0]
-    delta = self.delta(p, self.undrop(do @ self.share(c.v, do.shape[-3]).swapaxes(-1, -2), c))
+    whole = self.undrop(do @ self.share(c.v, do.shape[-3]).swapaxes(-1, -2), c)
+    delta = self.delta(p, whole + dw)
     dp = self.undrop(few @ self.share(c.v, do.shape[-3]).swapaxes(-1, -2), c)
     ds = p * (dp + dw - delta + dlse) * self.cap_slope(c)
     return c.scale * ds @ self.share(c.k, do.shape[-3]), *rest

@@ -231,6 +231,18 @@ def resize(recipe: Recipe, problem: Problem) -> Recipe:
     return replace(recipe, lead=None if problem.headless else problem.lead, **sizes)
 
 
+def describe_changed(recipe: Recipe, problem: Problem) -> Recipe:
+    """Return the recipe with the sizes and options of a problem that was made of it and changed."""
+    kinds = {"mask": "matrix", "bias": "full", "score_mod": "distance", "gate": "full"}
+    own: dict[str, Any] = {name: getattr(problem, name) for name in PLAIN}
+    for name, kind in kinds.items():
+        is_on = getattr(problem, name) is not None
+        own[name] = (getattr(recipe, name) or kind) if is_on else None
+    own["scale"] = None if problem.has_default_scale else problem.scale
+    own["dropout"] = None if problem.dropout_mask is None else problem.dropout_rate
+    return replace(resize(recipe, problem), sinks=problem.sinks is not None, **own)
+
+
 def repeat_for_view(
     recipe: Recipe, problem: Problem, cotangents: Cotangents
 ) -> tuple[Problem, Cotangents]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
+from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.diagnosis.explore import Point, tame
-from npattn.testing.diagnosis.locate import Fault
+from npattn.testing.diagnosis.locate import ROUNDINGS, Fault
 from npattn.testing.diagnosis.sources import head_source, mask_source, source_of
 
 NEAR = 2e-3
@@ -343,6 +344,7 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
     if faults[0][0].form == "parts":
         return "each part of the keys has its own"
     shares, moved = [], []
+    largest = 0.0  # error, in units of the largest that δ has if o is rounded to bfloat16
     for point in points:
         fault, problem = point.fault, point.evidence.problem
         if fault is None or "shift" not in fault.facts:
@@ -351,6 +353,9 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
         dout = np.asarray(evidence.cotangents.dout, np.float64)
         delta = (dout * evidence.exact["o"]).sum(-1).reshape(fault.facts["shift"].shape)
         bad = fault.facts["bad"]
+        size = (abs(dout) * abs(evidence.exact["o"])).sum(-1).reshape(delta.shape)
+        unit = unit_roundoff("bfloat16") * size[bad]
+        largest = max(largest, float((abs(fault.facts["shift"][bad]) / unit).max(initial=0)))
         own = delta[bad] - fault.facts["shift"][bad]
         shares += [(float(x), problem) for x in _ratio(own, delta[bad])[:MOST]]
         places = np.argwhere(bad)[:MOST]
@@ -368,7 +373,7 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
     if moved:
         own = [(fault, problem) for fault, problem, _ in moved]
         return "δ " + _describe_source(own, [found for *_, found in moved], "bht")
-    return _factor(shares, "δ") or "it is that of no row"
+    return _factor(shares, "δ") or ("by roundings to 16 bits" if largest <= ROUNDINGS else "")
 
 
 def _factors(faults: Faults, points: Sequence[Point]) -> str:

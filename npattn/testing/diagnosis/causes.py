@@ -300,12 +300,13 @@ class _Diagnosis:
         """Yield causes that are read from the implementation, each with its outcomes."""
         left = sorted(evidence, key=_telling)
         told: set[str] = set()
-        causes: list[Cause] = []
+        found: list[tuple[Cause, list[Outcome]]] = []
+        places: dict[str, Asked] = {}  # by the amount: gradients of one loop have it in common
         for turn in range(READ):
             if not left or (turn and time.process_time() > self.end):
                 break
             first = left[0]
-            points = _agree_on_rows(_agree_on_ds(self._points(first)))
+            points = self._points(first)
             fault = _common_fault(points)
             if fault is None:
                 left.pop(0)
@@ -318,7 +319,7 @@ class _Diagnosis:
                     continue
                 if fault.step in told:  # a cause that is told does not make its own results wrong
                     rest = first.without(told)
-                    points = _agree_on_rows(_agree_on_ds(self._points(rest, told)))
+                    points = self._points(rest, told)
                     again = _common_fault(points)
                     if again is None:
                         left.pop(0)
@@ -328,10 +329,12 @@ class _Diagnosis:
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             amount = describe([p for p in points if p.fault is not None and _same(p.fault, fault)])
+            asked = places.get(amount) if fault.step in GRADIENTS else None
             # Which sizes round too far is chance, and no place.
-            is_chance = fault.step == "precision"
-            near = None if is_chance else neighbours_of_fault(first, points[0], fault, amount)
-            asked = None if near is None else Asked.of(near, points, *PLACES[min(turn, 1)])
+            if fault.step != "precision" and not (asked and asked.fails_on(first.recipe)):
+                near = neighbours_of_fault(first, points[0], fault, amount)
+                budget = PLACES[min(len(found), 1)]
+                asked = None if near is None else Asked.of(near, points, *budget)
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
@@ -347,9 +350,14 @@ class _Diagnosis:
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
             told.add(fault.step)
-            causes.append(cause)
-            yield replace(cause, rules=ids(mine)), mine
-        if len(causes) > 1:  # dk and dv are wrong there, each by its own cause
+            if amount and asked is not None:
+                places.setdefault(amount, asked)
+            for twin in [x for x in found if _is_alike(x[0], cause)]:
+                found.remove(twin)
+                text = say(f"{twin[0].step} and {cause.step}", cause.where, amount)
+                cause, mine = replace(twin[0], text=text), twin[1] + mine
+            found.append((cause, mine))
+        if len(told) > 1:  # dk and dv are wrong there, each by its own cause
             of_all: set[str] = set().union(*map(_reach, told - {*FORWARD}))
 
             def explains_each(e: Evidence) -> bool:
@@ -357,8 +365,8 @@ class _Diagnosis:
 
             rules = {e.outcome.rule for e in evidence if e.outcome and explains_each(e)}
             mine = [o for o in outcomes if o.rule in rules or self._is_so_alone(o, explains_each)]
-            if mine:
-                yield replace(causes[0], rules=ids(mine)), mine
+            found[0] = found[0][0], found[0][1] + mine
+        yield from ((replace(cause, rules=ids(mine)), mine) for cause, mine in found)
 
     def _points(self, evidence: Evidence, without: Set[str] = frozenset()) -> list[Point]:
         """Return the failing problem and those around it, as far as they can be made of recipes.
@@ -385,7 +393,7 @@ class _Diagnosis:
                 quick = try_recipe(short, base)
                 if quick is not None and quick.fault and _same_step(quick.fault, point.fault):
                     trial, point = short, quick  # the forward shows it, and the rest is dear
-                return [point, *explore(trial, base, weights)]
+                return _agree([point, *explore(trial, base, weights)])
         return [alone]
 
     def _is_of_contents(self, point: Point) -> bool:
@@ -452,11 +460,6 @@ class _Diagnosis:
         own = locate(evidence) if evidence.size <= SMALL else None
         if own is not None and _same_step(own, fault):
             return True
-        if own is not None and (own.form, fault.form) == ("rows of zeros", "values left out"):
-            return True  # of a row that sees one key, both may be
-        shows_hidden = fault.step == "visible" and "extra" in fault.facts.get("kinds", ())
-        if own is not None and own.form == "empty rows" and shows_hidden:
-            return True  # a row that sees no key takes hidden ones as the others do
         sampled = evidence.outcome.sampled if evidence.outcome is not None else None
         if sampled is None or not downstream:
             return False
@@ -543,31 +546,28 @@ def _same_step(one: Fault, other: Fault) -> bool:
     return (one.step, one.backward) == (other.step, other.backward)
 
 
-def _with_step(point: Point, step: str, other: str) -> Point:
-    """Return a point whose fault has another step, if it has this one."""
+def _is_alike(one: Cause, other: Cause) -> bool:
+    """Return True if two gradients are wrong by as much on the same problems: in one loop."""
+    both = {one.step, other.step} <= {*GRADIENTS} and one.where and one.amount
+    return bool(both) and (one.where, one.amount) == (other.where, other.amount)
+
+
+def _with_step(point: Point, step: str, other: str, form: str = "") -> Point:
+    """Return a point whose fault has another step, if it has this one, and this form."""
     fault = point.fault
-    if fault is None or fault.step != step:
+    if fault is None or fault.step != step or form not in ("", fault.form):
         return point
     return replace(point, fault=replace(fault, step=other))
 
 
-def _agree_on_ds(points: list[Point]) -> list[Point]:
-    """Return points that call dS wrong where one of them tells so, and others cannot tell."""
-    if not any(p.fault is not None and p.fault.form == "terms" for p in points):
-        return points
-    return [_with_step(p, "dp", "ds") for p in points]
-
-
-def _agree_on_rows(points: list[Point]) -> list[Point]:
-    """Return points that blame o for rows of another place, where their masks moved with them."""
-    if not any(p.fault is not None and _masks_moved(p) for p in points):
-        return points
-    agreed = []
-    for p in points:
-        if p.fault is not None and (p.fault.step, p.fault.form) == ("s", "moved"):
-            p = replace(p, fault=replace(p.fault, step="o"))
-        agreed.append(p)
-    return agreed
+def _agree(points: list[Point]) -> list[Point]:
+    """Return points with one step where some of them tell it, and others cannot tell."""
+    faults = [p.fault for p in points if p.fault is not None]
+    if any(f.form == "terms" for f in faults):
+        return [_with_step(p, "dp", "ds") for p in points]
+    if any(map(_masks_moved, points)):  # o has the rows of another place
+        return [_with_step(p, "s", "o", "moved") for p in points]
+    return points
 
 
 def _masks_moved(point: Point) -> bool:

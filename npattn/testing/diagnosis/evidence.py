@@ -16,7 +16,7 @@ from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import real
-from npattn.testing.cases.recipe import Recipe
+from npattn.testing.cases.recipe import Recipe, describe_changed
 from npattn.testing.comparison import compare_arrays
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.outcome import Outcome
@@ -74,9 +74,19 @@ class Evidence:
 
     @property
     def recipe(self) -> Recipe | None:
-        """Recipe of the failing problem; None if it has none, or its rule has changed it since."""
-        outcome = self.outcome
-        return None if outcome is None or "then changed" in outcome.recipe else outcome.sampled
+        """Recipe of the failing problem; with its sizes and options where its rule has changed it.
+
+        None if it has none, or if its numbers are no longer finite.
+        """
+        outcome, problem = self.outcome, self.problem
+        sampled = None if outcome is None else outcome.sampled
+        if outcome is None or sampled is None or "then changed" not in outcome.recipe:
+            return sampled
+        if not all(
+            np.isfinite(np.asarray(x, float)).all() for x in (problem.q, problem.k, problem.v)
+        ):
+            return None
+        return describe_changed(sampled, problem)
 
     @cached_property
     def tolerance(self) -> Mapping[str, Array]:

@@ -197,7 +197,8 @@ def _options(base: Recipe) -> Iterator[Recipe]:
     for name in on:
         yield replace(base, **{name: getattr(PLAIN, name)})
         for value in VALUES[name]:
-            yield replace(base, **{name: value})
+            if value not in EXTREME or base.bias in EXTREME:
+                yield replace(base, **{name: value})
     plain = replace(base, **{name: getattr(PLAIN, name) for name in on})
     if len(on) > 1:
         yield plain

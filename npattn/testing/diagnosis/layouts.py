@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 from npattn.errors import NpattnError
 from npattn.problem.arrays import Array
@@ -19,12 +20,18 @@ AXES = {
     "BTHD": "axis 1 of q, k, v and o is the sequence, and axis 2 the heads",
     "BHTD": "axis 1 of q, k, v and o is the heads, and axis 2 the sequence",
 }
+EXCHANGED = {("k", "v"): "D = E", ("q", "k"): "T = S and H = K"}
+"""Pairs of arrays that may be taken for each other → where their shapes are equal."""
 SWAPPED = ("o", "dq", "dk", "dv")
 """Results in the layout of q; lse, weights and masks have one of their own."""
 
 
 def layout_candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield the layout that is not declared."""
+    """Yield the layout that is not declared, and arrays that are taken for each other."""
+    for (x, y), where in EXCHANGED.items():
+        text = f"{x} and {y} are exchanged where their shapes are equal, {where}"
+        explains = partial(_explains_exchange, x, y)
+        yield Candidate(f"{x} and {y} exchanged", text, explains, "s", where)
     if evidence.trial.implementation.storage is not None:
         return
     layout = next(name for name in AXES if name != evidence.trial.implementation.layout)
@@ -60,6 +67,18 @@ def _explains(evidence: Evidence) -> bool:
         return evidence.reproduced_by([_predict(evidence)])
     except NpattnError:  # read otherwise, the shapes of this problem do not fit
         return False
+
+
+def _explains_exchange(x: str, y: str, evidence: Evidence) -> bool:
+    problem = evidence.problem
+    a, b = getattr(problem, x), getattr(problem, y)
+    if a.shape != b.shape:
+        return not evidence.wrong
+    exact = evidence.trial.exact(problem.replace(**{x: b, y: a}), evidence.cotangents)
+    dx, dy = f"d{x}", f"d{y}"
+    back = {dx: exact[dy], dy: exact[dx]} if dx in exact else {}  # as an autograd gives them
+    both = ({name: [array] for name, array in own.items()} for own in (exact, exact | back))
+    return any(evidence.reproduced_by([own]) for own in both)
 
 
 def _explains_order(evidence: Evidence) -> bool:

@@ -42,6 +42,8 @@ SHARP = 64
 """Odd log ratios, those known best, of which few values are looked for: of many, some are close."""
 ROUNDINGS = 4
 """Largest error that counts as roundings, in units of one rounding to bfloat16."""
+AGREED = 0.75
+"""Share of all rows that the bias of another place must give, right ones among them."""
 ALL = 0.97
 """Share of elements that counts as all: of many, some are close to right by chance."""
 
@@ -349,7 +351,9 @@ def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
         if key not in known:
             want = reader.flat(evaluate(other, evidence.trial.conventions).weights)
             slack = 4 * p.tolerance + evidence.rounding * want
-            known[key] = bool((abs(p.got - want) <= slack)[p.wrong_rows].mean() > ALL)
+            # Right rows are asked as well as wrong ones.
+            like = np.asarray((abs(p.got - want) <= slack).all(-1))
+            known[key] = bool(like[p.wrong_rows].mean() > ALL and like.mean() > AGREED)
         if known[key]:
             fits.append(text)
     return fits
@@ -577,7 +581,7 @@ def _regress(
             continue
         share = (z * y).sum() / power
         rest = y - share * z
-        enough = (ok.sum(-1) > 2).any()
+        enough = np.maximum(ok.sum(-1) - 1, 0).sum() > 1  # each row leaves one key less to tell
         if enough and (abs(rest[ok]) <= 2).mean() > ALL and abs(share) > 1e-3:
             return name, float(share)
     return None

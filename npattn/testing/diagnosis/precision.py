@@ -35,6 +35,8 @@ PLACES = {
     "the weights and the gradients of the scores": ("weights", "dscores"),
 }
 """Names of what may be rounded while all else is exact → storages of the model."""
+PRODUCTS = {"weights": {"o", "dv"}, "dscores": {"dq", "dk"}}
+"""Results of which what is rounded is a factor: one of them is wrong, whatever follows from it."""
 LEAST = 0.5
 """Least mean square error, in units of its variance, if one of them is rounded."""
 MOST = 8.0
@@ -127,10 +129,13 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
     for name in _formats(trial.space.dtype):
         for what, storages in PLACES.items():
             model = _rounding(name, *storages)
-            if fit(model, LEAST, EXCESSIVE):
+            enters = all(PRODUCTS[x] & {*wrong} for x in storages)
+            if enters and fit(model, LEAST, EXCESSIVE):
                 text = f"the errors of {names} are as large as rounding {what} to {name} makes them"
                 yield _candidate(model, f"{what} in {name}", text)
                 return
+    if {"dq", "dk"} <= {*wrong} and "dv" in {*sample.names()} - {*wrong}:
+        return  # no rounding of dout leaves dv right
     for name in _formats(trial.space.dtype):
         if fit(_rounding_factors(name), 1 / MOST, MOST):
             text = f"the errors of {names} are as large as computing in {name} makes them"

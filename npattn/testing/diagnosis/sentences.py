@@ -125,11 +125,11 @@ def say(step: str, where: str, amount: str) -> str:
     elif step in WHOLE:
         text = WHOLE[step]
     elif step == "nan":
-        finite = "is finite where" in amount
+        finite = " is finite where" in amount
         text = "a NaN is swallowed" if finite else "results are not finite"
     else:
         zero = amount if amount.startswith("0") else ""
-        text = f"{subject} {'are' if step in PLURAL else 'is'} {zero or 'wrong'}"
+        text = f"{subject} {'are' if step in PLURAL or ' ' in step else 'is'} {zero or 'wrong'}"
         amount = amount.removeprefix(zero)
     text += " in the backward, and right in the forward," if backward else ""
     place = "" if step in WHOLE and place == "everywhere" else place

@@ -49,6 +49,8 @@ class Suspected(Evidence):
         """
         if name not in self.errors.sigma:
             return True
+        if predicted[0].shape != self.exact[name].shape:
+            return False
         exact: Mapping[str, Array] = {name: predicted[0].astype(np.float64)}
         evaluation = replace(self.errors.evaluation, exact=exact)
         rest = replace(self.errors, evaluation=evaluation)

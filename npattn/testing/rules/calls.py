@@ -109,7 +109,7 @@ def judge_call(
     alone = trial.against_oracle(problem, cotangents)
     if not all(alone[c.name].passed for c in wrong):
         return None  # other rules report it
-    text = "\n".join([f"{when}:", *(str(c) for c in wrong)])
+    text = "\n".join([f"results are wrong {when}:", *(str(c) for c in wrong)])
     ratio = max(c.ratio for c in wrong)
     raise Violation(text, problem, cotangents, "calls", ratio)
 

@@ -194,6 +194,6 @@ def outputs_apart(trial: Trial, problem: Problem, cotangents: Cotangents) -> flo
     wrong = [c for c in again.values() if not c.passed and first[c.name].passed]
     if wrong:
         when = "after the caller wrote to the results of an earlier call with the same contents"
-        text = "\n".join([f"{when}:", *map(str, wrong)])
+        text = "\n".join([f"results are wrong {when}:", *map(str, wrong)])
         raise Violation(text, problem, cotangents, "calls", max(c.ratio for c in wrong))
     return max((c.ratio for c in again.values() if c.passed), default=0.0)

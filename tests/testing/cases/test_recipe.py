@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 
 import npattn
+from npattn import Problem
 from npattn.testing import Recipe
 from npattn.testing.cases.options import SCORE_MODS
-from npattn.testing.cases.recipe import BIASES, DISTRIBUTIONS, MASKS, UNUSUAL, VIEWS
+from npattn.testing.cases.recipe import (
+    BIASES,
+    DISTRIBUTIONS,
+    MASKS,
+    UNUSUAL,
+    VIEWS,
+    describe_changed,
+)
 from npattn.testing.cases.space import Space
 from npattn.testing.cases.strategies import recipes
 
@@ -474,3 +482,17 @@ def test_score_mods_are_analytic_and_elementwise(name):
 
 def test_the_first_view_is_the_plain_one():
     assert VIEWS[0] == Recipe().view == "contiguous"
+
+
+def test_a_changed_problem_is_described_by_its_sizes_and_options():
+    recipe = Recipe(lead=(2,), H=3, K=1, T=5, S=7, D=11, E=13, seed=17, bias="keys", softcap=2.0)
+    problem = recipe.problem()
+    assert describe_changed(recipe, problem) == recipe
+    longer = {x: np.repeat(getattr(problem, x), 2, -2) for x in "kv"}
+    mask = np.arange(14)[None] < 7
+    changed = problem.replace(**longer, mask=mask, bias=None, window=(3, None), softcap=None)
+    wanted = replace(recipe, S=14, mask="matrix", bias=None, window=(3, None), softcap=None)
+    assert describe_changed(recipe, changed) == wanted
+    flat = Problem(problem.q[0, 0], problem.k[0, 0], problem.v[0, 0], sinks=np.zeros(1, "float32"))
+    plain = replace(recipe, lead=None, H=1, bias=None, softcap=None)
+    assert describe_changed(recipe, flat) == replace(plain, sinks=True)

@@ -34,6 +34,8 @@ RECIPES = {
     "one key": Recipe(**SIZES | {"S": 1}, H=2, K=2, seed=15),
     "square": Recipe(lead=(2,), H=3, K=3, T=5, S=5, D=7, E=11, seed=13),
     "no keys": Recipe(**SIZES | {"S": 0}, H=2, K=2, sinks=True, seed=14),
+    "equal widths": Recipe(**SIZES | {"E": 7}, H=2, K=2, seed=20),
+    "rows of tiles": Recipe(**SIZES | {"T": 67, "S": 128}, H=3, K=3, seed=19),
     "window": Recipe(**SIZES, H=2, K=2, window=(1, 2), seed=6),
 }
 

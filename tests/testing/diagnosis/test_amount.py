@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -88,6 +89,10 @@ def count_tiles_twice(up, s, c, live):
     return up(s + np.log(1 + np.arange(s.shape[-1]) // 4), c, live)
 
 
+def to_bfloat16(x):
+    return x.astype(ml_dtypes.bfloat16).astype(x.dtype)
+
+
 AMOUNTS = [
     ("q·k × 1/scale", {"default_scale": lambda up, H, D: 1.0}),
     ("q·k × 1.1", {"product": after(lambda x: 1.1 * x)}),
@@ -99,13 +104,15 @@ AMOUNTS = [
     ("× the scale", in_gradient(1, lambda dk, c, *_: dk / c.q.shape[-1] ** 0.5)),
     ("δ is 0", {"delta": after(lambda x: 0 * x)}),
     ("δ × 2", {"delta": after(lambda x: 2 * x)}),
+    ("by roundings to 16 bits", {"delta": after(to_bfloat16)}),
+    ("", {"delta": after(lambda x: x + np.sin(999 * x))}),
     ("× log₂ e", {"lse": after(lambda x: x / np.log(2))}),
     ("off by 5.3", {"lse": after(lambda x: x + 5.3)}),
     ("× −1", in_gradient(2, lambda dv, *_: -dv)),
 ]
 
 
-@pytest.mark.parametrize(("text", "steps"), AMOUNTS, ids=[row[0] for row in AMOUNTS])
+@pytest.mark.parametrize(("text", "steps"), AMOUNTS, ids=[row[0] or "none" for row in AMOUNTS])
 @pytest.mark.broad
 def test_amount(text, steps):
     assert amount_of(steps) == text

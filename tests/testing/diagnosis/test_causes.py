@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -201,3 +203,53 @@ def test_without_time_failures_are_joined_by_what_may_come_of_a_step(monkeypatch
     cause = only_cause(trial, fail(trial, ["plain", "wide", "groups"]))
     assert cause.step == "dk"
     assert len(cause.rules) == 3
+
+
+def test_a_problem_that_its_rule_has_changed_fails_where_the_place_says():
+    """127 of the 128 keys that it was made with: the place holds there, and not on the others."""
+
+    def f(q, k, v):
+        return attend(q, k, v) * (1 if k.shape[-2] % 64 == 0 else q.dtype.type(0.5))
+
+    trial = trial_of(f)
+    (changed,) = fail(trial, ["rows of tiles"], rule="changed")
+    problem = changed.problem
+    shorter = problem.replace(k=problem.k[..., :127, :], v=problem.v[..., :127, :])
+    changed = replace(changed, problem=shorter, recipe="Recipe(…).problem(), then changed: …")
+    cause = only_cause(trial, [*fail(trial, ["longer"]), changed])
+    assert (cause.step, cause.where) == ("p", "S % 64 ≠ 0")
+    assert len(cause.rules) == 2
+
+
+def test_gradients_that_are_wrong_alike_have_one_cause():
+    def twice(up, c, *args):
+        dq, dk, dv, *rest = up(c, *args)
+        n = 2 if c.k.shape[-2] > 16 else 1
+        return dq, n * dk, n * dv, *rest
+
+    wrong = attention_with(gradients=twice)
+    trial = trial_of(wrong.forward, wrong.backward)
+    outcomes = []
+    for name in ("dv", "dk"):
+        own = (Comparison(name, 3.0, (0,), 1.0, 2.0, 0.1, 1, 1),)
+        outcomes += fail(trial, ["longest"], rule=name, comparisons=own)
+    cause = only_cause(trial, outcomes)
+    assert cause.text == "dv and dk are wrong where S > 16: × 2"
+    assert (cause.step, cause.where, cause.amount) == ("dv", "S > 16", "× 2")
+
+
+def test_the_first_cause_has_the_time_for_its_place_whatever_was_read_before(monkeypatch):
+    """The first failure shows dk as well, and is put off."""
+    monkeypatch.setattr(causes, "PLACES", (causes.PLACES[0], (1, 0.0)))
+
+    def gradients(up, c, *args):
+        dq, dk, dv, *rest = up(c, *args)
+        n = c.k.shape[-2] > 16
+        return dq, (1 + 2 * n) * dk, (1 + n) * dv, *rest
+
+    wrong = attention_with(gradients=gradients)
+    trial = trial_of(wrong.forward, wrong.backward)
+    own = (Comparison("dv", 3.0, (0,), 1.0, 2.0, 0.1, 1, 1),)
+    outcomes = [*fail(trial, ["longest"], rule="both")]
+    outcomes += fail(trial, ["longest"], rule="dv", comparisons=own)
+    assert {c.step: c.where for c in diagnose(trial, outcomes)}["dv"] == "S > 16"

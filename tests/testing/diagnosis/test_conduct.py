@@ -166,3 +166,9 @@ def test_results_that_come_once_more_are_others():
     assert evidence.equals(evidence)
     assert not evidence.equals(twice)
     assert not twice.equals(evidence)
+
+
+def test_a_call_that_others_make_wrong_has_a_sentence():
+    mistake = MISTAKES["value-scaled-with-key"]
+    report = check(mistake.forward, only="aliased-inputs", examples=8, framework="numpy")
+    assert [c.text for c in report.causes] == ["results are wrong where v is k"]

@@ -1,5 +1,7 @@
 """Evidence of a diagnosis: dtypes of predictions, and numbers added to hidden scores."""
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -123,3 +125,15 @@ def test_what_the_diagnosis_gives_up_was_asked_before(monkeypatch):
     assert len(lines) == 2
     assert not any("interrupted" in line for line in report.untested)
     assert [line for line in report.refused if "again" in line] == lines[:1]
+
+
+def test_a_changed_problem_has_a_recipe_while_its_numbers_are_finite():
+    trial = trial_of(lambda q, k, v: v)
+    recipe = Recipe(lead=(2,), T=3, S=5, D=7, E=11)
+    problem = recipe.problem()
+    outcome = SimpleNamespace(recipe="Recipe(), then changed", sampled=recipe)
+    shorter = problem.replace(k=problem.k[..., :4, :], v=problem.v[..., :4, :])
+    bad = shorter.replace(v=np.where(shorter.v > 1, np.nan, shorter.v).astype("float32"))
+    evidence = partial(Evidence, trial, cotangents=None, view="contiguous", observed={}, exact={})
+    found = [evidence(problem=x, outcome=outcome).recipe for x in (problem, shorter, bad)]
+    assert found == [recipe, replace(recipe, S=4), None]

@@ -6,7 +6,14 @@ import pytest
 
 import npattn
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.explore import around, enlarge, explore, sample_of, try_recipe
+from npattn.testing.diagnosis.explore import (
+    EXTREME,
+    around,
+    enlarge,
+    explore,
+    sample_of,
+    try_recipe,
+)
 from tests.testing.diagnosis.failures import attention_with, trial_of
 
 SHRUNK = Recipe(lead=(2,), H=1, K=1, T=2, S=3, D=1, E=2)
@@ -81,3 +88,10 @@ def test_a_problem_that_is_right_has_no_wrong_element():
     sample = sample_of(right, like)
     assert not sample.wrong.any()
     assert sample.sizes["G"] == 2
+
+
+def test_a_bias_of_normal_numbers_gets_no_special_ones():
+    """A bias of 0 and −∞ alone is right whatever it is multiplied by."""
+    biases = {r.bias for r in around(trial(), replace(BASE, bias="heads"))}
+    assert {"heads", "full", "matrix", None} <= biases
+    assert not biases & {*EXTREME}

@@ -432,6 +432,19 @@ def test_the_bias_of_another_sample_is_a_source():
     assert describe(points) == "sample b has the bias of sample 0"
 
 
+def test_a_bias_of_another_sample_is_that_of_the_right_rows_too():
+    """Sample 0 alone has −∞, which is lost: it has the bias of sample 1, which has its own."""
+    trial = trial_with(bias=lambda up, c: np.where(np.isneginf(c.bias), 0, c.bias))
+    recipe = replace(BASE, bias="full")
+    problem = recipe.problem()
+    bias = np.zeros((2, 1, 1, BASE.S), "float32")
+    bias[0, ..., 5:] = -np.inf
+    evidence = observe(trial, problem.replace(bias=bias), trial.cotangents(recipe, problem))
+    sources = locate(evidence).facts["sources"]
+    assert "sample b has the bias of sample b + 1" in sources
+    assert "sample b has the bias of sample B − 1 − b" not in sources
+
+
 # --- results of another shape ---
 
 
@@ -464,3 +477,12 @@ def test_a_shape_that_does_not_broadcast_has_no_sum():
     trial = trial_of(attend, lambda dout, q, k, v, *, out, lse: (q, k, v[..., :5]))
     fault = locate(evidence_of(trial, BASE))
     assert (fault.form, fault.facts["unsummed"]) == ("shape", False)
+
+
+def test_rows_of_two_keys_tell_a_factor_of_the_bias():
+    trial = trial_with(bias=after(lambda x: np.log(2) * x))
+    fault = locate(evidence_of(trial, replace(BASE, T=2, S=2, bias="full")))
+    assert (fault.step, fault.form) == ("s", "bias")
+    assert fault.facts["bias"] == pytest.approx(np.log(2) - 1, rel=1e-3)
+    one = locate(evidence_of(trial, replace(BASE, lead=(1,), H=1, K=1, T=1, S=2, bias="full")))
+    assert (one.step, one.form) != ("s", "bias")  # of one ratio, any one number is the cause

@@ -71,7 +71,7 @@ def to_float16(x):
     return x.half().to(x.dtype)
 
 
-def rounding(operands=keep, weights=keep, dv_weights=keep, ds=keep):
+def rounding(operands=keep, weights=keep, dv_weights=keep, ds=keep, delta=keep):
     """Attention in torch that rounds what enters each product."""
 
     class Rounded(torch.autograd.Function):
@@ -86,7 +86,7 @@ def rounding(operands=keep, weights=keep, dv_weights=keep, ds=keep):
         def backward(ctx, do):
             q, k, v, p = ctx.saved_tensors
             dp = operands(do) @ v.mT
-            dx = ds(p * (dp - (p * dp).sum(-1, keepdim=True))) * q.shape[-1] ** -0.5
+            dx = ds(p * (dp - delta((p * dp).sum(-1, keepdim=True)))) * q.shape[-1] ** -0.5
             return dx @ k, dx.mT @ q, dv_weights(p).mT @ operands(do)
 
     return lambda q, k, v: Rounded.apply(q, k, v)
@@ -119,6 +119,13 @@ def test_what_is_rounded_is_told_from_the_size_of_the_errors(f, text):
     trial.gradients = frozenset(GRADIENTS)
     (found,) = precision_candidates(trial)
     assert found.text == text
+
+
+def test_roundings_of_no_factor_of_a_product_are_no_format():
+    """With δ alone rounded dq and dk are wrong by as much, but neither o nor dv."""
+    trial = trial_of(rounding(delta=to_bfloat16), features=(), framework="torch")
+    trial.gradients = frozenset(GRADIENTS)
+    assert not list(precision_candidates(trial))
 
 
 def test_a_format_is_told_where_exp_alone_is_rounded():

@@ -34,6 +34,7 @@ def test_suspicion_is_explained_by_what_gives_its_errors():
     exact = evidence.exact["o"]
     assert evidence.reproduces("o", [(exact * GAIN).astype(np.float32)])
     assert not evidence.reproduces("o", [exact.astype(np.float32)])
+    assert not evidence.reproduces("o", [exact[..., 0]])  # as lse in the place of o has
 
 
 def test_errors_larger_than_the_tolerance_are_not_hidden_by_it():

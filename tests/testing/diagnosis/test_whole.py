@@ -205,3 +205,31 @@ def test_a_convention_that_a_right_result_refutes_is_none():
     cause = only_cause(trial, fail(trial, ["causal"]))
     assert cause.conventions is None
     assert cause.step == "visible"
+
+
+def gradients_of_exchanged(dout, q, k, v):
+    """Gradients of what was used as k and v, in this order."""
+    return gradients(dout, q, *((v, k) if k.shape == v.shape else (k, v)))
+
+
+def back_from_exchanged(dout, q, k, v):
+    """Gradients as autograd gives them: of each argument, whatever it was used as."""
+    dq, dv, dk = gradients_of_exchanged(dout, q, k, v)
+    return (dq, dk, dv) if k.shape == v.shape else (dq, dv, dk)
+
+
+@pytest.mark.parametrize("backward", [None, back_from_exchanged, gradients_of_exchanged])
+def test_keys_and_values_that_are_exchanged_are_named(backward):
+    def f(q, k, v):
+        return attend(q, v, k) if k.shape == v.shape else attend(q, k, v)
+
+    trial = trial_of(f, backward)
+    cause = only_cause(trial, fail(trial, ["equal widths"]))
+    assert cause.text == "k and v are exchanged where their shapes are equal, D = E"
+    assert (cause.step, cause.where, cause.name) == ("s", "D = E", "k and v exchanged")
+
+
+def test_queries_and_keys_that_are_exchanged_are_named():
+    trial = trial_of(lambda q, k, v: attend(k, q, v) if k.shape == q.shape else attend(q, k, v))
+    cause = only_cause(trial, fail(trial, ["square"]))
+    assert (cause.step, cause.where) == ("s", "T = S and H = K")

@@ -58,7 +58,7 @@ WRONG = {
 def test_mutant_of_the_rule_fails(rule, seed):
     name, message = WRONG[rule]
     error = violation(trial_of(Mutant(name)), rule, seed)
-    assert str(error).startswith(message)
+    assert str(error).startswith(f"results are wrong {message}")
     assert error.kind == "calls"
     assert error.ratio > 1
 
@@ -191,7 +191,7 @@ def test_script_repeats_the_experiment(gradients, capsys):
     cotangents = error.cotangents if gradients else None
     show("aliased-inputs", trial.implementation, error.problem, cotangents, Conventions(),
          Rounding.eager())  # fmt: skip
-    assert capsys.readouterr().out.startswith("WRONG where v is k:\no[")
+    assert capsys.readouterr().out.startswith("WRONG results are wrong where v is k:\no[")
     show("outputs-kept", trial.implementation, error.problem, cotangents, Conventions(),
          Rounding.eager())  # fmt: skip
     assert capsys.readouterr().out.startswith("ok ")
