@@ -88,6 +88,7 @@ def test_one_cause_has_the_step_and_a_place_that_is_true(name, only, step, where
 MISREAD = {
     "bias-minus-inf-lost": "p",  # visible
     "empty-row-unwritten": "p",  # o
+    "keys-and-values-exchanged": "o",  # s
     "sink-scaled": "lse",  # p
     "sink-of-first-head": "lse",  # p
     "sinks-ignored": "lse",  # p
