@@ -58,7 +58,7 @@ html_context = {
 {%- elif pagename.startswith("rules/") %}npattn/testing/rules
 {%- elif pagename.startswith("lessons_built/index") %}docs/lessons/GALLERY_HEADER.rst
 {%- elif pagename.startswith("lessons_built/") %}docs/lessons/{{ pagename[14:] }}.py
-{%- else %}docs/{{ file_name }}{% endif %}""",
+{%- else %}docs/{{ file_name }}{% endif %}"""
 }
 html_css_files = ["site.css"]
 html_show_sourcelink = False

@@ -34,11 +34,7 @@ for D in (4, 16, 64, 256):
 
 H, D, T = 8, 64, 6
 q, k, v = rng.standard_normal((3, T, D))
-scales = {
-    "1 (none)": 1.0,
-    "1/√D": 1 / np.sqrt(D),
-    "1/√(H·D)": 1 / np.sqrt(H * D),
-}
+scales = {"1 (none)": 1.0, "1/√D": 1 / np.sqrt(D), "1/√(H·D)": 1 / np.sqrt(H * D)}
 figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
 for ax, (name, scale) in zip(axes, scales.items(), strict=True):
     plot.head(npattn.forward(q, k, v, scale=scale).weights, ax=ax, title=f"scale {name}")

@@ -146,8 +146,7 @@ NAMES: dict[str, Names] = {
         "leave it out: k and v with fewer heads than q are shared without a flag", ("enable_gqa",)
     ),
     "no dropout": Names(
-        "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=",
-        ("dropout_p",),
+        "nothing here is random: pass dropout_mask= (True = keep) and dropout_rate=", ("dropout_p",)
     ),
     "no effect": Names(),
     "module": Names("leave it out: attention is a function here", ("module",)),

@@ -50,12 +50,7 @@ def trial_of(
     framework="numpy",
 ):
     implementation = Implementation(
-        forward,
-        backward=backward,
-        features=features,
-        framework=framework,
-        name="f",
-        layout=layout,
+        forward, backward=backward, features=features, framework=framework, name="f", layout=layout
     )
     return Trial(
         implementation,

@@ -157,17 +157,9 @@ def test_amount_of_wrong_functions(name, text):
             {"T": 67, "S": 71, "causal": True},
             "the mask is of query t − 32",
         ),
-        (
-            {"results": one_result(0, lambda o, c: np.roll(o, 1, -2))},
-            {"T": 2},
-            "of another row",
-        ),
+        ({"results": one_result(0, lambda o, c: np.roll(o, 1, -2))}, {"T": 2}, "of another row"),
         ({"delta": after(one_later)}, {"T": 29}, "δ of row t − 1"),
-        (
-            {"product": with_inputs(q=lambda c: one_later(c.q))},
-            {"T": 29},
-            "of row t − 1",
-        ),
+        ({"product": with_inputs(q=lambda c: one_later(c.q))}, {"T": 29}, "of row t − 1"),
     ],
     ids=["rows of 96", "mask of a tile", "o of a query", "δ of a query", "q of a query"],
 )

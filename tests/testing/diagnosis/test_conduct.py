@@ -115,8 +115,7 @@ def test_a_sum_of_earlier_calls_is_state():
 
 
 @pytest.mark.parametrize(
-    ("levels", "named"),
-    [(("values", "non-finite"), "dq"), (("non-finite",), "o")],
+    ("levels", "named"), [(("values", "non-finite"), "dq"), (("non-finite",), "o")]
 )
 def test_the_rest_names_results_of_what_is_required(levels, named):
     rules = {"values": "agreement-dq", "non-finite": "hidden-nan-k"}

@@ -41,17 +41,9 @@ AS_LARGE = "the errors of {} are as large as rounding {} to {} makes them"
 @pytest.mark.parametrize(
     ("computed", "dtype", "text"),
     [
-        (
-            "float32",
-            "float64",
-            "the errors of o are as large as computing in float32 makes them",
-        ),
+        ("float32", "float64", "the errors of o are as large as computing in float32 makes them"),
         ("bfloat16", "float64", AS_LARGE.format("o", "the weights", "bfloat16")),
-        (
-            "bfloat16",
-            "float32",
-            "the errors of o are as large as computing in bfloat16 makes them",
-        ),
+        ("bfloat16", "float32", "the errors of o are as large as computing in bfloat16 makes them"),
     ],
 )
 def test_a_softmax_in_a_narrower_format_is_named(computed, dtype, text):

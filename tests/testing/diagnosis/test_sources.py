@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.sources import (
-    differs_from_own,
-    head_source,
-    mask_source,
-    source_of,
-)
+from npattn.testing.diagnosis.sources import differs_from_own, head_source, mask_source, source_of
 from tests.testing.diagnosis.failures import attend, trial_of
 
 
