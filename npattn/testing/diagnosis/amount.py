@@ -397,8 +397,7 @@ def _nan(faults: Faults, points: Sequence[Point]) -> str:
     name = fault.quantity.name
     if not fault.form:
         return f"{name} is finite where it must be NaN"
-    inputs = (x for x in (faults[0][1].q, faults[0][1].k, faults[0][1].v))
-    beyond = "" if all(np.isfinite(x).all() for x in inputs) else " where no such input reaches it"
+    beyond = " where no such input reaches it" if fault.facts["of_inputs"] else ""
     return f"{'a gradient' if fault.backward else name} is NaN or infinite{beyond}"
 
 

@@ -543,7 +543,8 @@ def _same(one: Fault, other: Fault) -> bool:
 
 
 def _same_step(one: Fault, other: Fault) -> bool:
-    return (one.step, one.backward) == (other.step, other.backward)
+    same = (one.step, one.backward) == (other.step, other.backward)
+    return same and one.facts.get("of_inputs") == other.facts.get("of_inputs")
 
 
 def _is_alike(one: Cause, other: Cause) -> bool:

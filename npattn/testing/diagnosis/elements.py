@@ -161,8 +161,8 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     Where the amount names a source, it is wrong where that is not the right one. `asked` says on
     which problems it fails, None if that could not be asked.
     """
-    if fault.step == "nan" and (inputs := _say_inputs(points[0].evidence, fault)):
-        return inputs
+    if fault.facts.get("of_inputs"):
+        return _say_inputs(points[0].evidence, fault)
     source = amount if fault.step == "visible" and amount not in SEEN else ""
     tells = [p for p in points if p.fault or asked is None or asked.near.tells(p.evidence)]
     told = [(p, s) for p in tells if (s := sample_of(p, fault)) is not None]
@@ -192,12 +192,10 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
 
 
 def _say_inputs(evidence: Evidence, fault: Fault) -> str:
-    """Return "contents" if inputs are not finite, and which keys if others reach no wrong row."""
+    """Return whether what is not finite is hidden from all that is wrong, or is "contents"."""
     problem = evidence.problem
     arrays = (problem.q, problem.k, problem.v)
     bad_q, bad_k, bad_v = (~np.isfinite(np.asarray(x, np.float64)).all(-1) for x in arrays)
-    if not any(bad.any() for bad in (bad_q, bad_k, bad_v)):
-        return ""
     visible = visible_keys(evidence.trial, problem)  # (..., H, T, S)
     if fault.axes[:3] == "bht":
         rows = fault.wrong.any(tuple(range(3, fault.wrong.ndim)))

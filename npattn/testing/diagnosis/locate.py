@@ -177,6 +177,9 @@ def _whole(step: str, evidence: Evidence, name: str, form: str = "") -> Fault:
 
 def _nan(evidence: Evidence) -> Fault | None:
     """Return the fault of results that are NaN or infinite where the exact ones are finite."""
+    problem = evidence.problem
+    inputs = (np.asarray(x, np.float64) for x in (problem.q, problem.k, problem.v))
+    facts = {"of_inputs": not all(np.isfinite(x).all() for x in inputs)}
     for name in evidence.wrong:
         q = result(evidence, name)
         bad = ~np.isfinite(q.got) & np.isfinite(q.want)
@@ -185,7 +188,8 @@ def _nan(evidence: Evidence) -> Fault | None:
             bad &= np.isnan(q.got)
         others = q.wrong & ~bad & ~lost
         if (bad | lost).any() and others.sum() <= (bad | lost).sum() / 4:
-            return Fault("nan", q, bad | lost, q.known, name[0] == "d", "nan" if bad.any() else "")
+            form = "nan" if bad.any() else ""
+            return Fault("nan", q, bad | lost, q.known, name[0] == "d", form, facts)
         if others.any():
             return None
     return None

@@ -193,7 +193,7 @@ def test_more_than_two_conditions_on_elements_are_no_place(count, said, monkeypa
     atoms = tuple(SimpleNamespace(text=str(n)) for n in range(count))
     monkeypatch.setattr(elements, "_learn", lambda *_: Where("t ≥ 3", 0.0, atoms))
     monkeypatch.setattr(elements, "_is_of_one_length", lambda *_: False)
-    fault = SimpleNamespace(axes="", step="s")
+    fault = SimpleNamespace(axes="", step="s", facts={})
     assert elements.say_where([], fault, None, "") == said
 
 
