@@ -329,10 +329,15 @@ class _Diagnosis:
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             amount = describe([p for p in points if p.fault is not None and _same(p.fault, fault)])
+            reached = _reach(fault.step)
+            right = [p.recipe for p in points if not reached & {*p.evidence.wrong}]
             asked = places.get(amount) if fault.step in GRADIENTS else None
-            # Which sizes round too far is chance, and no place.
-            if fault.step != "precision" and not (asked and asked.fails_on(first.recipe)):
-                near = neighbours_of_fault(first, points[0], fault, amount)
+            if asked is not None and (
+                any(map(asked.fails_on, right)) or not asked.fails_on(first.recipe)
+            ):
+                asked = None  # it is of another gradient, whose place is another
+            if asked is None and fault.step != "precision":  # which sizes round too far is chance
+                near = neighbours_of_fault(first, points[0], fault, amount, reached)
                 budget = PLACES[min(len(found), 1)]
                 asked = None if near is None else Asked.of(near, points, *budget)
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]

@@ -8,7 +8,7 @@ nothing does, nothing is told.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,9 +54,12 @@ ATOM = 0.02
 
 
 def neighbours_of_fault(
-    evidence: Evidence, point: Point, fault: Fault, amount: str
+    evidence: Evidence, point: Point, fault: Fault, amount: str, results: Set[str]
 ) -> Neighbours | None:
-    """Return the problems around a failing one; what could not show the fault tells nothing."""
+    """Return the problems around a failing one; what could not show the fault tells nothing.
+
+    `results` are those that the fault may make wrong; others are of another one.
+    """
     outcome = evidence.outcome
     if outcome is None or point.fault is None:
         return None
@@ -83,7 +86,7 @@ def neighbours_of_fault(
         return bool(could or trial.visible(problem).all())
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
-    names = frozenset(point.evidence.wrong)
+    names = frozenset(point.evidence.wrong) & results or frozenset(point.evidence.wrong)
     weights = evidence.cotangents.dweights is not None
     near = replace(near, trial=trial, base=point.recipe, names=names, weights=weights, tells=tells)
     for sizes in ROWS if near.is_chancy else ():
@@ -123,7 +126,9 @@ class Asked:
     ) -> Asked | None:
         """Ask for the place around a failing problem; None if that is right now."""
         told = [
-            (p.recipe, p.fault is not None) for p in points if p.fault or near.tells(p.evidence)
+            (p.recipe, bool(near.names & {*p.evidence.wrong}))
+            for p in points
+            if p.fault or near.tells(p.evidence)
         ]
         place = near.place(questions, seconds, told)
         if place is None:

@@ -132,7 +132,7 @@ def test_a_fault_of_few_rows_is_asked_with_many():
         rule="agreement-o", sampled=point.recipe, kind="value", recipe="", view="contiguous"
     )
     near = elements.neighbours_of_fault(
-        replace(point.evidence, outcome=outcome), point, point.fault, ""
+        replace(point.evidence, outcome=outcome), point, point.fault, "", {"o"}
     )
     assert (near.base.T, near.is_chancy) == (64, False)
     asked = Asked.of(near, [point], 120, 60.0)
@@ -269,6 +269,21 @@ def test_values_left_out_have_their_keys_and_the_condition_of_their_problems():
     assert (cause.step, cause.where) == ("o", "s = S − 1 and S % 16 ≠ 0")
     assert cause.amount == "the values of visible keys are left out"
     assert cause.reading is not None
+
+
+def test_another_gradient_that_is_wrong_is_of_no_condition():
+    """dk is wrong on every problem, dv on those of more than 16 keys."""
+
+    def backward(dout, q, k, v, *, out, lse):
+        grads = npattn.backward(npattn.forward(q, k, v), dout)
+        many = k.shape[-2] > 16
+        return tuple(
+            x.astype(q.dtype) for x in (grads.q, 2 * grads.k, grads.v * (2 if many else 1))
+        )
+
+    trial = trial_of(attend, backward)
+    found = {c.step: c for c in diagnose(trial, fail(trial, ["longest", "plain"]))}
+    assert (found["dk"].where, found["dv"].where) == ("S > 1", "S > 16")
 
 
 def test_masks_that_samples_share_do_not_refute_whose_mask_it_is():

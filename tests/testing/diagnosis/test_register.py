@@ -64,6 +64,7 @@ def test_most_recipes_show_the_declared_step(group):
     [
         ("mask-after-softmax", "agreement-o", "p", "window or mask or causal"),
         ("window-replaces-mask", "convex-hull", "visible", "mask and window"),
+        ("mask-of-last-query", "agreement-o", "visible", "t ≠ T − 1 and mask"),
         ("dweights-dropped", "agreement-dq", "dp", "dweights and dropout"),
         ("empty-row-takes-dlse", "empty-row", "dq", ""),
         ("weights-without-sink", "agreement-weights", "p", "sinks and weights"),
