@@ -25,7 +25,7 @@ def relu_backward(dout, q, k, v):
     dv = (f @ g.swapaxes(-1, -2)).swapaxes(-1, -2) @ dout * scale
     return dw @ g * (q > 0), dw.swapaxes(-1, -2) @ f * (k > 0), dv
 
-def unweighted(q, k, v):
+def attend_unweighted(q, k, v):
     wide = [x.astype(np.float32) for x in (q, k, v)]
     return (wide[0] @ wide[1].swapaxes(-1, -2) @ wide[2] / np.sqrt(q.shape[-1])).astype(q.dtype)
 
@@ -81,7 +81,7 @@ def test_wrong_kernel_fails_and_its_script_shows_it(kernels, tmp_path, monkeypat
 
 def test_a_result_that_could_be_doubled_unseen_has_no_verdict(kernels):
     values = ("feature_map=identity", "normalise=false", "G=1", "T=7", "S=70", "D=64")
-    words = [f"{kernels}:unweighted", "--dtype", "bfloat16", "--examples", "3"]
+    words = [f"{kernels}:attend_unweighted", "--dtype", "bfloat16", "--examples", "3"]
     words += [word for value in values for word in ("--value", value)]
     result = run("linear", *words)
     assert result.exit_code == 2

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.zoo.correct.register import correct
-from benchmarks.zoo.correct.signature import imported
+from benchmarks.zoo.correct.signature import import_on_call
 from benchmarks.zoo.correct.torch import NAN
 from npattn.problem.arrays import Array
 from npattn.profiles import PROFILES
@@ -46,7 +46,7 @@ correct("onnx.reference", "The operator Attention of ONNX by its reference evalu
         dtypes=("float32",), conventions=PROFILES["onnx"].conventions, needs="onnx",
         breaks=NAN)  # fmt: skip
 correct("onnxruntime", "The operator Attention of ONNX by ONNX Runtime, on the CPU.",
-        imported("npattn.testing.targets.onnxruntime", "attention", "causal", "bias", "scale",
+        import_on_call("npattn.testing.targets.onnxruntime", "attention", "causal", "bias", "scale",
                  "softcap", "return_weights"),
         dtypes=("float32", "float16"), conventions=PROFILES["onnx"].conventions,
         needs="onnxruntime", breaks=(*NAN, "hidden-finite"))  # fmt: skip

@@ -27,12 +27,12 @@ def with_options(*names: str) -> Callable[[Function], Function]:
         ]
 
         @functools.wraps(f)
-        def signed(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             return f(*args, **kwargs)
 
         signature = inspect.Signature([*positional, *options, *keywords])
-        signed.__signature__ = signature  # type: ignore[attr-defined]
-        return signed  # type: ignore[return-value]
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
 
     return sign
 
@@ -41,7 +41,7 @@ def with_every_option(*without: str) -> Callable[[Function], Function]:
     return with_options(*(name for name in OPTIONS if name not in without))
 
 
-def imported(module: str, name: str, *options: str) -> Callable[..., Any]:
+def import_on_call(module: str, name: str, *options: str) -> Callable[..., Any]:
     """Return a function of a module, imported on the first call, with these options alone."""
 
     @with_options(*options)

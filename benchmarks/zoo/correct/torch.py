@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.zoo.correct.register import STORES_PRODUCTS, correct
-from benchmarks.zoo.correct.signature import imported
+from benchmarks.zoo.correct.signature import import_on_call
 from npattn.profiles import PROFILES
 from npattn.testing.cases.recipe import Recipe
 
@@ -114,8 +114,8 @@ correct("torch, through the maximum",
         **(TORCH | {"breaks": (*NAN, *STORES_PRODUCTS)}))  # fmt: skip
 correct("torch.sdpa-math",
         "torch.nn.functional.scaled_dot_product_attention with its MATH backend.",
-        imported(TARGETS, "sdpa_math", "causal", "bias", "scale"), conventions=TOP_LEFT,
+        import_on_call(TARGETS, "sdpa_math", "causal", "bias", "scale"), conventions=TOP_LEFT,
         **TORCH)  # fmt: skip
 correct("torch.sdpa", "The same with the backend chosen here; causal with a scale ≤ 0 is wrong.",
-        imported(TARGETS, "sdpa", "causal", "bias"), conventions=TOP_LEFT, errs_on=_errs_on,
+        import_on_call(TARGETS, "sdpa", "causal", "bias"), conventions=TOP_LEFT, errs_on=_errs_on,
         **(TORCH | {"breaks": (*NAN, "nan-query")}))  # fmt: skip

@@ -247,7 +247,7 @@ def test_an_lse_of_another_row_has_its_source():
 
 @pytest.mark.parametrize(("read", "text"), [(5, "the terms of some queries are × 2"), (2, "× 2")])
 def test_terms_of_some_queries_are_not_the_whole_gradient(read, text):
-    """What was not read, and a row of one key whose dS is 0, are not right for that."""
+    """Elements that were not read, and a row of one key whose dS is 0, are not said to be right."""
     want = np.ones((1, 2, 7, 3)) * (np.arange(7) < 6)[:, None]
     known = (np.arange(7) < read)[:, None] & np.ones(want.shape, bool)
     wrong = (np.arange(7) < 2)[:, None] & np.ones(want.shape, bool)

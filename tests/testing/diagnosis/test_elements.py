@@ -140,7 +140,7 @@ def test_a_fault_of_few_rows_is_asked_with_many():
 
 
 def test_a_window_that_hides_the_keys_of_a_fault_is_no_condition_of_it(monkeypatch):
-    """Of more than 32 keys the first have other values, which a window of 24 does not see."""
+    """The first of more than 32 keys have other values, which a window of 24 does not see."""
 
     def other_values(up, *arrays, **options):
         c = up(*arrays, **options)
@@ -155,13 +155,13 @@ def test_a_window_that_hides_the_keys_of_a_fault_is_no_condition_of_it(monkeypat
 
 
 def test_a_place_that_one_failing_problem_refutes_is_not_said():
-    """Of many short problems t ≥ 1 holds; in a long one t = 7 is right."""
+    """t ≥ 1 holds in many short problems; in a long one t = 7 is right."""
 
     def point(T):
         recipe = replace(LONG, T=T)
         return try_recipe(trial_of(lambda q, k, v: attend(q, k, v)), recipe)
 
-    def told(T):
+    def point_and_sample(T):
         p = point(T)
         wrong = np.broadcast_to((np.arange(T) % 7 > 0)[:, None], p.evidence.exact["o"].shape)
         sizes = {x: p.evidence.problem.lead[0] if x == "B" else 2 for x in "BHKG"}
@@ -169,10 +169,10 @@ def test_a_place_that_one_failing_problem_refutes_is_not_said():
         empty = np.zeros(wrong.shape[:3], bool)
         return p, Sample(sizes, frozenset(), "bhte", wrong, wrong | True, empty)
 
-    short = [told(T) for T in range(2, 8)]
+    short = [point_and_sample(T) for T in range(2, 8)]
     fault = SimpleNamespace(axes="bhte", step="o", form="")
     assert elements._learn(short, fault, False).text == "t ≥ 1"
-    assert elements._learn([*short * 8, told(37)], fault, False).text == "everywhere"
+    assert elements._learn([*short * 8, point_and_sample(37)], fault, False).text == "everywhere"
 
 
 def test_what_two_causes_make_wrong_together_is_explained():

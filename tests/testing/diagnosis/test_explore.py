@@ -46,7 +46,7 @@ def test_rows_of_one_number_are_enlarged_as_the_space_allows(structure, sizes, w
 
 
 def test_several_tiles_are_among_the_first_problems():
-    """Of short sequences, "t % 16 ≠ 0" and "t ≥ 1" are one."""
+    """Short sequences do not tell "t % 16 ≠ 0" from "t ≥ 1"."""
     first = [*around(trial(), BASE)][:12]
     assert {(r.T, r.S) for r in first} >= {(61, 5), (3, 61), (109, 5)}
 

@@ -76,7 +76,7 @@ def test_most_recipes_show_the_declared_step(group):
     ],
 )
 def test_one_cause_has_the_step_and_a_place_that_is_true(name, only, step, where, monkeypatch):
-    """What hides nothing, or is asked without what comes back, refutes no place."""
+    """A problem that hides nothing, or lacks the gradient of a result, refutes no place."""
     monkeypatch.setattr(asking, "SLACK", 100.0)
     mistake = MISTAKES[name]
     report = npattn.testing.check(

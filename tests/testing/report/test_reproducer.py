@@ -190,7 +190,7 @@ def test_a_wrong_value_prints_wrong(mine, by):
     assert "o float32" in shown
 
 
-def shown(*case, marks=(), like=None, asked=None, has=()):
+def case_of(*case, marks=(), like=None, asked=None, has=()):
     """A function of that file, the rule that it breaks, and what its script has and prints."""
     function, rule, *prints = case
     given = function, like or {}, rule, asked or {}, has, prints
@@ -207,35 +207,35 @@ thorough = pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "like", "rule", "asked", "has", "prints"),
     [
-        shown("adds_mask", "hidden-finite", "WRONG o becomes NaN", marks=thorough,
+        case_of("adds_mask", "hidden-finite", "WRONG o becomes NaN", marks=thorough,
               asked={"dtypes": ("float16",)}),
-        shown("doubled", "agreement-o", "WRONG o[", asked={"rounding": OWN},
+        case_of("doubled", "agreement-o", "WRONG o[", asked={"rounding": OWN},
               has=["Integers(largest=127, q_rows=3, k_rows=None, centred=True)"]),
-        *(shown("doubled", "agreement-o", f"o {dtype}", "WRONG o[", asked={"dtypes": (dtype,)},
+        *(case_of("doubled", "agreement-o", f"o {dtype}", "WRONG o[", asked={"dtypes": (dtype,)},
                 has=[dtype]) for dtype in ("bfloat16", "float16", "float8_e4m3fn")),
-        shown("doubled", "agreement-o", "WRONG o[", asked={"conventions": NUMBERS}),
-        shown("doubled", "agreement-o", "o float32", like={"layout": "BTHD"},
+        case_of("doubled", "agreement-o", "WRONG o[", asked={"conventions": NUMBERS}),
+        case_of("doubled", "agreement-o", "o float32", like={"layout": "BTHD"},
               has=["layout='BTHD'"]),
-        shown("half", "agreement-o", "WRONG o[", marks=thorough,
+        case_of("half", "agreement-o", "WRONG o[", marks=thorough,
               like={"rename": {"is_causal": "causal"}},
               asked={"conventions": Conventions(causal="top_left")},
               has=["rename={'is_causal': 'causal'}",
                    "conventions = npattn.Conventions(causal='top_left')"]),
-        shown("wrong_gradient", "agreement-dq", "WRONG dq[", "ok    o[", marks=thorough,
+        case_of("wrong_gradient", "agreement-dq", "WRONG dq[", "ok    o[", marks=thorough,
               like={"backward": "wrong_gradient_backward"}),
-        shown("in_place", "inputs-unchanged", "q WAS WRITTEN TO", "k unchanged", marks=thorough),
-        shown("drifting", "repeatable", "o DIFFERS BETWEEN TWO CALLS"),
-        shown("no_score_mod", "agreement-o", "WRONG o[", marks=thorough, has=["SCORE_MODS"]),
-        shown("leaks", "hidden-nan-v", "WRONG o["),
-        shown("leaks", "empty-row", "WRONG o[", marks=thorough),
-        shown("no_view", "structure", "WRONG o["),
-        shown("plan_of_first_strides", "after-other-strides", "WRONG o[", marks=thorough,
+        case_of("in_place", "inputs-unchanged", "q WAS WRITTEN TO", "k unchanged", marks=thorough),
+        case_of("drifting", "repeatable", "o DIFFERS BETWEEN TWO CALLS"),
+        case_of("no_score_mod", "agreement-o", "WRONG o[", marks=thorough, has=["SCORE_MODS"]),
+        case_of("leaks", "hidden-nan-v", "WRONG o["),
+        case_of("leaks", "empty-row", "WRONG o[", marks=thorough),
+        case_of("no_view", "structure", "WRONG o["),
+        case_of("plan_of_first_strides", "after-other-strides", "WRONG o[", marks=thorough,
               has=["before = npattn.Problem("]),
-        shown("with_lse", "after-other-dtype", "WRONG d", marks=thorough,
+        case_of("with_lse", "after-other-dtype", "WRONG d", marks=thorough,
               like={"backward": "plan_of_first_dtype"}),
-        shown("other_bits", "after-other-dtype", "WRONG o has other bits the second time",
+        case_of("other_bits", "after-other-dtype", "WRONG o has other bits the second time",
               asked={"dtypes": ("float32",), "sizes": {"T": (5,)}}),
-        shown("widened", "shape-dtype", "o float64"),
+        case_of("widened", "shape-dtype", "o float64"),
     ],
 )  # fmt: skip
 def test_script_shows_the_failure(mine, function, like, rule, asked, has, prints):
