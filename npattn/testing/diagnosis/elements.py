@@ -34,7 +34,7 @@ from npattn.testing.diagnosis.explore import (
     sample_of,
 )
 from npattn.testing.diagnosis.locate import Fault, visible_keys
-from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, LENGTH, Sample, Where, learn
+from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, LENGTH, Sample, Table, Where, learn
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
@@ -288,12 +288,25 @@ def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -
         whole = [s if dropped else narrow(s, p, fault) for p, s in tried]
         own = [s.reduce(axes - dropped) for s in whole]
         place = learn(own)
-        if place is None or any(place.errors_on([s]) > REFUTED for s in own if s.wrong.any()):
+        if place is None or place.errors > CONFIRMED:
             continue
-        if place.errors <= CONFIRMED:
-            margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
-            found.append((margin + place.errors + ATOM * len(place.atoms), place))
+        if any(_is_refuted(place, s) for s in own):
+            break  # what fewer axes say would claim more than the elements show
+        margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
+        found.append((margin + place.errors + ATOM * len(place.atoms), place))
     return min(found, key=lambda x: x[0])[1] if found else None
+
+
+def _is_refuted(place: Where, sample: Sample) -> bool:
+    """Return True if one problem is against a place that others made likely.
+
+    One element that is right where it holds may be so by chance.
+    """
+    table = Table([sample])
+    holds = place.holds(table)
+    missed, right = (table.y & ~holds).sum(), (holds & ~table.y).sum()
+    wrong = table.y.sum()
+    return bool(wrong and (missed > REFUTED * wrong or right > max(1, REFUTED * holds.sum())))
 
 
 def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:

@@ -69,14 +69,19 @@ class Where(NamedTuple):
     errors: float  # share of elements on which it is mistaken, wrong ones and others weighed alike
     atoms: tuple[Atom, ...]
 
+    def holds(self, table: Table) -> Array:
+        """Return the elements of a table for which it holds."""
+        holds = np.ones(len(table.y), bool)
+        for atom in self.atoms:
+            holds = holds & atom.holds(table)
+        return holds
+
     def errors_on(self, samples: Sequence[Sample]) -> float:
         """Return the share of elements of other problems on which it is mistaken."""
         table = Table(samples)
         if not len(table.y):
             return 0.0
-        holds = np.ones(len(table.y), bool)
-        for atom in self.atoms:
-            holds = holds & atom.holds(table)
+        holds = self.holds(table)
         total = float(table.weight.sum())
         return float(table.weight[holds != table.y].sum()) / total if total else 0.0
 
