@@ -263,13 +263,21 @@ def sample_of(point: Point, like: Fault) -> Sample | None:
 
 
 def narrow(elements: Sample, point: Point, like: Fault) -> Sample:
-    """Return the elements that a wrong mask can show in: hidden keys with weight, or seen ones."""
-    hides = HIDING & {*options_on(point.recipe)}
-    if like.step != "visible" or like.form not in ("extra", "zeros") or not hides:
+    """Return the elements that a wrong mask can show in, if a problem hides any keys."""
+    if like.step != "visible" or not HIDING & {*options_on(point.recipe)}:
         return elements
     visible = visible_keys(point.evidence.trial, point.evidence.problem)
-    visible = visible.reshape(elements.known.shape)
-    return replace(elements, known=elements.known & (visible ^ (like.form == "extra")))
+    shows = shown_in(visible.reshape(elements.known.shape), like)
+    return replace(elements, known=elements.known & shows)
+
+
+def shown_in(visible: Array, fault: Fault) -> Array:
+    """Return the keys in which a wrong mask shows: visible ones, hidden ones with weight, or all.
+
+    `visible` are the keys that a row must see.
+    """
+    kinds = fault.facts.get("kinds", ())
+    return np.asarray(visible ^ ("extra" in kinds)) if len(kinds) < 2 else visible | True
 
 
 def sample(

@@ -298,7 +298,7 @@ def weights_fault(
         rows = empty[..., None] & np.ones(want.shape, bool)
         own: dict[str, Any] = {"where": "rows that see no key"}
         return Fault("p", p, rows, known, backward, "empty rows", own)
-    whole = (lost == clear).all(-1) & clear.any(-1)  # rows that are all zeros
+    whole = (lost == clear).all(-1) & clear.any(-1) & ~extra.any(-1)  # rows that are all zeros
     risen = (above & visible & ~dropped).any(-1)  # a weight below all floats has become one
     if risen.any() and not extra.any():
         with np.errstate(all="ignore"):

@@ -315,3 +315,30 @@ def test_a_row_that_sees_no_key_takes_hidden_ones_by_a_wrong_mask(monkeypatch):
     cause = only_cause(trial, fail(trial, ["mask", "empty rows"]))
     assert cause.step == "visible"
     assert "hidden keys take weight" in cause.amount
+
+
+def test_a_window_that_is_taken_with_causal_alone_has_its_place(monkeypatch):
+    """A ring that has the last keys already; row t sees its first t + 1 slots."""
+
+    def ring(q, k, v, causal=False, window=None):
+        if window is None:
+            return attend(q, k, v, causal=causal)
+        left, right = window
+        if not causal or left is None or right not in (None, 0):
+            raise TypeError("a window ends at the own key, and has a size")
+        T, S = q.shape[-2], k.shape[-2]
+        t, s = np.arange(T)[:, None], np.arange(S)
+        last = s + left + 1 - S
+        sees = (s <= t + S - T) & (s >= t + S - T - left)
+        if T == S > left + 1:
+            sees[:-1] = (last >= 0) & (last <= t[:-1])
+        return npattn.attention(q, k, v, mask=sees).astype(q.dtype)
+
+    for n in (5, 7):
+        own = replace(LONG, T=n, S=n, causal=True, window=(1, 0))
+        monkeypatch.setitem(RECIPES, str(n), own)
+    trial = trial_of(ring, features=("causal", "window"))
+    cause = only_cause(trial, fail(trial, ["5", "7"]))
+    assert cause.step == "visible"
+    assert cause.amount == "hidden keys take weight, and visible keys have none"
+    assert cause.where == "t < T − 1 and window and T = S"

@@ -14,7 +14,7 @@ from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.evidence import observe
-from npattn.testing.diagnosis.explore import Point
+from npattn.testing.diagnosis.explore import Point, narrow, sample_of
 from npattn.testing.diagnosis.locate import locate, result, weights_fault
 from npattn.testing.diagnosis.precision import _rounds_alike as rounds_alike
 from npattn.testing.diagnosis.read import Reader
@@ -486,3 +486,20 @@ def test_rows_of_two_keys_tell_a_factor_of_the_bias():
     assert fault.facts["bias"] == pytest.approx(np.log(2) - 1, rel=1e-3)
     one = locate(evidence_of(trial, replace(BASE, lead=(1,), H=1, K=1, T=1, S=2, bias="full")))
     assert (one.step, one.form) != ("s", "bias")  # of one ratio, any one number is the cause
+
+
+def test_rows_that_see_one_other_key_lost_their_own_and_both_sides_tell():
+    def last_alone(q, k, v, mask):
+        last = np.arange(k.shape[-2]) == k.shape[-2] - 1
+        return npattn.attention(q, k, v, mask=mask & False | last).astype(q.dtype)
+
+    base = evidence_of(trial_of(attend), replace(BASE, S=3))
+    visible = np.tri(BASE.T, 3, 3 - BASE.T, dtype=bool)
+    visible[:2, 0] = True
+    problem = base.problem.replace(mask=visible)
+    evidence = observe(trial_of(last_alone), problem, base.cotangents)
+    point = Point(replace(BASE, S=3, mask="full"), evidence, locate(evidence))
+    fault = point.fault
+    assert (fault.step, fault.facts["kinds"]) == ("visible", ["extra", "zeros"])
+    assert (fault.wrong == (visible != (np.arange(3) == 2))).all()
+    assert narrow(sample_of(point, fault), point, fault).known.all()
