@@ -430,11 +430,12 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
 
 
 def _is_of_some_rows(fault: Fault) -> bool:
-    """Return True if some rows of P or dS are right."""
+    """Return True if some rows of P or dS are right in heads where others are wrong."""
     if fault.axes != "bhts":
         return False
     could_be = fault.known & (fault.quantity.want != 0)
     wrong, tells = (np.asarray(x.any(-1)) for x in (fault.wrong, could_be))
+    tells &= wrong.any(-1, keepdims=True)
     return bool(wrong[tells].mean() < AGREED)
 
 
