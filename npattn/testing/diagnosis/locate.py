@@ -348,6 +348,8 @@ def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
     problem = evidence.problem
     if problem.bias_array is None or problem.dropout_mask is not None or not p.wrong.any():
         return []
+    if len(np.unique(problem.bias_array[np.isfinite(problem.bias_array)])) < 2:
+        return []  # where it hides keys alone, one without them is like another's
     known: dict[bytes, bool] = {}
     fits = []
     for text, other in biases_like(problem):

@@ -503,3 +503,16 @@ def test_rows_that_see_one_other_key_lost_their_own_and_both_sides_tell():
     assert (fault.step, fault.facts["kinds"]) == ("visible", ["extra", "zeros"])
     assert (fault.wrong == (visible != (np.arange(3) == 2))).all()
     assert narrow(sample_of(point, fault), point, fault).known.all()
+
+
+def test_a_bias_that_only_hides_keys_is_not_taken_for_that_of_another_sample():
+    def without_infinities(q, k, v, bias):
+        return npattn.attention(q, k, v, bias=np.maximum(bias, 0)).astype(q.dtype)
+
+    base = evidence_of(trial_of(attend), replace(BASE, S=3))
+    bias = np.zeros((2, 1, 1, 3), np.float32)
+    bias[0, ..., 2] = -np.inf
+    evidence = observe(
+        trial_of(without_infinities), base.problem.replace(bias=bias), base.cotangents
+    )
+    assert locate(evidence).step == "visible"
