@@ -348,18 +348,24 @@ def _list_biases(evidence: Evidence, reader: Reader, p: Quantity) -> list[str]:
     problem = evidence.problem
     if problem.bias_array is None or problem.dropout_mask is not None or not p.wrong.any():
         return []
-    if len(np.unique(problem.bias_array[np.isfinite(problem.bias_array)])) < 2:
-        return []  # where it hides keys alone, one without them is like another's
+
+    def gives_all(other: Problem) -> bool:
+        want = reader.flat(evaluate(other, evidence.trial.conventions).weights)
+        slack = 4 * p.tolerance + evidence.rounding * want
+        # Right rows are asked as well as wrong ones.
+        like = np.asarray((abs(p.got - want) <= slack).all(-1))
+        return bool(like[p.wrong_rows].mean() > ALL and like.mean() > AGREED)
+
+    own = problem.bias_array
+    lost = np.isneginf(own)
+    if lost.any() and gives_all(problem.replace(bias=np.where(lost, 0, own).astype(own.dtype))):
+        return []  # it hides no keys, and may be like another that hides none
     known: dict[bytes, bool] = {}
     fits = []
     for text, other in biases_like(problem):
         key = np.asarray(other.bias_array).tobytes()
         if key not in known:
-            want = reader.flat(evaluate(other, evidence.trial.conventions).weights)
-            slack = 4 * p.tolerance + evidence.rounding * want
-            # Right rows are asked as well as wrong ones.
-            like = np.asarray((abs(p.got - want) <= slack).all(-1))
-            known[key] = bool(like[p.wrong_rows].mean() > ALL and like.mean() > AGREED)
+            known[key] = gives_all(other)
         if known[key]:
             fits.append(text)
     return fits
