@@ -234,6 +234,8 @@ def resize(recipe: Recipe, problem: Problem) -> Recipe:
 def describe_changed(recipe: Recipe, problem: Problem) -> Recipe:
     """Return the recipe with the sizes and options of a problem that was made of it and changed."""
     kinds = {"mask": "matrix", "bias": "full", "score_mod": "distance", "gate": "full"}
+    if problem.bias_array is not None and np.isneginf(problem.bias_array).any():
+        kinds["bias"] = "-inf padding"
     own: dict[str, Any] = {name: getattr(problem, name) for name in PLAIN}
     for name, kind in kinds.items():
         is_on = getattr(problem, name) is not None

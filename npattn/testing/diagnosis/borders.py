@@ -175,7 +175,8 @@ class Neighbours:
         start = self.sample(self.base)
         if self.fails(start) is not True:
             return None
-        if self.is_of_numbers:
+        known = list(known)
+        if self.is_of_numbers and not any(x and r.seed != self.base.seed for r, x in known):
             return Place((), False, (), 0, 0)
         told = [(self.sample(r), x) for r, x in known if self.is_asked(r)]
 

@@ -7,6 +7,7 @@ nothing does, nothing is told.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence, Set
 from copy import copy
@@ -14,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from npattn.errors import NpattnError
 from npattn.problem import Problem
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
@@ -27,6 +30,7 @@ from npattn.testing.diagnosis.explore import (
     HIDING,
     LEAST,
     OF_SEVERAL_KEYS,
+    OFF,
     Point,
     fit,
     narrow,
@@ -48,14 +52,16 @@ from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
 
-COARSE = (0.0, 0.03, 0.08, 0.1, 0.12, 0.12, 0.12)
-"""Margin by which elements of fewer axes must be better."""
+COARSE = (0.15, 0.1, 0.08, 0.03, 0.0)
+"""Margin by which elements of fewer axes must be better, by the number of axes that are left."""
 MOST_ATOMS = 2
 """Conditions on elements: more are learned of what one or two do not say, and are no place."""
 MOST_OF_CLAUSES = 3
 """Atoms of several clauses: more of them fit what was asked, and are no place."""
 REFUTED = 0.1
-"""Share of elements of one problem on which a place that holds on others may be mistaken."""
+"""Share of the wrong elements of one problem that a place of others may leave out."""
+UNLIKELY = 1e-3
+"""Chance, in any of the problems, that so many elements are right where a place holds."""
 ROWS: tuple[dict[str, Any], ...] = ({"T": 64}, {"T": 64, "S": 83})
 """Sizes that are asked where a fault shows in a few rows or keys, which some numbers lack."""
 ATOM = 0.02
@@ -82,6 +88,10 @@ def neighbours_of_fault(
         several = (trial.visible(problem).sum(-1) > 1).any()
         if fault.step in OF_SEVERAL_KEYS and not several:
             return False  # a row of one key has weight 1, whatever its score is
+        if problem.bias_array is not None and not problem.bias_array.any():
+            return False  # it adds nothing and hides nothing
+        if fault.step == "visible" and _shares_masks(problem, point.evidence.problem):
+            return False  # that of another place is the same
         if source:  # without the option whose meaning is wrong, that it passes is a condition
             off = (
                 HIDING - _hiding(problem) - ({"bias"} if problem.bias_array is not None else set())
@@ -105,6 +115,29 @@ def neighbours_of_fault(
     return near
 
 
+def _shares_masks(problem: Problem, failing: Problem) -> bool:
+    """Return True if samples, heads or queries share a mask, and have their own where it fails."""
+    if problem.mask_array is None or failing.mask_array is None:
+        return False
+    shared = [
+        {axis for axis in (-4, -3, -2) if _is_shared(p.mask_array, axis)}
+        for p in (problem, failing)
+    ]
+    sizes = {-4: math.prod(problem.lead), -3: problem.H, -2: problem.T}
+    return any(sizes[axis] > 1 for axis in shared[0] - shared[1])
+
+
+def _is_shared(mask: Array, axis: int) -> bool:
+    """Return True if a mask is the same along one of its last axes."""
+    return mask.ndim < -axis or not np.diff(mask.astype(np.int8), axis=axis).any()
+
+
+def _hides_alike(recipe: Recipe, base: Recipe) -> bool:
+    """Return True if the options of a recipe that hide keys are those of the base, or off."""
+    on = HIDING & {*options_on(recipe)}
+    return all(getattr(recipe, x) == getattr(base, x) for x in on)
+
+
 def _hiding(problem: Problem) -> set[str]:
     """Return the options of a problem that hide keys."""
     arrays = {"mask": problem.mask_array, "window": problem.window}
@@ -115,8 +148,7 @@ def _hiding(problem: Problem) -> set[str]:
 def _is_idle(evidence: Evidence, name: str) -> bool:
     """Return True if an option hides no key that the others show, and all is right without it."""
     trial, problem = evidence.trial, evidence.problem
-    off: dict[str, Any] = {"causal": False, "window": None, "mask": None}
-    other = problem.replace(**{name: off[name]})
+    other = problem.replace(**{name: OFF[name]})
     if (trial.visible(other) != trial.visible(problem)).any():
         return False
     try:
@@ -149,6 +181,9 @@ class Asked:
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
+        words = {atom.text.split()[-1] for clause in place.clauses for atom in clause}
+        if words <= HIDING:  # that an option is needed is true if others of its kind pass
+            told = [(r, x) for r, x in told if x or _hides_alike(r, near.base)]
         refuted = any(
             near.holds(place, r) == (not x) and (x or not near.fails_somehow(r)) for r, x in told
         )
@@ -185,7 +220,7 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     tells = [p for p in points if p.fault or asked is None or asked.near.tells(p.evidence)]
     told = [(p, s) for p in tells if (s := sample_of(p, fault)) is not None]
     failing = [(p, s) for p, s in told if (s.wrong & s.known).any()]
-    if asked is not None and asked.near.is_of_numbers:
+    if asked is not None and asked.near.is_of_numbers and not asked.place.clauses:
         return "contents"
     if origin := differs_from_own(amount):
         return _say_origin(PlaceAtom(origin[0], 1.0, origin[1]), amount, fault, asked, told)
@@ -296,30 +331,37 @@ def requested_with(points: Sequence[Point]) -> str:
 def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -> Where | None:
     """Return which elements of problems are wrong; None if no predicate says so."""
     axes = len(fault.axes)
+    on = [{*options_on(p.recipe)} for p, s in tried if s.wrong.any()]
+    shared = set.intersection(*on) & HIDING if on else set()
     found: list[tuple[float, Where]] = []
     for dropped in range(axes if follows else 0, axes + 1):
-        whole = [s if dropped else narrow(s, p, fault) for p, s in tried]
+        whole = [s if dropped else narrow(s, p, fault, shared) for p, s in tried]
         own = [s.reduce(axes - dropped) for s in whole]
         place = learn(own)
         if place is None or place.errors > CONFIRMED:
             continue
-        if any(_is_refuted(place, s) for s in own):
-            break  # what fewer axes say would claim more than the elements show
-        margin = COARSE[min(dropped, 3) if fault.axes[3:] else min(2 * dropped, 6)]
-        found.append((margin + place.errors + ATOM * len(place.atoms), place))
+        if _is_refuted(place, own):
+            if dropped < len(fault.axes[3:]):
+                continue
+            break  # of more than a row, all that is wrong would be said to be wrong everywhere
+        found.append((COARSE[axes - dropped] + place.errors + ATOM * len(place.atoms), place))
     return min(found, key=lambda x: x[0])[1] if found else None
 
 
-def _is_refuted(place: Where, sample: Sample) -> bool:
-    """Return True if one problem is against a place that others made likely.
+def _is_refuted(place: Where, samples: Sequence[Sample]) -> bool:
+    """Return True if one problem is against a place that others make likely.
 
-    One element that is right where it holds may be so by chance.
+    Elements may be right by chance, as often in each problem.
     """
-    table = Table([sample])
-    holds = place.holds(table)
-    missed, right = (table.y & ~holds).sum(), (holds & ~table.y).sum()
-    wrong = table.y.sum()
-    return bool(wrong and (missed > REFUTED * wrong or right > max(1, REFUTED * holds.sum())))
+    counts = []
+    for table in (Table([s]) for s in samples if s.wrong.any()):
+        holds = place.holds(table)
+        if (table.y & ~holds).sum() > REFUTED * table.y.sum():
+            return True
+        counts.append(((holds & ~table.y).sum(), holds.sum()))
+    right, every = np.transpose(counts)
+    chance = stats.binom.sf(right - 1, every, right.sum() / every.sum())
+    return bool((chance * len(counts) < UNLIKELY).any())
 
 
 def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
@@ -330,7 +372,8 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     told = [
         atom.text
         for atom in shared
-        if not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, near))
+        if atom.text in HIDING  # indices say nothing of options
+        or not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, near))
     ]
     rest = [[atom for atom in clause if not _has(shared, atom)] for clause in place.clauses]
     if len(rest) > 1 and any(len(atoms) > 1 for atoms in rest):

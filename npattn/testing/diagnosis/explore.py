@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -50,7 +50,8 @@ EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name)
 """Kinds of bias with numbers that are no normal ones."""
 OF_SEVERAL_KEYS = ("s", "p", "dp", "delta", "ds", "dq")
 """Steps that rows of one key say nothing of."""
-HIDING = {"mask", "causal", "window", "bias"}
+OFF: dict[str, Any] = {"mask": None, "causal": False, "window": None, "bias": None}
+HIDING = {*OFF}
 """Options that hide keys: with them, only hidden keys can take weight that they should not."""
 READ_TOGETHER = ({"s", "visible", "p"}, {"dp", "delta", "ds"})
 """Steps that are told apart by the form of what is wrong in P, and in dS."""
@@ -262,12 +263,18 @@ def sample_of(point: Point, like: Fault) -> Sample | None:
     return sample(trial, point.recipe, problem, axes, wrong, known)
 
 
-def narrow(elements: Sample, point: Point, like: Fault) -> Sample:
-    """Return the elements that a wrong mask can show in, if a problem hides any keys."""
+def narrow(elements: Sample, point: Point, like: Fault, shared: Set[str]) -> Sample:
+    """Return the elements that a wrong mask can show in, if a problem hides any keys.
+
+    `shared` are options that all failing problems have: what others hide too is right.
+    """
     if like.step != "visible" or not HIDING & {*options_on(point.recipe)}:
         return elements
-    visible = visible_keys(point.evidence.trial, point.evidence.problem)
-    shows = shown_in(visible.reshape(elements.known.shape), like)
+    trial, problem = point.evidence.trial, point.evidence.problem
+    shows = shown_in(visible_keys(trial, problem).reshape(elements.known.shape), like)
+    if like.facts.get("kinds") == ["extra"] and shared:
+        without = problem.replace(**{x: OFF[x] for x in shared})
+        shows &= visible_keys(trial, without).reshape(elements.known.shape) | elements.wrong
     return replace(elements, known=elements.known & shows)
 
 

@@ -493,6 +493,11 @@ def test_a_changed_problem_is_described_by_its_sizes_and_options():
     changed = problem.replace(**longer, mask=mask, bias=None, window=(3, None), softcap=None)
     wanted = replace(recipe, S=14, mask="matrix", bias=None, window=(3, None), softcap=None)
     assert describe_changed(recipe, changed) == wanted
+    bare = replace(recipe, bias=None)
+    assert describe_changed(bare, problem).bias == "full"
+    infinite = np.where(np.arange(7)[None] < 3, 0, -np.inf).astype("float32")
+    hiding = problem.replace(bias=infinite)
+    assert describe_changed(bare, hiding).bias == "-inf padding"
     flat = Problem(problem.q[0, 0], problem.k[0, 0], problem.v[0, 0], sinks=np.zeros(1, "float32"))
     plain = replace(recipe, lead=None, H=1, bias=None, softcap=None)
     assert describe_changed(recipe, flat) == replace(plain, sinks=True)

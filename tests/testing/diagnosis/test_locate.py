@@ -509,4 +509,4 @@ def test_rows_that_see_one_other_key_lost_their_own_and_both_sides_tell():
     fault = point.fault
     assert (fault.step, fault.facts["kinds"]) == ("visible", ["extra", "zeros"])
     assert (fault.wrong == (visible != (np.arange(3) == 2))).all()
-    assert narrow(sample_of(point, fault), point, fault).known.all()
+    assert narrow(sample_of(point, fault), point, fault, set()).known.all()
