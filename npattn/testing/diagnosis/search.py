@@ -30,9 +30,7 @@ from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.explore import around, scores_of
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.locate import is_one_factor, result
-from npattn.testing.diagnosis.outputs import output_candidates, storage_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
-from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
 from npattn.testing.trial import Trial
 
 PROBES = 12
@@ -155,9 +153,6 @@ MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
     convention_candidates,
     profile_candidates,
     layout_candidates,
-    output_candidates,
     descale_candidates,
-    storage_candidates,
-    stored_gradient_candidates,
     dtype_candidates,
 )
