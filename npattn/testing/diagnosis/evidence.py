@@ -11,13 +11,13 @@ import numpy as np
 
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
-from npattn.problem.arrays import Array, finfo
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.rounding import Units
-from npattn.testing.bounds.ulp import real
+from npattn.testing.bounds.ulp import excess, half_ulp, real
 from npattn.testing.cases.recipe import Recipe, describe_changed
-from npattn.testing.comparison import compare_arrays
+from npattn.testing.comparison import compare_arrays, compare_result
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules.second_order import SECOND
@@ -62,10 +62,10 @@ class Evidence:
 
     def _ratio(self, name: str, array: Array) -> float:
         exact = self.exact[name]
-        if _largest(array, exact, np.zeros(exact.shape)) == 0:
-            return 0.0
         if array.shape != exact.shape:
             return math.inf
+        if not excess(array, exact).any():
+            return 0.0  # whatever the tolerance is
         return compare_arrays(name, array, exact, self.tolerance[name]).ratio
 
     def is_right(self, name: str, call: int) -> bool:
@@ -223,47 +223,18 @@ def _errors(got: Array, predicted: Array, evidence: Evidence, name: str) -> tupl
         if np.array_equal(got, predicted.astype(got.dtype), equal_nan=True):
             return 0.0, math.inf
         wide = predicted.astype(np.float64)
-        if not _same_range(got, wide):
-            return math.inf, math.inf
         size = _top(wide)
         allowed = np.full(got.shape, evidence.rounding * size)
         if got.shape == exact.shape:  # else no element has a tolerance of its own
             growth = max(1.0, size / max(_top(exact), np.finfo(float).tiny))
-            allowed = np.maximum(evidence.tolerance[name] * growth, allowed)
-        allowed = allowed + _half_ulp(predicted)
-        return _largest(got, wide, allowed), _largest(got, exact, allowed)
-
-
-def _same_range(got: Array, wanted: Array) -> bool:
-    """Return True if the same elements are finite, but for those beyond the range of the dtype."""
-    return bool((np.isfinite(got) == np.isfinite(wanted.astype(got.dtype))).all())
+            allowed = np.fmax(evidence.tolerance[name] * growth, allowed)
+        allowed = allowed + half_ulp(predicted)
+    own, of_exact = (compare_result(name, got, x, allowed).ratio for x in (wide, exact))
+    return own, of_exact
 
 
 def _top(x: Array) -> float:
     return float(np.max(abs(x), initial=0.0, where=np.isfinite(x)))
-
-
-def _half_ulp(x: Array) -> Array:
-    """Return at least half the gap beside each number."""
-    info = finfo(x.dtype)
-    wide = abs(np.where(np.isfinite(x), x, 0).astype(np.float64))
-    return np.asarray(wide * (float(info.eps) / 2) + float(info.smallest_subnormal))
-
-
-def _largest(got: Array, wanted: Array, allowed: Array) -> float:
-    """Return the largest error / tolerance; inf for another shape, and for NaN."""
-    if got.shape != wanted.shape:
-        return math.inf
-    if not got.size:
-        return 0.0
-    got = real(got)
-    with np.errstate(all="ignore"):
-        if not _same_range(got, wanted):
-            return math.inf
-        gap = np.maximum(abs(got.astype(np.float64) - wanted) - _half_ulp(got), 0)
-        gap = np.where(np.isfinite(got), gap, 0.0)
-        ratio = np.where(gap == 0, 0.0, gap / allowed)
-    return float(np.where(np.isnan(ratio), np.inf, ratio).max())
 
 
 def problem_size(problem: Problem, letter: str) -> int:
