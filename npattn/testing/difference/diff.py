@@ -36,6 +36,7 @@ from npattn.testing.difference.record import Change, ConventionDifference, Diffe
 from npattn.testing.difference.wrong import explain_wrong
 from npattn.testing.power import conclude, describe, find_unjudged
 from npattn.testing.reference.sides import Sides, open_sides
+from npattn.testing.rules.systematic_error import plain_recipes
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.connect import isolate as isolate_in_worker
 from npattn.testing.worker.supervisor import Limits
@@ -145,12 +146,8 @@ def _open(x: Side, isolate: bool, limits: Limits) -> Implementation:
     if isinstance(x, str):
         return connect(x, limits=limits)
     assert not isinstance(x, Profile)
-    implementation = x if isinstance(x, Implementation) else Implementation(x)
-    return (
-        isolate_in_worker(implementation, limits)
-        if isolate and not implementation.is_isolated
-        else implementation
-    )
+    f = x if isinstance(x, Implementation) else Implementation(x)
+    return isolate_in_worker(f, limits) if isolate and not f.is_isolated else f
 
 
 def _diff_implementations(
@@ -162,27 +159,18 @@ def _diff_implementations(
     accept: tuple[str, ...],
 ) -> Difference:
     """Measure how far two implementations are apart, and look for the reasons."""
-    names, seed = (a.name, b.name), settings["seed"]
-    sides = open_sides(a, b, settings["dtype"], sizes)
+    seed, sides = settings["seed"], open_sides(a, b, settings["dtype"], sizes)
+    found = Difference(a.name, b.name, "implementations", False, (), settings=settings)
     if not isinstance(sides, Sides):
-        lines = (INCOMPARABLE, *sides)
-        return Difference(*names, "implementations", False, lines, settings=settings)
+        return replace(found, answer=(INCOMPARABLE, *sides))
     recipes = sample_recipes(sides, seed, settings["examples"])
     measured = measure(sides, recipes)
     trials = (sides.a, sides.b)
     wrong = [explain_wrong(t, e) for t, e in zip(trials, measured.evidence, strict=True)]
     if not is_plain(measured, wrong):
         alike, reason, lines = compare_pair(sides, recipes, accept)
-        lost = describe_lost(measured)
-        return Difference(
-            *names,
-            "implementations",
-            alike,
-            (*notes, *lines, *lost),
-            beside=sides.only,
-            settings=settings,
-            reason=reason,
-        )
+        answer = (*notes, *lines, *describe_lost(measured))
+        return replace(found, alike=alike, answer=answer, beside=sides.only, reason=reason)
     if any(side.follows for side in wrong):
         one, other = (
             replace(t, conventions=side.conventions, memo={})
@@ -205,27 +193,26 @@ def _diff_implementations(
         accept=accept,
         reasons=[f"a defect of npattn: {x} in {one.name}" for one in results for x in one.defects],
     )
-    return Difference(
-        *names,
-        "implementations",
-        alike and conclusion.passed,
-        (
-            *notes,
-            *describe_conventions(differing, wrong),
-            *describe_distance(measured),
-            *describe(powers),
-            *describe_wrong(results, wrong, any(EXPLAINS in line for line in explanation)),
-            *explanation,
-            *describe_factors(factors),
-            *describe_lost(measured),
-            *sides.wrong,
-        ),
-        differing,
-        sides.only,
-        results,
-        factors,
-        settings,
-        conclusion.reason,
+    answer = (
+        *notes,
+        *describe_conventions(differing, wrong),
+        *describe_distance(measured),
+        *describe(powers),
+        *describe_wrong(results, wrong, any(EXPLAINS in line for line in explanation)),
+        *explanation,
+        *describe_factors(factors),
+        *describe_lost(measured),
+        *sides.wrong,
+    )
+    return replace(
+        found,
+        alike=alike and conclusion.passed,
+        answer=answer,
+        conventions=differing,
+        beside=sides.only,
+        results=results,
+        factors=factors,
+        reason=conclusion.reason,
     )
 
 
@@ -242,36 +229,18 @@ def _are_alike(sides: Sides, measured: Measurement) -> bool:
 def _differing(sides: Sides) -> tuple[ConventionDifference, ...]:
     """Describe the conventions that differ and that what both take and return may show."""
     one, two = sides.a, sides.b
-    there = {*one.space.features, *one.space.structure}
+    able = {*one.space.features, *one.space.structure}
     for name in ("lse", "weights"):
         if all(getattr(t.implementation, f"returns_{name}") for t in (one, two)):
-            there.add(name)
-    found = diff_conventions(one.conventions, two.conventions)
-    return tuple(x for x in found if any(there >= needs for needs in NEEDS[x.topic]))
-
-
-NEEDS: dict[str, tuple[set[str], ...]] = {
-    "causal": ({"causal", "T != S"}, {"window", "T != S"}),
-    "window": ({"window"},),
-    "mask_true": ({"mask"},),
-    "hidden scores": ({"mask"}, {"causal"}, {"window"}),
-    "empty_row": ({"mask"}, {"bias"}, {"causal", "T > S"}, {"window"}),
-    "empty_row_bias": ({"bias"},),
-    "bias": ({"bias"},),
-    "softcap": ({"softcap", "bias"}, {"softcap", "mask"}, {"softcap", "causal"}),
-    "kv_head": ({"K < H"},),
-    "lse_base": ({"lse"},),
-    "lse_empty": ({"lse", "mask"}, {"lse", "bias"}, {"lse", "causal", "T > S"}),
-    "weights": ({"weights", "dropout_mask"},),
-    "dropout_at_rate_0": ({"dropout_mask"},),
-}
-"""Topic of conventions → what both must take or return for it to show, in any of these sets."""
+            able.add(name)
+    found = diff_conventions(one.conventions, two.conventions, frozenset(able))
+    return tuple(x for x in found if x.example is not None)
 
 
 def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], list[str]]:
     """Return what each factor changes, and which roundings explain the difference, in words."""
     try:
-        plain = answer_plain(sides, seed)
+        plain = answer_plain(sides, plain_recipes(sides.a.space, seed)[0])
     except ImplementationError as err:
         return (), [f"A plain problem was not answered: {err}"]
     if any(x.array.shape != x.exact.shape for side in plain for x in side.answer.judged.values()):

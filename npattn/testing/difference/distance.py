@@ -83,3 +83,15 @@ def ulps(name: str, a: Array, b: Array, exact: Array) -> Array:
         steps = np.where(wide == other, 0, abs(wide - other) / unit)
     one = np.isfinite(wide) != np.isfinite(other)
     return np.where(one, np.inf, np.nan_to_num(steps, nan=0.0, posinf=np.inf))
+
+
+def farthest(
+    name: str, a: Judged, b: Judged, where: Array | bool = True
+) -> tuple[float, float, tuple[int, ...]]:
+    """Return the largest ratio of two results of one shape, the ulps there, and the place."""
+    ratio, steps = ratios(a, b), ulps(name, a.array, b.array, a.exact)
+    ratio, steps = (np.where(where, x, 0) for x in (ratio, steps))
+    if not ratio.size:
+        return 0.0, 0.0, ()
+    place = np.unravel_index(int(np.lexsort((steps.ravel(), ratio.ravel()))[-1]), ratio.shape)
+    return float(ratio[place]), float(steps[place]), tuple(map(int, place))

@@ -30,11 +30,16 @@ def diff_profiles(a: Profile, b: Profile, notes: Sequence[str] = ()) -> Differen
     )
 
 
-def diff_conventions(a: Conventions, b: Conventions) -> tuple[ConventionDifference, ...]:
-    """Describe each convention that differs, with the smallest problem on which it shows."""
+def diff_conventions(
+    a: Conventions, b: Conventions, able: frozenset[str] | None = None
+) -> tuple[ConventionDifference, ...]:
+    """Describe each convention that differs, with the smallest problem on which it shows.
+
+    `able` are the options, structure and results that such a problem may need; None: any.
+    """
     return tuple(
         ConventionDifference(
-            topic, describe(topic, a), describe(topic, b), find_example(topic, a, b)
+            topic, describe(topic, a), describe(topic, b), find_example(topic, a, b, able)
         )
         for topic in differing(a, b)
     )
