@@ -26,7 +26,6 @@ from npattn.testing.difference.names import choose_kind, profile_of
 from npattn.testing.difference.pair import compare_pair, is_plain
 from npattn.testing.difference.precision import (
     PASSES,
-    RIGHT,
     explain_errors,
     predict_roundings,
     remaining,
@@ -249,5 +248,5 @@ def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], 
     predictions = predict_roundings(sides.a, plain[0].answer)
     explained = [explain_errors(side.answer, predictions) for side in plain]
     answers = [side.answer for side in plain]
-    unexplained = {name: remaining(answers, explained, predictions[RIGHT], name) for name in PASSES}
+    unexplained = {name: remaining(answers, explained, predictions, name) for name in PASSES}
     return factors, list(describe_explanation(explained, unexplained, factors, right))

@@ -19,6 +19,15 @@ class Judged(NamedTuple):
     exact: Array
     tolerance: Array
 
+    @property
+    def errors(self) -> Array:
+        """Errors in units of the tolerance; 0 for what is no number, none for another shape."""
+        if self.array.shape != self.exact.shape:
+            return np.zeros(0)
+        with np.errstate(all="ignore"):
+            errors = (real(self.array).astype(np.float64) - self.exact) / self.tolerance
+        return np.where(np.isfinite(errors), errors, 0)
+
 
 def bits_differ(a: Array, b: Array) -> Array:
     """Return where two arrays of one shape have other bits; NaN is NaN, whatever its payload."""

@@ -123,11 +123,8 @@ def compare(name: str, trial: Trial, recipe: Recipe, a: Judged, b: Judged) -> Re
     if same < elements:
         got_a, got_b, want = (float(real(x)[index]) for x in (a.array, b.array, a.exact))
         place = Place(index, got_a, got_b, want, f"{trial.translate(recipe)!r}.problem()")
-    with np.errstate(all="ignore"):
-        errors = ((real(x.array).astype(np.float64) - x.exact) / x.tolerance for x in (a, b))
-        squares = np.square([np.where(here, x, 0) for x in errors])
-    squares[:, ~np.isfinite(squares).all(0)] = 0  # what is no number has no error
-    a_rms, b_rms = (math.sqrt(x.sum() / max(elements, 1)) for x in squares)
+    squares = (np.square(x.errors[here]).sum() for x in (a, b))
+    a_rms, b_rms = (math.sqrt(x / max(elements, 1)) for x in squares)
     return ResultDifference(
         name,
         elements,

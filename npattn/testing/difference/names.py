@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.profiles import PROFILES, Profile
@@ -31,8 +32,7 @@ def choose_kind(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
     for name in names:
         if name in TARGETS and name not in PROFILES and not _runs_here(name):
             raise MissingExtraError(f"{name} needs {TARGETS[name].lacks}")
-    [alone] = [n for n in names if not _runs_here(n)]
-    [other] = [n for n in names if n != alone]
+    alone, other = sorted(names, key=_runs_here)
     more = f"; --profiles compares it with the profile of {other}" if other in TARGETS else ""
     raise OptionError(
         f"{alone} is a profile here, and {other} an implementation: "
@@ -64,13 +64,11 @@ def _runs_here(name: str) -> bool:
     return TARGETS[name].runs_here if name in TARGETS else name not in PROFILES
 
 
-def _reasons(a: str, b: str) -> list[str]:
+def _reasons(*names: str) -> Iterator[str]:
     """Say why two names that are profiles are not taken as implementations."""
-    alone = [n for n in (a, b) if n not in TARGETS]
-    lacking = [n for n in (a, b) if n in TARGETS and not _runs_here(n)]
-    reasons = [f"{n} does not run here: it needs {TARGETS[n].lacks}." for n in lacking]
-    taken = [n for n in (a, b) if n in TARGETS and n not in lacking]
-    if taken:
+    alone = [n for n in names if n not in TARGETS]
+    lacking = [n for n in names if n in TARGETS and not _runs_here(n)]
+    yield from (f"{n} does not run here: it needs {TARGETS[n].lacks}." for n in lacking)
+    for name in {*names} - {*alone, *lacking}:
         why = f", for {alone[0]} is a profile alone." if alone else " too."
-        reasons.append(f"{taken[0]} is taken as a profile{why}")
-    return reasons
+        yield f"{name} is taken as a profile{why}"

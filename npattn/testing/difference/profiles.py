@@ -17,17 +17,10 @@ def diff_profiles(a: Profile, b: Profile, notes: Sequence[str] = ()) -> Differen
     """Compare what two systems promise; nothing of them is run."""
     conventions = diff_conventions(a.conventions, b.conventions)
     others = (*_diff_signatures(a, b), *_diff_layouts(a, b), *_diff_lines(a, b))
-    answer = [_count(conventions, others), *notes]
+    answer = (_count(conventions, others), *notes)
     names = [x.name if "@" in x.name else f"{x.name} {x.version}" for x in (a, b)]
-    return Difference(
-        names[0],
-        names[1],
-        "profiles",
-        not conventions and not others,
-        tuple(answer),
-        conventions,
-        tuple(others),
-    )
+    alike = not conventions and not others
+    return Difference(names[0], names[1], "profiles", alike, answer, conventions, others)
 
 
 def diff_conventions(
@@ -49,9 +42,8 @@ def _count(conventions: Sequence[ConventionDifference], others: Sequence[str]) -
     if not conventions:
         rest = "; what else differs is below" if others else ", and everything else"
         return f"They have the same conventions{rest}."
-    names = ", ".join(one.topic for one in conventions)
     count = "one convention" if len(conventions) == 1 else f"{len(conventions)} conventions"
-    return f"They differ in {count}: {names}."
+    return f"They differ in {count}: {', '.join(one.topic for one in conventions)}."
 
 
 def _diff_signatures(a: Profile, b: Profile) -> Iterator[str]:
@@ -78,14 +70,10 @@ def _names(profile: Profile) -> dict[str, str]:
     """
     if not profile.signature:
         return {name: name for name in (*OPTIONS, *RESULTS)}
-    pairs = [
-        (ours, name)
-        for name, means in profile.signature.items()
-        for ours in MEANINGS.get(means, ())
-    ]
     names: dict[str, list[str]] = {}
-    for option, name in pairs:
-        names.setdefault(option, []).append(name)
+    for name, means in profile.signature.items():
+        for option in MEANINGS.get(means, ()):
+            names.setdefault(option, []).append(name)
     return {option: " or ".join(spellings) for option, spellings in names.items()}
 
 
