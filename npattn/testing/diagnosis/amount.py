@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -106,54 +107,48 @@ def describe(points: Sequence[Point]) -> str:
     """Return the amount of a fault that points share, in words; "" if not all have it."""
     found = [(p.fault, p.evidence.problem) for p in points if p.fault is not None]
     fault = found[0][0]
+    if fault.step == "state":
+        return "depends on earlier calls"
+    if fault.step == "precision":
+        return ""  # errors of roundings have no factor and no source
     faults = [(f, p) for f, p in found if f.form == fault.form]
+    told = FORMS.get(fault.form)
     if len(faults) < AGREED * len(found):
         faults = [(replace(f, form="several"), p) for f, p in found]
-    elif fault.form in FORMS:
-        return FORMS[fault.form]
-    describe_step = {
-        "p": _weights,
-        "s": _scores,
-        "visible": _visible,
-        "lse": _lse,
-        "delta": _delta,
-        "ds": _factors,
-        "dp": _factors,
-        "nan": _nan,
-        "state": lambda *_: "depends on earlier calls",
-        "precision": lambda *_: "",  # errors of roundings have no factor and no source
-    }.get(fault.step, _result)
-    return describe_step(faults, points)
+    elif told is not None:
+        return told if isinstance(told, str) else told(faults)
+    if fault.step == "visible":
+        return _visible(points)
+    if fault.step == "delta":
+        return _delta(points)
+    by_step = {"p": _weights, "s": lambda _: "", "lse": _lse, "ds": _factors, "dp": _factors}
+    return {**by_step, "nan": _nan}.get(fault.step, _result)(faults)
 
 
-FORMS = {
-    "dlse": "dlse is left out, or counted otherwise",
-    "dweights": "dweights is left out, or counted otherwise",
-    "parts": "each part of the keys has its own",
-    "values left out": "the values of visible keys are left out",
-}
-"""Form of a fault that says all → its amount."""
 Faults = Sequence[tuple[Fault, Problem]]
 Moved = dict[tuple[int, ...], tuple[int, ...]]
 """Place of a wrong element → the place whose value it has."""
 
 
-def _weights(faults: Faults, points: Sequence[Point]) -> str:
-    """Return a phrase on wrong weights, by the form of the first fault: rows, dropout, factors."""
-    fault, _ = faults[0]
-    if fault.form == "empty rows":
-        return _fake_rows(faults)
-    if fault.form == "rows":
-        return _row_sums(faults)
-    if fault.form == "dropout":
-        q = fault.quantity
-        lost = (abs(q.got) <= q.tolerance) & (q.want > q.tolerance)
-        return "other weights are dropped" if lost.any() else "dropped weights are not 0"
-    if fault.form != "factor":
+def _weights(faults: Faults) -> str:
+    """Return how many times weights are counted, or their factor."""
+    if faults[0][0].form != "factor":
         return ""
-    return _times(
-        [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
-    )
+    ratios = [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
+    values = np.array([x for x, _ in ratios if np.isfinite(x)])
+    if not len(values):
+        return ""
+    whole = np.round(values)
+    if (abs(values - whole) <= 0.02 * whole).all() and whole.min() >= 2:
+        counts = sorted({int(n) for n in whole})
+        return f"counted {', '.join(map(str, counts[:4]))}{' …' if len(counts) > 4 else ''} times"
+    return _factor(ratios)
+
+
+def _dropped(faults: Faults) -> str:
+    q = faults[0][0].quantity
+    lost = (abs(q.got) <= q.tolerance) & (q.want > q.tolerance)
+    return "other weights are dropped" if lost.any() else "dropped weights are not 0"
 
 
 def _row_sums(faults: Faults) -> str:
@@ -185,17 +180,6 @@ def _row_sums(faults: Faults) -> str:
     return f"rows sum to more than {must}" if sizes and min(sizes) > 1 else ""
 
 
-def _times(ratios: Sequence[tuple[float, Problem]]) -> str:
-    values = np.array([x for x, _ in ratios if np.isfinite(x)])
-    if not len(values):
-        return ""
-    whole = np.round(values)
-    if (abs(values - whole) <= 0.02 * whole).all() and whole.min() >= 2:
-        counts = sorted({int(n) for n in whole})
-        return f"counted {', '.join(map(str, counts[:4]))}{' …' if len(counts) > 4 else ''} times"
-    return _factor(ratios)
-
-
 def _fake_rows(faults: Faults) -> str:
     for f, p in faults:
         rows = f.quantity.got[f.wrong]
@@ -204,30 +188,29 @@ def _fake_rows(faults: Faults) -> str:
     return "weights are not 0"
 
 
-def _scores(faults: Faults, points: Sequence[Point]) -> str:
-    """Return a phrase on wrong scores, by the form of the first fault; "" for other forms."""
-    fault, _ = faults[0]
-    if fault.form in ("scale", "bias", "softcap"):
-        shares = [(1 + f.facts[fault.form], p) for f, p in faults]
-        if fault.form == "softcap":
-            return "the softcap is left out" if abs(shares[0][0] - 2) < 0.01 else "softcap"
-        what = "q·k" if fault.form == "scale" else "the bias"
-        if all(abs(x) < NEAR for x, _ in shares):
-            return f"{what} is left out"
-        return _factor(shares, what)
-    if fault.form == "bias of":
-        fits = [f.facts["sources"] for f, _ in faults]
-        all_fit = [text for text in fits[0] if all(text in own for own in fits)]
-        return all_fit[0] if all_fit else "the bias of another sample or head"
-    if fault.form == "kv head":
-        return _heads(faults, "keys")
-    if fault.form == "moved":
-        return _rows_of_others(faults)
-    return ""
+def _share(name: str, what: str, faults: Faults) -> str:
+    """Return what a term of the scores is multiplied by, or that it is left out."""
+    shares = [(1 + f.facts[name], p) for f, p in faults]
+    left_out = all(abs(x) < NEAR for x, _ in shares)
+    return f"{what} is left out" if left_out else _factor(shares, what)
 
 
-def _heads(faults: Faults, what: str) -> str:
-    """Say of which key head or sample keys and values come."""
+def _softcap(faults: Faults) -> str:
+    left_out = abs(faults[0][0].facts["softcap"] - 1) < 0.01
+    return "the softcap is left out" if left_out else "softcap"
+
+
+def _biases(faults: Faults) -> str:
+    fits = [f.facts["sources"] for f, _ in faults]
+    return next((x for x in fits[0] if all(x in own for own in fits)), OTHER_BIAS)
+
+
+OTHER_BIAS = "the bias of another sample or head"
+
+
+def _heads(faults: Faults) -> str:
+    """Say of which key head or sample keys, or values alone, come."""
+    what = "keys" if faults[0][0].step == "s" else "values"
     pairs = [(*places, p) for f, p in faults for places in f.facts["moved"].items()]
     if not pairs:
         return f"{what} of another sample or head"
@@ -263,7 +246,7 @@ def _rows_of_others(faults: Faults) -> str:
     return _describe_source([(f, p, f.facts["moved"]) for f, p in faults], "bht")
 
 
-def _visible(faults: Faults, points: Sequence[Point]) -> str:
+def _visible(points: Sequence[Point]) -> str:
     source = _mask_of(points)
     if source:
         return source
@@ -309,7 +292,7 @@ def _mask_of(points: Sequence[Point]) -> str:
     return mask_source([case for some in taken for _, case in some])
 
 
-def _lse(faults: Faults, points: Sequence[Point]) -> str:
+def _lse(faults: Faults) -> str:
     """Say what lse is: −∞, a number where it must be −∞, too much by a number, or a multiple."""
     got, want = _wrong_numbers(faults)
     if np.isneginf(got).all():
@@ -340,7 +323,7 @@ def _ratio(got: Array, want: Array) -> Array:
         return np.asarray(np.where(abs(want) > 1e-6, got / want, np.nan))
 
 
-def _delta(faults: Faults, points: Sequence[Point]) -> str:
+def _delta(points: Sequence[Point]) -> str:
     """Say what is taken for δ, from the error in each row."""
     shares, told = [], []
     largest = 0.0  # error, in units of the largest that δ has if o is rounded to bfloat16
@@ -365,7 +348,7 @@ def _delta(faults: Faults, points: Sequence[Point]) -> str:
     return _factor(shares, "δ") or ("by roundings to 16 bits" if largest <= ROUNDINGS else "")
 
 
-def _factors(faults: Faults, points: Sequence[Point]) -> str:
+def _factors(faults: Faults) -> str:
     fault, _ = faults[0]
     if fault.form == "zeros":
         return "0"
@@ -378,7 +361,7 @@ def _factors(faults: Faults, points: Sequence[Point]) -> str:
     return _factor(ratios)
 
 
-def _nan(faults: Faults, points: Sequence[Point]) -> str:
+def _nan(faults: Faults) -> str:
     """Describe NaN; which gradients have it depends on the problem."""
     fault, _ = faults[0]
     name = fault.quantity.name
@@ -388,30 +371,22 @@ def _nan(faults: Faults, points: Sequence[Point]) -> str:
     return f"{'a gradient' if fault.backward else name} is NaN or infinite{beyond}"
 
 
-def _result(faults: Faults, points: Sequence[Point]) -> str:
+def _result(faults: Faults) -> str:
     """Describe a result that is wrong by itself: 0, a factor, values of another place."""
     fault, _ = faults[0]
-    if fault.form == "shape":
-        got, want = fault.facts["shapes"]
-        unsummed = (
-            "not summed over the axes that were broadcast, " if fault.facts["unsummed"] else ""
-        )
-        return f"{unsummed}shape {got}, must be {want}"
-    if fault.form == "constant":
-        return _constant(faults)
-    if fault.form == "kv head":
-        return _heads(faults, "values")
-    if fault.form == "values of other keys":
-        return _value_shift(faults)
     if fault.form == "factor" and "value" in fault.facts:
         return _factor([(f.facts["value"], p) for f, p in faults])
-    if fault.form == "moved":
-        return _rows_of_others(faults)
     got, _ = _wrong_numbers(faults)
     text = "0" if not np.any(got) else _factor(_numbers(faults, _ratio)) or _origins(faults)
     if text and fault.step in ("dk", "dv") and any(_is_of_some_rows(f) for f, _ in faults):
         return f"the terms of some queries are {text}"
     return text or ("0 in part" if float(np.mean(got == 0)) > 0.5 else "")
+
+
+def _shape(faults: Faults) -> str:
+    facts = faults[0][0].facts
+    unsummed = "not summed over the axes that were broadcast, " if facts["unsummed"] else ""
+    return "{}shape {}, must be {}".format(unsummed, *facts["shapes"])
 
 
 def _is_of_some_rows(fault: Fault) -> bool:
@@ -484,3 +459,24 @@ def _strides(here: Array, there: Array) -> tuple[int, int] | None:
                 if flat.mean() > 0.9:
                     return a, b
     return None
+
+
+FORMS: dict[str, str | Callable[[Faults], str]] = {
+    "empty rows": _fake_rows,
+    "rows": _row_sums,
+    "dropout": _dropped,
+    "scale": partial(_share, "scale", "q·k"),
+    "bias": partial(_share, "bias", "the bias"),
+    "softcap": _softcap,
+    "bias of": _biases,
+    "kv head": _heads,
+    "moved": _rows_of_others,
+    "shape": _shape,
+    "constant": _constant,
+    "values of other keys": _value_shift,
+    "values left out": "the values of visible keys are left out",
+    "dlse": "dlse is left out, or counted otherwise",
+    "dweights": "dweights is left out, or counted otherwise",
+    "parts": "each part of the keys has its own",
+}
+"""Amount of a fault by its form, for those that tell more than the step."""
