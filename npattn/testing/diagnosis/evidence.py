@@ -47,9 +47,6 @@ class Evidence:
     exact: Mapping[str, Array]  # by the same names, float64
     # the failed one; None for a problem that is only asked for comparison
     outcome: Outcome | None = None
-    # problem of the call, if it is another: o of 8 bits has the factor of that
-    asked: Problem | None = None
-    closer: bool = True  # a cause must come closer to the wrong results than the exact ones are
 
     @cached_property
     def wrong(self) -> dict[str, float]:
@@ -91,7 +88,7 @@ class Evidence:
     @cached_property
     def tolerance(self) -> Mapping[str, Array]:
         """Tolerances by name; computed when first needed."""
-        return self.trial.tolerance(self.problem, self.cotangents, self.exact, asked=self.asked)
+        return self.trial.tolerance(self.problem, self.cotangents, self.exact)
 
     @property
     def rounding(self) -> float:
@@ -113,11 +110,6 @@ class Evidence:
         """Return the evidence without results of these names."""
         observed = {name: x for name, x in self.observed.items() if name not in names}
         return replace(self, observed=observed) if len(observed) < len(self.observed) else self
-
-    @cached_property
-    def loose(self) -> Evidence:
-        """Evidence that `is_of` any problem whose results are within tolerance."""
-        return replace(self, closer=False)
 
     def equals(self, other: Evidence) -> bool:
         """Return True if another call returned the same results, bit for bit and as many times."""
@@ -186,22 +178,6 @@ class Evidence:
             if error > (min(1.0, of_exact / CLOSER) if wrong else 1.0):
                 return False
         return name not in self.wrong or any(self._ratio(name, x) > 1 for x in predicted)
-
-    def is_of(self, problem: Problem) -> bool:
-        """Return True if what was observed are the results of another problem, so rounded.
-
-        Each result is within its tolerance there. With `closer`, wrong results must be twice as
-        close to the other problem as to this one.
-        """
-        exact = self.trial.exact(problem, self.cotangents)
-        other = replace(self, problem=problem, exact=exact, asked=self.asked or self.problem)
-        wrong = self.wrong if self.closer else {}
-        limits = {name: min(1.0, wrong.get(name, math.inf) / 2) for name in self.observed}
-        return all(
-            other._ratio(name, array) <= limits[name]
-            for name, arrays in self.observed.items()
-            for array in arrays
-        )
 
 
 def _errors(got: Array, predicted: Array, evidence: Evidence, name: str) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def search(
             continue
         # A result barely out of tolerance fits many causes: prefer the cause already found.
         rest = [e for e in (*left, *skipped) if e not in claimed]
-        claimed = claimed + [e for e in rest if candidate.explains(e.loose)]
+        claimed = claimed + [e for e in rest if candidate.explains(e)]
         found.append((candidate, [whole[e] for e in claimed]))
         left, skipped = ([e for e in x if e not in claimed] for x in (left, skipped))
     return found, [whole[e] for e in (*skipped, *left)]
@@ -142,7 +142,7 @@ class _Judge:
 
         A problem that it does not allow, as a convention may, tells nothing.
         """
-        fits = [candidate.explains(e.loose) for e in self.probes]
+        fits = [candidate.explains(e) for e in self.probes]
         telling = [(x, e) for x, e in zip(fits, self.probes, strict=True) if e.wrong or not x]
         refuted = sum(not x and not e.wrong for x, e in telling)  # it is right there
         share = sum(x for x, _ in telling) / len(telling) if telling else 1.0
