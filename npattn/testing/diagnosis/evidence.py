@@ -13,7 +13,6 @@ from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
-from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.rounding import Units
 from npattn.testing.bounds.ulp import excess, half_ulp, real
 from npattn.testing.cases.recipe import Recipe, describe_changed
@@ -122,44 +121,11 @@ class Evidence:
                 return False
         return True
 
-    def reproduced_by(self, parts: Iterable[Arrays]) -> bool:
-        """Return True if predicted results, which may come in parts, are those observed.
-
-        A prediction has to hit what is right as well as what is wrong.
-        """
-        missing = set(self.observed) - self.elsewhere
-        for predicted in self._tie(parts):
-            for name in [n for n in predicted if n in missing]:
-                missing.discard(name)
-                if not self.reproduces(name, predicted[name]):
-                    return False
-        return not missing
-
-    @cached_property
-    def elsewhere(self) -> frozenset[str]:
-        """Gradients from a right call, where another call with the same arguments is wrong.
-
-        A kernel may fall back to another path when it computes the gradient of the bias too. The
-        right path says nothing about the wrong one.
-        """
-        calls = [[self._ratio(n, x) <= 1 for x in self.observed[n]] for n in self.wrong]
-        several = [right for right in calls if len(right) == 2]
-        if not several or not any(map(all, zip(*several, strict=True))):
-            return frozenset()
-        return frozenset({"dbias"} & (self.observed.keys() - self.wrong.keys()))
-
-    def _tie(self, parts: Iterable[Arrays]) -> Iterable[Arrays]:
-        """Return predictions with dk as of one array with v, where values are a part of keys."""
-        if self.trial.implementation.latent is None or "dk" not in self.observed:
-            return parts
-        whole: dict[str, Sequence[Array]] = {}
-        for predicted in parts:
-            whole = {**predicted, **whole}
-        pairs = [*zip(whole.get("dk", ()), whole.get("dv", ()), strict=False)]
-        if pairs and all(dk.shape[:-1] == dv.shape[:-1] for dk, dv in pairs):
-            wide = [(dk.astype(np.float64), dv.astype(np.float64)) for dk, dv in pairs]
-            whole["dk"] = [tie({"dk": dk}, dv)["dk"] for dk, dv in wide]
-        return [whole]
+    def reproduced_by(self, predicted: Arrays) -> bool:
+        """Return True if predicted results are those observed, the right ones as well."""
+        return self.observed.keys() <= predicted.keys() and all(
+            self.reproduces(name, predicted[name]) for name in self.observed
+        )
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
         """Return True if predicted arrays, of the result's shape, are those observed.
