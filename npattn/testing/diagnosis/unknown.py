@@ -16,7 +16,6 @@ from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, Results, TimedOut
-from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import compare_result
 from npattn.testing.trial import Trial
@@ -110,17 +109,12 @@ class Unknown:
 
     def hide_rows(self, option: str, kind: str) -> Problem:
         """Return a problem in which mask, or a bias of −inf, hides all keys of some queries."""
-        recipe = self.recipe()
-        sample = {"mask": MASKS, "bias": BIASES}[option][kind]
-        array = np.array(sample(np.random.default_rng([recipe.seed, 7]), recipe))
-        hidden = False if option == "mask" else -np.inf
-        if kind in ("padding", "keys of samples"):
-            array[(0,) * (array.ndim - 1)] = hidden
-        else:
-            array[..., ::3, :] = hidden
-        array = array if option == "mask" else array.astype(recipe.dtype)
-        array = ~array if option == "mask" and self.conventions.mask_true == "hide" else array
-        return self.problem(recipe).replace(**{option: array})
+        problem = self.problem(self.recipe(**{option: kind}))
+        array = np.array(getattr(problem, f"{option}_array"))
+        few = (0,) * (array.ndim - 1) if kind in ("padding", "keys of samples") else None
+        where = few or (..., slice(None, None, 3), slice(None))
+        array[where] = -np.inf if option == "bias" else self.conventions.mask_true == "hide"
+        return problem.replace(**{option: array})
 
     # --- results ---
 

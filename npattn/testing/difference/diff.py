@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npattn.errors import DtypeError, OptionError
+from npattn.errors import DtypeError
 from npattn.problem.checks import check_integer
 from npattn.profiles import Profile
 from npattn.testing.adapters.base import ImplementationError
@@ -120,24 +120,13 @@ def diff(
     if dtype not in DTYPES:
         raise DtypeError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
     check_integer("examples", examples)
-    kind, notes = _choose_kind(a, b, profiles)
+    kind, notes = choose_kind(a, b, profiles)
     if kind == "profiles":
         first, other = (x if isinstance(x, Profile) else profile_of(str(x)) for x in (a, b))
         return diff_profiles(first, other, notes)
     one, two = (_open(x, isolate, Limits(timeout)) for x in (a, b))
     settings = {"dtype": dtype, "examples": examples, "seed": seed}
     return _diff_implementations(one, two, sizes or {}, settings, notes, tuple(accept))
-
-
-def _choose_kind(a: Side, b: Side, profiles: bool) -> tuple[str, tuple[str, ...]]:
-    if isinstance(a, str) and isinstance(b, str):
-        return choose_kind(a, b, profiles)
-    are_profiles = [isinstance(x, Profile) or (isinstance(x, str) and profiles) for x in (a, b)]
-    if all(are_profiles):
-        return "profiles", ()
-    if profiles or any(are_profiles):
-        raise OptionError("got a profile and an implementation: check(f, like=...) judges it by it")
-    return "implementations", ()
 
 
 def _open(x: Side, isolate: bool, limits: Limits) -> Implementation:
