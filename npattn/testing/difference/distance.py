@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,17 +79,15 @@ def ulps(name: str, a: Array, b: Array, exact: Array) -> Array:
     which is a logarithm.
     """
     dtype = max(a.dtype, b.dtype, key=lambda x: float(finfo(x).eps))
-    info: Any = finfo(dtype)
     wide, other = real(a).astype(np.float64), real(b).astype(np.float64)
-    sizes = (np.where(np.isfinite(x), abs(x), 0) for x in (wide, other, exact))
-    size = np.maximum.reduce(list(sizes))
+    sizes = [np.where(np.isfinite(x), abs(x), 0) for x in (wide, other, exact)]
+    size = np.minimum(np.maximum.reduce(sizes), float(finfo(dtype).max))
     if name == "lse":
         size = np.maximum(size, 1)
     elif size.size:
         size = np.broadcast_to(size.max(-1, keepdims=True), exact.shape)
     with np.errstate(all="ignore"):
-        unit = np.maximum(2.0 ** np.floor(np.log2(size)) * float(info.eps), info.smallest_subnormal)
-        steps = np.where(wide == other, 0, abs(wide - other) / unit)
+        steps = np.where(wide == other, 0, abs(wide - other) / (2 * half_ulp(size.astype(dtype))))
     one = np.isfinite(wide) != np.isfinite(other)
     return np.where(one, np.inf, np.nan_to_num(steps, nan=0.0, posinf=np.inf))
 

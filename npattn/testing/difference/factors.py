@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -33,8 +32,9 @@ from npattn.testing.rules.relate import (
     pick_queries,
     pick_samples,
 )
+from npattn.testing.rules.split_merge import merge
 from npattn.testing.rules.systematic_error import plain_recipes
-from npattn.testing.rules.terms import lse_unit, translate_mask
+from npattn.testing.rules.terms import translate_mask
 from npattn.testing.trial import Trial
 
 PLAIN = "nothing"
@@ -147,39 +147,17 @@ def _part(side: Plain, picked: Pick | None = None, names: Container[str] = RESUL
     }
 
 
-def _reorder(side: Plain) -> Moved:
-    problem = side.answer.problem
-    order = np.random.default_rng([side.recipe.seed, 31]).permutation(problem.S)
-    return _part(side, pick_keys(problem, order))
-
-
 def _split(side: Plain) -> Moved:
     """Merge two parts of the keys by their lse, as split-KV decoding does."""
     problem, cotangents, judged = side.answer.problem, side.answer.cotangents, side.answer.judged
     trial = replace(side.trial, gradients=frozenset())
-    parts = []
-    for keys in np.array_split(np.arange(problem.S), 2):
-        picks = [pick_keys(problem, keys)]
-        part = pick_problem(problem, picks), pick_cotangents(cotangents, picks)
-        parts.append(trial.results(*part))
-    unit = lse_unit(trial.conventions)
-    o, lse = (np.stack([x[n].astype(np.float64) for x in parts]) for n in ("o", "lse"))
-    total = np.logaddexp(*(lse * unit))
-    merged = {"o": (np.exp(lse * unit - total)[..., None] * o).sum(0), "lse": total / unit}
+    picks = [[pick_keys(problem, keys)] for keys in np.array_split(np.arange(problem.S), 2)]
+    parts = [
+        trial.evaluate(pick_problem(problem, x), pick_cotangents(cotangents, x)) for x in picks
+    ]
+    empty = np.zeros((2, *judged["lse"].exact.shape), bool)
+    merged, _ = merge(trial.conventions, parts, empty)
     return {n: (judged[n], x.astype(judged[n].array.dtype)) for n, x in merged.items()}
-
-
-def _last_sample(side: Plain) -> Moved:
-    problem = side.answer.problem
-    picked = pick_samples(problem, np.array([problem.lead[0] - 1]))
-    return _part(side, picked, (*ROWS, "dk", "dv"))
-
-
-def _last_queries(side: Plain, divisor: int = 0) -> Moved:
-    """Ask for the last query alone, or for a share of the queries."""
-    T = side.answer.problem.T
-    first = T - T // divisor if divisor else T - 1
-    return _part(side, pick_queries(side.answer.problem, np.arange(first, T)), ROWS)
 
 
 def _pad(side: Plain) -> Moved:
@@ -205,14 +183,29 @@ def _continue(side: Plain) -> Moved:
     return _part(continued, pick_queries(problem, order), ROWS)
 
 
+def _picks(pick: Callable[[Problem], Pick], *names: str) -> Callable[[Plain], Moved]:
+    """Return the factor that asks for some entries alone, and what it gives of these results."""
+    return lambda side: _part(side, pick(side.answer.problem), names)
+
+
+def _last_queries(problem: Problem, count: int) -> Pick:
+    return pick_queries(problem, np.arange(problem.T - count, problem.T))
+
+
 FACTORS: dict[str, tuple[str, Callable[[Plain], Moved]]] = {
     "the same call again": ("", _part),
-    REORDERED: ("", _reorder),
+    REORDERED: (
+        "",
+        _picks(lambda p: pick_keys(p, np.random.default_rng(31).permutation(p.S)), *RESULTS),
+    ),
     "keys in two parts (merged by lse)": ("lse, T != S", _split),
     f"{PADDING} hidden keys more": ("mask, T != S", _pad),
-    "a sample alone": ("batch", _last_sample),
-    "one query alone": ("T != S", _last_queries),
-    "half of the queries": ("T != S", partial(_last_queries, divisor=2)),
+    "a sample alone": (
+        "batch",
+        _picks(lambda p: pick_samples(p, np.array([p.lead[0] - 1])), *ROWS, "dk", "dv"),
+    ),
+    "one query alone": ("T != S", _picks(lambda p: _last_queries(p, 1), *ROWS)),
+    "half of the queries": ("T != S", _picks(lambda p: _last_queries(p, p.T // 2), *ROWS)),
     "half of the queries (causal)": ("causal, T != S", _continue),
 }
 """Factor → what it needs, and what it changes."""
