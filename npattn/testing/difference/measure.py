@@ -11,12 +11,12 @@ import numpy as np
 
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
-from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.ulp import half_ulp, real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.comparison import compare_result
-from npattn.testing.diagnosis.evidence import Evidence, group
+from npattn.testing.diagnosis.evidence import Evidence
 from npattn.testing.difference.distance import Judged, bits_differ, farthest, mean_same
 from npattn.testing.difference.record import Place, ResultDifference
 from npattn.testing.power import Power, find_unseen
@@ -30,7 +30,6 @@ class Answer:
 
     problem: Problem
     cotangents: Cotangents
-    results: Results
     judged: dict[str, Judged]
 
 
@@ -91,21 +90,17 @@ def _try(side: int, sides: Sides, recipe: Recipe, measured: Measurement) -> Answ
 def answer(trial: Trial, problem: Problem, cotangents: Cotangents) -> Answer:
     """Ask one implementation, and judge each result that has the right shape."""
     with trial.implementation.framework.one_thread():
-        results = trial.results(problem, cotangents)
-    exact = trial.exact(problem, cotangents)
-    allowed = trial.tolerance(problem, cotangents, exact)
+        e = trial.evaluate(problem, cotangents)
     judged = {
-        name: Judged(results[name], exact[name], allowed[name])
-        for name in exact
-        if name in results and results[name].dtype.kind not in "biuc"
+        n: Judged(e.results[n], e.exact[n], e.tolerance[n]) for n in e.exact if n in e.results
     }
-    return Answer(problem, cotangents, results, judged)
+    return Answer(problem, cotangents, judged)
 
 
 def _find_wrong(trial: Trial, side: Answer) -> Evidence | None:
     """Return evidence if a result is out of tolerance."""
     exact = {name: x.exact for name, x in side.judged.items()}
-    observed = {name: x for name, x in group(side.results).items() if name in exact}
+    observed = {name: [x.array] for name, x in side.judged.items()}
     evidence = Evidence(trial, side.problem, side.cotangents, "contiguous", observed, exact)
     return evidence if evidence.wrong else None
 
