@@ -112,7 +112,7 @@ def describe(points: Sequence[Point]) -> str:
     if fault.step == "precision":
         return ""  # errors of roundings have no factor and no source
     faults = [(f, p) for f, p in found if f.form == fault.form]
-    told = FORMS.get(fault.form)
+    told = (OF_SCORES if fault.step in ("s", "p") else OF_RESULTS).get(fault.form)
     if len(faults) < AGREED * len(found):
         faults = [(replace(f, form="several"), p) for f, p in found]
     elif told is not None:
@@ -461,7 +461,7 @@ def _strides(here: Array, there: Array) -> tuple[int, int] | None:
     return None
 
 
-FORMS: dict[str, str | Callable[[Faults], str]] = {
+OF_SCORES: dict[str, str | Callable[[Faults], str]] = {
     "empty rows": _fake_rows,
     "rows": _row_sums,
     "dropout": _dropped,
@@ -469,6 +469,11 @@ FORMS: dict[str, str | Callable[[Faults], str]] = {
     "bias": partial(_share, "bias", "the bias"),
     "softcap": _softcap,
     "bias of": _biases,
+    "kv head": _heads,
+    "moved": _rows_of_others,
+}
+"""Amount of a fault of s or p by its form, for forms that tell more than the step."""
+OF_RESULTS: dict[str, str | Callable[[Faults], str]] = {
     "kv head": _heads,
     "moved": _rows_of_others,
     "shape": _shape,
@@ -479,4 +484,4 @@ FORMS: dict[str, str | Callable[[Faults], str]] = {
     "dweights": "dweights is left out, or counted otherwise",
     "parts": "each part of the keys has its own",
 }
-"""Amount of a fault by its form, for those that tell more than the step."""
+"""The same of other steps."""

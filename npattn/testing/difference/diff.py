@@ -103,19 +103,6 @@ def diff(
         If `dtype` is another one.
     MissingExtraError
         If a name is a target whose package is not installed.
-
-    Examples
-    --------
-    >>> from npattn.testing import diff
-    >>> print(diff("onnx", "onnx@1.22", profiles=True))
-    A is onnx 1.23, B is onnx@1.22: profiles
-    They differ in one convention: empty_row.
-    <BLANKLINE>
-    empty_row
-      A: a query that sees no key gives 0
-      B: a query that sees no key gives NaN
-      T = 1, S = 1: q = [[0]], k = [[1]], v = [[1]], mask = [[False]]
-        A: o = [[0]]; B: o = [[nan]]
     """
     if dtype not in DTYPES:
         raise DtypeError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")

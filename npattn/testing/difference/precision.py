@@ -40,10 +40,8 @@ def _through(dtype: str, x: Array) -> Array:
 
 
 ROUNDINGS: dict[str, Callable[[Array], Array]] = {
-    "float32": partial(_through, "float32"),
+    **{dtype: partial(_through, dtype) for dtype in ("float32", "float16", "bfloat16")},
     "tf32": _to_tf32,
-    "float16": partial(_through, "float16"),
-    "bfloat16": partial(_through, "bfloat16"),
 }
 """Rounding to a dtype, by its name."""
 QUANTITIES = {
