@@ -50,17 +50,14 @@ def _diff_signatures(a: Profile, b: Profile) -> Iterator[str]:
     """Yield the options that only one takes, and those that the two name differently."""
     ours, theirs = _names(a), _names(b)
     for name, here, other in (("A", ours, theirs), ("B", theirs, ours)):
-        only = [_as(option, names) for option, names in here.items() if option not in other]
+        alone = [x for x in here.items() if x[0] not in other]
+        only = [x if x == its else f"{x} (as {its})" for x, its in alone]
         if only:
             yield f"only {name} takes: {', '.join(only)}"
     both = [n for n in ours if n in theirs and ours[n] != theirs[n]]
     if both:
         pairs = (f"{n} is {ours[n]} in A, {theirs[n]} in B" for n in both)
         yield f"other names: {'; '.join(pairs)}"
-
-
-def _as(option: str, name: str) -> str:
-    return option if option == name else f"{option} (as {name})"
 
 
 def _names(profile: Profile) -> dict[str, str]:
