@@ -73,7 +73,7 @@ WRONG = tuple(
          "values", lambda self, q, k, v: k),
         ("VForK", "k is multiplied by v_descale, must be by k_descale",
          "scores", lambda self, q, k, v: q * v),
-        ("TwiceK", "k_descale is multiplied by twice",
+        ("TwiceK", "k is multiplied by k_descale twice",
          "scores", lambda self, q, k, v: q * k * k),
         ("DividesV", "v is divided by v_descale, must be multiplied",
          "values", lambda self, q, k, v: 1 / v),

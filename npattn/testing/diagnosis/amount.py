@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +31,23 @@ AGREED = 0.9
 """Share of the problems that must have the form of the first, for it to be told."""
 
 Name = Callable[[Problem], float]
+SIZES: dict[str, Name] = {
+    "√D": lambda p: math.sqrt(p.D),
+    "D": lambda p: float(p.D),
+    "√H": lambda p: math.sqrt(p.H),
+    "G": lambda p: p.H / (p.K or 1),
+    "H": lambda p: float(p.H),
+    "B": lambda p: float(math.prod(p.lead)),
+    "S": lambda p: float(p.S),
+    "T": lambda p: float(p.T),
+    "(1 − rate)": lambda p: 1 - p.dropout_rate,
+}
+
+
+def _inverse(f: Name) -> Name:
+    return lambda p: 1 / (f(p) or 1)
+
+
 NUMBERS: dict[str, Name] = {
     "0": lambda p: 0.0,
     "−1": lambda p: -1.0,
@@ -39,28 +57,13 @@ NUMBERS: dict[str, Name] = {
     "log₂ e": lambda p: 1 / math.log(2),
     "the scale": lambda p: _scale(p),
     "1/scale": lambda p: 1 / (_scale(p) or math.nan),
-    "√D": lambda p: math.sqrt(p.D),
-    "1/√D": lambda p: 1 / math.sqrt(p.D or 1),
+    **{name.strip("()"): f for name, f in SIZES.items()},
+    **{f"1/{name}": _inverse(f) for name, f in SIZES.items()},
     "1/(√D · scale), the default scale in place of the one given": lambda p: (
         1 / (math.sqrt(p.D or 1) * (_scale(p) or math.nan))
     ),
-    "D": lambda p: float(p.D),
-    "1/D": lambda p: 1 / (p.D or 1),
     "√(D/E)": lambda p: math.sqrt(p.D / (p.E or 1)),
     "√(D/H)": lambda p: math.sqrt(p.D / (p.H or 1)),
-    "1/√H": lambda p: 1 / math.sqrt(p.H or 1),
-    "√H": lambda p: math.sqrt(p.H),
-    "G": lambda p: p.H / (p.K or 1),
-    "1/G": lambda p: p.K / (p.H or 1),
-    "H": lambda p: float(p.H),
-    "1/H": lambda p: 1 / (p.H or 1),
-    "B": lambda p: float(math.prod(p.lead)),
-    "1/B": lambda p: 1 / (math.prod(p.lead) or 1),
-    "S": lambda p: float(p.S),
-    "1/S": lambda p: 1 / (p.S or 1),
-    "T": lambda p: float(p.T),
-    "1 − rate": lambda p: 1 - p.dropout_rate,
-    "1/(1 − rate)": lambda p: 1 / (1 - p.dropout_rate),
     "√(D / D padded to 8)": lambda p: math.sqrt(p.D / (-(-p.D // 8) * 8 or 1)),
     "√(D / D padded to 16)": lambda p: math.sqrt(p.D / (-(-p.D // 16) * 16 or 1)),
 }
@@ -80,21 +83,15 @@ def recognise(values: Sequence[tuple[float, Problem]]) -> str:
     finite = [(x, p) for x, p in values if np.isfinite(x)]
     if not finite:
         return ""
-    small = {name: value for name, value in POWERS.items() if value < NEAR**2}
-    for name, value in small.items():  # they are not 0
-        if all(abs(x - value) <= NEAR * value for x, _ in finite):
-            return name
-    for name, f in NUMBERS.items():
-        wanted = [f(p) for _, p in finite]
-        if any(not np.isfinite(w) or abs(w - 1) < NEAR for w in wanted):
-            continue
+    small = {name: value for name, value in POWERS.items() if value < NEAR**2}  # they are not 0
+    for name, f in (*small.items(), *NUMBERS.items(), *POWERS.items()):
+        wanted = [f if isinstance(f, float) else f(p) for _, p in finite]
+        least = 0 if isinstance(f, float) else NEAR
         pairs = zip((x for x, _ in finite), wanted, strict=True)
-        if all(abs(x - w) <= NEAR * max(abs(w), NEAR) for x, w in pairs):
+        known = all(np.isfinite(w) and abs(w - 1) >= NEAR for w in wanted)
+        if known and all(abs(x - w) <= NEAR * max(abs(w), least) for x, w in pairs):
             return name
     numbers = [x for x, _ in finite]
-    for name, value in POWERS.items():
-        if all(abs(x - value) <= NEAR * value for x in numbers):
-            return name
     low, high = min(numbers), max(numbers)
     is_one = high - low <= NEAR * max(abs(high), abs(low)) and f"{np.median(numbers):.4g}" != "1"
     return f"{np.median(numbers):.4g}" if is_one else ""
@@ -110,22 +107,22 @@ def describe(points: Sequence[Point]) -> str:
     """Return the amount of a fault that points share, in words; "" if not all have it."""
     found = [(p.fault, p.evidence.problem) for p in points if p.fault is not None]
     fault = found[0][0]
+    if fault.step == "state":
+        return "depends on earlier calls"
+    if fault.step == "precision":
+        return ""  # errors of roundings have no factor and no source
     faults = [(f, p) for f, p in found if f.form == fault.form]
+    told = (OF_SCORES if fault.step in ("s", "p") else OF_RESULTS).get(fault.form)
     if len(faults) < AGREED * len(found):
         faults = [(replace(f, form="several"), p) for f, p in found]
-    describe_step = {
-        "p": _weights,
-        "s": _scores,
-        "visible": _visible,
-        "lse": _lse,
-        "delta": _delta,
-        "ds": _factors,
-        "dp": _factors,
-        "nan": _nan,
-        "state": lambda *_: "depends on earlier calls",
-        "precision": lambda *_: "",  # errors of roundings have no factor and no source
-    }.get(fault.step, _result)
-    return describe_step(faults, points)
+    elif told is not None:
+        return told if isinstance(told, str) else told(faults)
+    if fault.step == "visible":
+        return _visible(points)
+    if fault.step == "delta":
+        return _delta(points)
+    by_step = {"p": _weights, "s": lambda _: "", "lse": _lse, "ds": _factors, "dp": _factors}
+    return {**by_step, "nan": _nan}.get(fault.step, _result)(faults)
 
 
 Faults = Sequence[tuple[Fault, Problem]]
@@ -133,22 +130,25 @@ Moved = dict[tuple[int, ...], tuple[int, ...]]
 """Place of a wrong element → the place whose value it has."""
 
 
-def _weights(faults: Faults, points: Sequence[Point]) -> str:
-    """Return a phrase on wrong weights, by the form of the first fault: rows, dropout, factors."""
-    fault, _ = faults[0]
-    if fault.form == "empty rows":
-        return _fake_rows(faults)
-    if fault.form == "rows":
-        return _row_sums(faults)
-    if fault.form == "dropout":
-        q = fault.quantity
-        lost = (abs(q.got) <= q.tolerance) & (q.want > q.tolerance)
-        return "other weights are dropped" if lost.any() else "dropped weights are not 0"
-    if fault.form != "factor":
+def _weights(faults: Faults) -> str:
+    """Return how many times weights are counted, or their factor."""
+    if faults[0][0].form != "factor":
         return ""
-    return _times(
-        [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
-    )
+    ratios = [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
+    values = np.array([x for x, _ in ratios if np.isfinite(x)])
+    if not len(values):
+        return ""
+    whole = np.round(values)
+    if (abs(values - whole) <= 0.02 * whole).all() and whole.min() >= 2:
+        counts = sorted({int(n) for n in whole})
+        return f"counted {', '.join(map(str, counts[:4]))}{' …' if len(counts) > 4 else ''} times"
+    return _factor(ratios)
+
+
+def _dropped(faults: Faults) -> str:
+    q = faults[0][0].quantity
+    lost = (abs(q.got) <= q.tolerance) & (q.want > q.tolerance)
+    return "other weights are dropped" if lost.any() else "dropped weights are not 0"
 
 
 def _row_sums(faults: Faults) -> str:
@@ -180,17 +180,6 @@ def _row_sums(faults: Faults) -> str:
     return f"rows sum to more than {must}" if sizes and min(sizes) > 1 else ""
 
 
-def _times(ratios: Sequence[tuple[float, Problem]]) -> str:
-    values = np.array([x for x, _ in ratios if np.isfinite(x)])
-    if not len(values):
-        return ""
-    whole = np.round(values)
-    if (abs(values - whole) <= 0.02 * whole).all() and whole.min() >= 2:
-        counts = sorted({int(n) for n in whole})
-        return f"counted {', '.join(map(str, counts[:4]))}{' …' if len(counts) > 4 else ''} times"
-    return _factor(ratios)
-
-
 def _fake_rows(faults: Faults) -> str:
     for f, p in faults:
         rows = f.quantity.got[f.wrong]
@@ -199,30 +188,29 @@ def _fake_rows(faults: Faults) -> str:
     return "weights are not 0"
 
 
-def _scores(faults: Faults, points: Sequence[Point]) -> str:
-    """Return a phrase on wrong scores, by the form of the first fault; "" for other forms."""
-    fault, _ = faults[0]
-    if fault.form in ("scale", "bias", "softcap"):
-        shares = [(1 + f.facts[fault.form], p) for f, p in faults]
-        if fault.form == "softcap":
-            return "the softcap is left out" if abs(shares[0][0] - 2) < 0.01 else "softcap"
-        what = "q·k" if fault.form == "scale" else "the bias"
-        if all(abs(x) < NEAR for x, _ in shares):
-            return f"{what} is left out"
-        return _factor(shares, what)
-    if fault.form == "bias of":
-        fits = [f.facts["sources"] for f, _ in faults]
-        all_fit = [text for text in fits[0] if all(text in own for own in fits)]
-        return all_fit[0] if all_fit else "the bias of another sample or head"
-    if fault.form == "kv head":
-        return _heads(faults, "keys")
-    if fault.form == "moved":
-        return _rows_of_others(faults)
-    return ""
+def _share(name: str, what: str, faults: Faults) -> str:
+    """Return what a term of the scores is multiplied by, or that it is left out."""
+    shares = [(1 + f.facts[name], p) for f, p in faults]
+    left_out = all(abs(x) < NEAR for x, _ in shares)
+    return f"{what} is left out" if left_out else _factor(shares, what)
 
 
-def _heads(faults: Faults, what: str) -> str:
-    """Say of which key head or sample keys and values come."""
+def _softcap(faults: Faults) -> str:
+    left_out = abs(faults[0][0].facts["softcap"] - 1) < 0.01
+    return "the softcap is left out" if left_out else "softcap"
+
+
+def _biases(faults: Faults) -> str:
+    fits = [f.facts["sources"] for f, _ in faults]
+    return next((x for x in fits[0] if all(x in own for own in fits)), OTHER_BIAS)
+
+
+OTHER_BIAS = "the bias of another sample or head"
+
+
+def _heads(faults: Faults) -> str:
+    """Say of which key head or sample keys, or values alone, come."""
+    what = "keys" if faults[0][0].step == "s" else "values"
     pairs = [(*places, p) for f, p in faults for places in f.facts["moved"].items()]
     if not pairs:
         return f"{what} of another sample or head"
@@ -241,13 +229,11 @@ def _heads(faults: Faults, what: str) -> str:
     return f"query head {first[0]} takes {what} of key head {first[1]}, must be {first[2]}"
 
 
-def _describe_source(faults: Faults, maps: Iterable[Moved], letters: str) -> str:
-    """Say from which place elements come that have the values of another.
-
-    Each map is of a fault: the place of a wrong element → the place whose value it has.
-    """
-    sizes = [f.quantity.want.shape for f, _ in faults]
-    pairs = [(a, b, n) for m, n in zip(maps, sizes, strict=True) for a, b in m.items()]
+def _describe_source(moves: Iterable[tuple[Fault, Problem, Moved]], letters: str) -> str:
+    """Say from which place elements come that have the values of another; "" if from none."""
+    pairs = [
+        (a, b, fault.quantity.want.shape) for fault, _, moved in moves for a, b in moved.items()
+    ]
     if not pairs:
         return ""
     here, there, size = (np.array([x[i][: len(letters)] for x in pairs]) for i in range(3))
@@ -257,10 +243,10 @@ def _describe_source(faults: Faults, maps: Iterable[Moved], letters: str) -> str
 
 
 def _rows_of_others(faults: Faults) -> str:
-    return _describe_source(faults, [f.facts["moved"] for f, _ in faults], "bht")
+    return _describe_source([(f, p, f.facts["moved"]) for f, p in faults], "bht")
 
 
-def _visible(faults: Faults, points: Sequence[Point]) -> str:
+def _visible(points: Sequence[Point]) -> str:
     source = _mask_of(points)
     if source:
         return source
@@ -306,7 +292,7 @@ def _mask_of(points: Sequence[Point]) -> str:
     return mask_source([case for some in taken for _, case in some])
 
 
-def _lse(faults: Faults, points: Sequence[Point]) -> str:
+def _lse(faults: Faults) -> str:
     """Say what lse is: −∞, a number where it must be −∞, too much by a number, or a multiple."""
     got, want = _wrong_numbers(faults)
     if np.isneginf(got).all():
@@ -337,49 +323,33 @@ def _ratio(got: Array, want: Array) -> Array:
         return np.asarray(np.where(abs(want) > 1e-6, got / want, np.nan))
 
 
-def _delta(faults: Faults, points: Sequence[Point]) -> str:
+def _delta(points: Sequence[Point]) -> str:
     """Say what is taken for δ, from the error in each row."""
-    if faults[0][0].form == "dlse":
-        return "dlse is left out, or counted otherwise"
-    if faults[0][0].form == "parts":
-        return "each part of the keys has its own"
-    shares, moved = [], []
+    shares, told = [], []
     largest = 0.0  # error, in units of the largest that δ has if o is rounded to bfloat16
     for point in points:
-        fault, problem = point.fault, point.evidence.problem
+        fault, problem, evidence = point.fault, point.evidence.problem, point.evidence
         if fault is None or "shift" not in fault.facts:
             continue
-        evidence = point.evidence
-        dout = np.asarray(evidence.cotangents.dout, np.float64)
-        delta = (dout * evidence.exact["o"]).sum(-1).reshape(fault.facts["shift"].shape)
-        bad = fault.facts["bad"]
-        size = (abs(dout) * abs(evidence.exact["o"])).sum(-1).reshape(delta.shape)
+        shift, bad = fault.facts["shift"], fault.facts["bad"]
+        terms = np.asarray(evidence.cotangents.dout, np.float64) * evidence.exact["o"]
+        delta, size = (x.sum(-1).reshape(shift.shape) for x in (terms, abs(terms)))
         unit = unit_roundoff("bfloat16") * size[bad]
-        largest = max(largest, float((abs(fault.facts["shift"][bad]) / unit).max(initial=0)))
-        own = delta[bad] - fault.facts["shift"][bad]
-        shares += [(float(x), problem) for x in _ratio(own, delta[bad])[:MOST]]
-        places = np.argwhere(bad)[:MOST]
-        found: Moved = {}
-        for place, value in zip(map(tuple, places), own, strict=False):
-            gap = abs(delta - value)
-            i = np.unravel_index(int(gap.argmin()), gap.shape)
-            if gap[i] <= 1e-3 * abs(value) and tuple(map(int, i)) != place:
-                found[tuple(map(int, place))] = tuple(map(int, i))
-        if len(found) > 0.9 * len(places):
-            moved.append((fault, problem, found))
+        largest = max(largest, float((abs(shift[bad]) / unit).max(initial=0)))
+        own = delta - shift
+        shares += [(float(x), problem) for x in _ratio(own[bad], delta[bad])[:MOST]]
+        told.append((fault, problem, _origin(own, delta, bad, 1e-3 * abs(own))))
     values = [x for x, _ in shares if np.isfinite(x)]
     if values and np.max(np.abs(values)) < 1e-2:
         return "δ is 0"
-    if moved:
-        own = [(fault, problem) for fault, problem, _ in moved]
-        return "δ " + _describe_source(own, [found for *_, found in moved], "bht")
+    source = _describe_source([x for x in told if x[2]], "bht")
+    if source:
+        return f"δ {source}"
     return _factor(shares, "δ") or ("by roundings to 16 bits" if largest <= ROUNDINGS else "")
 
 
-def _factors(faults: Faults, points: Sequence[Point]) -> str:
+def _factors(faults: Faults) -> str:
     fault, _ = faults[0]
-    if fault.form == "dweights":
-        return "dweights is left out, or counted otherwise"
     if fault.form == "zeros":
         return "0"
     if fault.form == "extra":
@@ -391,7 +361,7 @@ def _factors(faults: Faults, points: Sequence[Point]) -> str:
     return _factor(ratios)
 
 
-def _nan(faults: Faults, points: Sequence[Point]) -> str:
+def _nan(faults: Faults) -> str:
     """Describe NaN; which gradients have it depends on the problem."""
     fault, _ = faults[0]
     name = fault.quantity.name
@@ -401,32 +371,22 @@ def _nan(faults: Faults, points: Sequence[Point]) -> str:
     return f"{'a gradient' if fault.backward else name} is NaN or infinite{beyond}"
 
 
-def _result(faults: Faults, points: Sequence[Point]) -> str:
+def _result(faults: Faults) -> str:
     """Describe a result that is wrong by itself: 0, a factor, values of another place."""
     fault, _ = faults[0]
-    if fault.form == "shape":
-        got, want = fault.facts["shapes"]
-        unsummed = (
-            "not summed over the axes that were broadcast, " if fault.facts["unsummed"] else ""
-        )
-        return f"{unsummed}shape {got}, must be {want}"
-    if fault.form == "constant":
-        return _constant(faults)
-    if fault.form == "kv head":
-        return _heads(faults, "values")
-    if fault.form == "values of other keys":
-        return _value_shift(faults)
-    if fault.form == "values left out":
-        return "the values of visible keys are left out"
     if fault.form == "factor" and "value" in fault.facts:
         return _factor([(f.facts["value"], p) for f, p in faults])
-    if fault.form == "moved":
-        return _rows_of_others(faults)
     got, _ = _wrong_numbers(faults)
     text = "0" if not np.any(got) else _factor(_numbers(faults, _ratio)) or _origins(faults)
     if text and fault.step in ("dk", "dv") and any(_is_of_some_rows(f) for f, _ in faults):
         return f"the terms of some queries are {text}"
     return text or ("0 in part" if float(np.mean(got == 0)) > 0.5 else "")
+
+
+def _shape(faults: Faults) -> str:
+    facts = faults[0][0].facts
+    unsummed = "not summed over the axes that were broadcast, " if facts["unsummed"] else ""
+    return "{}shape {}, must be {}".format(unsummed, *facts["shapes"])
 
 
 def _is_of_some_rows(fault: Fault) -> bool:
@@ -448,68 +408,46 @@ def _constant(faults: Faults) -> str:
 
 
 def _value_shift(faults: Faults) -> str:
-    """Say of which other keys the values are that keys take."""
-    shifts: set[int] | None = None
-    for fault, _ in faults:
-        q, S = fault.quantity, fault.wrong.shape[-1]
+    """Say of which other keys the values are that keys take: a weight is lost, and found there."""
+    moves = []
+    for fault, problem in faults:
+        q = fault.quantity
         gain = np.where(fault.wrong, 0, q.got - q.want)
-        fits = set()
-        for c in range(1 - S, S):
-            moved = np.zeros_like(gain)
-            own = np.where(fault.wrong, q.want, 0)
-            here = slice(max(-c, 0), S - max(c, 0))
-            there = slice(max(c, 0), S - max(-c, 0))
-            moved[..., here] = own[..., there]
-            if c and (abs(gain - moved) <= 8 * q.tolerance).mean() > 0.97:
-                fits.add(c)
-        shifts = fits if shifts is None else shifts & fits
-    if shifts:
-        c = min(shifts, key=abs)
-        return f"values of key s {'−' if c > 0 else '+'} {abs(c)}"
-    return "values of other keys"
+        moves.append((fault, problem, _origin(q.want, gain, fault.wrong, 8 * q.tolerance)))
+    text = _describe_source(moves, "bhts")
+    return "values of other keys" if not text or "another" in text else f"values {text}"
 
 
 def _origins(faults: Faults) -> str:
     """Say where values come from that are exact values of other places; "" if they are not."""
-    rows: list[tuple[Array, Array]] = []
-    maps, told = [], []
-    axes = ""
-    whole = [f for f, _ in faults if f.wrong.shape == f.quantity.got.shape]
-    for fault in sorted(whole, key=lambda f: -int(f.wrong.sum()))[:6]:
+    whole = [(f, p) for f, p in faults if f.wrong.shape == f.quantity.got.shape]
+    moves = []
+    for fault, problem in sorted(whole, key=lambda x: -int(x[0].wrong.sum()))[:6]:
         q = fault.quantity
-        axes = q.axes
-        found = _origin(q.got, q.want, q.tolerance, fault.wrong)
-        if len(found):
-            maps.append({tuple(map(int, a)): tuple(map(int, b)) for a, b in found})
-            told.append((fault, faults[0][1]))
-            rows.append((found[:, 0], found[:, 1]))
-    if not maps:
-        return ""
-    text = _describe_source(told, maps, axes)
+        slack = np.minimum(q.tolerance, 4 * np.finfo(np.float32).eps * abs(q.got))
+        clear = fault.wrong & (abs(q.got) > 16 * q.tolerance)
+        moves.append((fault, problem, _origin(q.got, q.want, clear, slack)))
+    axes = whole[0][0].quantity.axes if whole else ""
+    text = _describe_source(moves, axes)
     if "another" in text and len(axes) == 4:
-        stride = next(filter(None, (_strides(a[:, 2:], b[:, 2:]) for a, b in rows)), None)
+        pairs = (np.array([*moved.items()]) for *_, moved in moves if moved)
+        stride = next(filter(None, (_strides(x[:, 0, 2:], x[:, 1, 2:]) for x in pairs)), None)
         if stride:
             return f"values of another place: rows of {stride[1]} are read as rows of {stride[0]}"
     return f"values {text}" if text else ""
 
 
-def _origin(got: Array, want: Array, tolerance: Array, wrong: Array) -> Array:
-    """Return (n, 2, axes): wrong places, and the one place whose exact value each has."""
-    flat = want.ravel()
-    order = np.argsort(flat)
-    ranked = flat[order]
-    places = np.argwhere(wrong & np.isfinite(got) & (abs(got) > 16 * tolerance))
+def _origin(got: Array, want: Array, wrong: Array, slack: Array) -> Moved:
+    """Return the wrong places of which another alone has this value, if most have one."""
+    order = np.argsort(want, None)
+    places = np.argwhere(wrong & np.isfinite(got))
     places = places[:: max(1, len(places) // MOST)]
-    found = []
-    for place in places:
-        value = got[tuple(place)]
-        slack = min(tolerance[tuple(place)], 4 * np.finfo(np.float32).eps * abs(value))
-        low, high = np.searchsorted(ranked, [value - slack, value + slack])
-        if high - low == 1:
-            found.append((place, np.array(np.unravel_index(order[low], want.shape))))
-    if len(found) < 0.6 * max(len(places), 1) or not found:
-        return np.zeros((0, 2, want.ndim), int)
-    return np.array(found)
+    values, widths = (x[tuple(places.T)] for x in (got, slack))
+    low, high = (np.searchsorted(want.ravel()[order], values + x) for x in (-widths, widths))
+    there = np.unravel_index(order[np.minimum(low, want.size - 1)], want.shape)
+    pairs = zip(places.tolist(), np.stack(there, -1).tolist(), high - low == 1, strict=True)
+    found = {tuple(a): tuple(b) for a, b, alone in pairs if alone and a != b}
+    return found if len(found) >= 0.6 * len(places) else {}
 
 
 def _strides(here: Array, there: Array) -> tuple[int, int] | None:
@@ -522,3 +460,29 @@ def _strides(here: Array, there: Array) -> tuple[int, int] | None:
                 if flat.mean() > 0.9:
                     return a, b
     return None
+
+
+OF_SCORES: dict[str, str | Callable[[Faults], str]] = {
+    "empty rows": _fake_rows,
+    "rows": _row_sums,
+    "dropout": _dropped,
+    "scale": partial(_share, "scale", "q·k"),
+    "bias": partial(_share, "bias", "the bias"),
+    "softcap": _softcap,
+    "bias of": _biases,
+    "kv head": _heads,
+    "moved": _rows_of_others,
+}
+"""Amount of a fault of s or p by its form, for forms that tell more than the step."""
+OF_RESULTS: dict[str, str | Callable[[Faults], str]] = {
+    "kv head": _heads,
+    "moved": _rows_of_others,
+    "shape": _shape,
+    "constant": _constant,
+    "values of other keys": _value_shift,
+    "values left out": "the values of visible keys are left out",
+    "dlse": "dlse is left out, or counted otherwise",
+    "dweights": "dweights is left out, or counted otherwise",
+    "parts": "each part of the keys has its own",
+}
+"""The same of other steps."""

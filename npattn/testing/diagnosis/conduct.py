@@ -42,14 +42,13 @@ def exception_causes(outcomes: Iterable[Outcome]) -> Iterator[Cause]:
 
 def conduct_causes(trial: Trial, outcomes: Iterable[Outcome]) -> Iterator[Cause]:
     """Yield the causes of outcomes whose values are right in a call of their own."""
-    left = [o for o in outcomes if o.kind in CONDUCT]
-    unordered = [o for o in left if _varies_within_tolerance(trial, o)]
-    if unordered:
-        yield state_cause(unordered, "unordered")
-    for kind in dict.fromkeys(o.kind for o in left if o not in unordered):
-        group = [o for o in left if o.kind == kind and o not in unordered]
-        if kind == "after":
-            yield state_cause(group, "after")
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in [o for o in outcomes if o.kind in CONDUCT]:
+        kind = "unordered" if _varies_within_tolerance(trial, outcome) else outcome.kind
+        groups.setdefault(kind, []).append(outcome)
+    for kind, group in groups.items():
+        if kind in STATE:
+            yield state_cause(group, kind)
         else:
             text = first_line(group[0].message).rstrip(":")
             yield Cause(text, ids(group), STEPS.get(kind, ""), "everywhere", name=f"{kind}: {text}")

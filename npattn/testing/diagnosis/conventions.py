@@ -169,7 +169,7 @@ def _explains(conventions: Conventions, evidence: Evidence) -> bool:
     if filled and not all(np.isfinite(x).all() for x in (problem.q, problem.k, problem.v)):
         return False  # a NaN that leaks looks like a fill that lets it through
     try:
-        return evidence.reproduced_by([predict_under(conventions, evidence)])
+        return evidence.reproduced_by(predict_under(conventions, evidence))
     except NpattnError:  # these conventions do not allow the problem
         return False
 

@@ -11,13 +11,12 @@ import numpy as np
 
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
-from npattn.problem.arrays import Array, finfo
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError, Results
-from npattn.testing.adapters.latent import tie
 from npattn.testing.bounds.rounding import Units
-from npattn.testing.bounds.ulp import real
+from npattn.testing.bounds.ulp import excess, half_ulp, real
 from npattn.testing.cases.recipe import Recipe, describe_changed
-from npattn.testing.comparison import compare_arrays
+from npattn.testing.comparison import compare_arrays, compare_result
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.rules.second_order import SECOND
@@ -47,9 +46,6 @@ class Evidence:
     exact: Mapping[str, Array]  # by the same names, float64
     # the failed one; None for a problem that is only asked for comparison
     outcome: Outcome | None = None
-    # problem of the call, if it is another: o of 8 bits has the factor of that
-    asked: Problem | None = None
-    closer: bool = True  # a cause must come closer to the wrong results than the exact ones are
 
     @cached_property
     def wrong(self) -> dict[str, float]:
@@ -62,10 +58,10 @@ class Evidence:
 
     def _ratio(self, name: str, array: Array) -> float:
         exact = self.exact[name]
-        if _largest(array, exact, np.zeros(exact.shape)) == 0:
-            return 0.0
         if array.shape != exact.shape:
             return math.inf
+        if not excess(array, exact).any():
+            return 0.0  # whatever the tolerance is
         return compare_arrays(name, array, exact, self.tolerance[name]).ratio
 
     def is_right(self, name: str, call: int) -> bool:
@@ -91,7 +87,7 @@ class Evidence:
     @cached_property
     def tolerance(self) -> Mapping[str, Array]:
         """Tolerances by name; computed when first needed."""
-        return self.trial.tolerance(self.problem, self.cotangents, self.exact, asked=self.asked)
+        return self.trial.tolerance(self.problem, self.cotangents, self.exact)
 
     @property
     def rounding(self) -> float:
@@ -114,11 +110,6 @@ class Evidence:
         observed = {name: x for name, x in self.observed.items() if name not in names}
         return replace(self, observed=observed) if len(observed) < len(self.observed) else self
 
-    @cached_property
-    def loose(self) -> Evidence:
-        """Evidence that `is_of` any problem whose results are within tolerance."""
-        return replace(self, closer=False)
-
     def equals(self, other: Evidence) -> bool:
         """Return True if another call returned the same results, bit for bit and as many times."""
         for name, arrays in other.observed.items():
@@ -130,44 +121,11 @@ class Evidence:
                 return False
         return True
 
-    def reproduced_by(self, parts: Iterable[Arrays]) -> bool:
-        """Return True if predicted results, which may come in parts, are those observed.
-
-        A prediction has to hit what is right as well as what is wrong.
-        """
-        missing = set(self.observed) - self.elsewhere
-        for predicted in self._tie(parts):
-            for name in [n for n in predicted if n in missing]:
-                missing.discard(name)
-                if not self.reproduces(name, predicted[name]):
-                    return False
-        return not missing
-
-    @cached_property
-    def elsewhere(self) -> frozenset[str]:
-        """Gradients from a right call, where another call with the same arguments is wrong.
-
-        A kernel may fall back to another path when it computes the gradient of the bias too. The
-        right path says nothing about the wrong one.
-        """
-        calls = [[self._ratio(n, x) <= 1 for x in self.observed[n]] for n in self.wrong]
-        several = [right for right in calls if len(right) == 2]
-        if not several or not any(map(all, zip(*several, strict=True))):
-            return frozenset()
-        return frozenset({"dbias"} & (self.observed.keys() - self.wrong.keys()))
-
-    def _tie(self, parts: Iterable[Arrays]) -> Iterable[Arrays]:
-        """Return predictions with dk as of one array with v, where values are a part of keys."""
-        if self.trial.implementation.latent is None or "dk" not in self.observed:
-            return parts
-        whole: dict[str, Sequence[Array]] = {}
-        for predicted in parts:
-            whole = {**predicted, **whole}
-        pairs = [*zip(whole.get("dk", ()), whole.get("dv", ()), strict=False)]
-        if pairs and all(dk.shape[:-1] == dv.shape[:-1] for dk, dv in pairs):
-            wide = [(dk.astype(np.float64), dv.astype(np.float64)) for dk, dv in pairs]
-            whole["dk"] = [tie({"dk": dk}, dv)["dk"] for dk, dv in wide]
-        return [whole]
+    def reproduced_by(self, predicted: Arrays) -> bool:
+        """Return True if predicted results are those observed, the right ones as well."""
+        return self.observed.keys() <= predicted.keys() and all(
+            self.reproduces(name, predicted[name]) for name in self.observed
+        )
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
         """Return True if predicted arrays, of the result's shape, are those observed.
@@ -186,22 +144,6 @@ class Evidence:
             if error > (min(1.0, of_exact / CLOSER) if wrong else 1.0):
                 return False
         return name not in self.wrong or any(self._ratio(name, x) > 1 for x in predicted)
-
-    def is_of(self, problem: Problem) -> bool:
-        """Return True if what was observed are the results of another problem, so rounded.
-
-        Each result is within its tolerance there. With `closer`, wrong results must be twice as
-        close to the other problem as to this one.
-        """
-        exact = self.trial.exact(problem, self.cotangents)
-        other = replace(self, problem=problem, exact=exact, asked=self.asked or self.problem)
-        wrong = self.wrong if self.closer else {}
-        limits = {name: min(1.0, wrong.get(name, math.inf) / 2) for name in self.observed}
-        return all(
-            other._ratio(name, array) <= limits[name]
-            for name, arrays in self.observed.items()
-            for array in arrays
-        )
 
 
 def _errors(got: Array, predicted: Array, evidence: Evidence, name: str) -> tuple[float, float]:
@@ -223,47 +165,18 @@ def _errors(got: Array, predicted: Array, evidence: Evidence, name: str) -> tupl
         if np.array_equal(got, predicted.astype(got.dtype), equal_nan=True):
             return 0.0, math.inf
         wide = predicted.astype(np.float64)
-        if not _same_range(got, wide):
-            return math.inf, math.inf
         size = _top(wide)
         allowed = np.full(got.shape, evidence.rounding * size)
         if got.shape == exact.shape:  # else no element has a tolerance of its own
             growth = max(1.0, size / max(_top(exact), np.finfo(float).tiny))
-            allowed = np.maximum(evidence.tolerance[name] * growth, allowed)
-        allowed = allowed + _half_ulp(predicted)
-        return _largest(got, wide, allowed), _largest(got, exact, allowed)
-
-
-def _same_range(got: Array, wanted: Array) -> bool:
-    """Return True if the same elements are finite, but for those beyond the range of the dtype."""
-    return bool((np.isfinite(got) == np.isfinite(wanted.astype(got.dtype))).all())
+            allowed = np.fmax(evidence.tolerance[name] * growth, allowed)
+        allowed = allowed + half_ulp(predicted)
+    own, of_exact = (compare_result(name, got, x, allowed).ratio for x in (wide, exact))
+    return own, of_exact
 
 
 def _top(x: Array) -> float:
     return float(np.max(abs(x), initial=0.0, where=np.isfinite(x)))
-
-
-def _half_ulp(x: Array) -> Array:
-    """Return at least half the gap beside each number."""
-    info = finfo(x.dtype)
-    wide = abs(np.where(np.isfinite(x), x, 0).astype(np.float64))
-    return np.asarray(wide * (float(info.eps) / 2) + float(info.smallest_subnormal))
-
-
-def _largest(got: Array, wanted: Array, allowed: Array) -> float:
-    """Return the largest error / tolerance; inf for another shape, and for NaN."""
-    if got.shape != wanted.shape:
-        return math.inf
-    if not got.size:
-        return 0.0
-    got = real(got)
-    with np.errstate(all="ignore"):
-        if not _same_range(got, wanted):
-            return math.inf
-        gap = np.maximum(abs(got.astype(np.float64) - wanted) - _half_ulp(got), 0)
-        gap = np.where(np.isfinite(got), gap, 0.0)
-        ratio = np.where(gap == 0, 0.0, gap / allowed)
-    return float(np.where(np.isnan(ratio), np.inf, ratio).max())
 
 
 def problem_size(problem: Problem, letter: str) -> int:

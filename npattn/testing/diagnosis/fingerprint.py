@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any
 
 from npattn.conventions import Conventions
@@ -21,12 +22,15 @@ from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.capabilities import probe
 from npattn.testing.cases.space import RANKS, Space, with_rank
+from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
 from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown, legal
 from npattn.testing.trial import Trial
 
 LAYOUTS = ("BHTD", "BTHD")
+MIXED = 32
+"""Problems of several options under the conventions found."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ def fingerprint_first(
             crashes=[x.message for x in lost],
         )
         probe_conventions(unknown)
-        precision, agreement = _describe_precision(unknown, seed), _try_mixed(unknown)
+        precision, agreement = _describe_precision(unknown, seed), _try_mixed(unknown, seed)
         return Fingerprint(
             trial.implementation.name,
             trial.implementation.layout,
@@ -291,12 +295,13 @@ def _describe_precision(unknown: Unknown, seed: int) -> str:
         return "its process ended on plain problems"
 
 
-def _try_mixed(unknown: Unknown) -> dict[str, tuple[int, int]]:
+def _try_mixed(unknown: Unknown, seed: int) -> dict[str, tuple[int, int]]:
     """Count the problems of several options on which each result agrees with the oracle."""
     counts: dict[str, tuple[int, int]] = {}
-    for recipe in unknown.mixed_recipes():
+    trial = unknown.trial
+    for recipe in islice(trial.cases(Pools(trial.space), seed, MIXED), MIXED):
         try:
-            compared = unknown.trial.agreement(recipe)
+            compared = trial.agreement(recipe)
         except ENDS as err:
             unknown.crashes.append(f"{recipe}: {err}")
             continue

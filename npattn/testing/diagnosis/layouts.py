@@ -64,7 +64,7 @@ def _explains(evidence: Evidence) -> bool:
     if evidence.problem.q.ndim != 4:
         return not evidence.wrong  # only rank 4 has two layouts
     try:
-        return evidence.reproduced_by([_predict(evidence)])
+        return evidence.reproduced_by(_predict(evidence))
     except NpattnError:  # read otherwise, the shapes of this problem do not fit
         return False
 
@@ -78,13 +78,13 @@ def _explains_exchange(x: str, y: str, evidence: Evidence) -> bool:
     dx, dy = f"d{x}", f"d{y}"
     back = {dx: exact[dy], dy: exact[dx]} if dx in exact else {}  # as an autograd gives them
     both = ({name: [array] for name, array in own.items()} for own in (exact, exact | back))
-    return any(evidence.reproduced_by([own]) for own in both)
+    return any(evidence.reproduced_by(own) for own in both)
 
 
 def _explains_order(evidence: Evidence) -> bool:
     exact = {name: [x] for name, x in evidence.exact.items()}
     o, lse = evidence.exact["o"], evidence.exact["lse"]
-    return evidence.reproduced_by([exact | {"o": [o, lse], "lse": [o]}])
+    return evidence.reproduced_by(exact | {"o": [o, lse], "lse": [o]})
 
 
 def _predict(evidence: Evidence) -> Arrays:

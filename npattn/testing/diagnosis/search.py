@@ -30,9 +30,7 @@ from npattn.testing.diagnosis.evidence import Evidence, sample
 from npattn.testing.diagnosis.explore import around, scores_of
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.locate import is_one_factor, result
-from npattn.testing.diagnosis.outputs import output_candidates, storage_candidates
 from npattn.testing.diagnosis.precision import precision_candidates
-from npattn.testing.diagnosis.stored_gradients import stored_gradient_candidates
 from npattn.testing.trial import Trial
 
 PROBES = 12
@@ -73,7 +71,7 @@ def search(
             continue
         # A result barely out of tolerance fits many causes: prefer the cause already found.
         rest = [e for e in (*left, *skipped) if e not in claimed]
-        claimed = claimed + [e for e in rest if candidate.explains(e.loose)]
+        claimed = claimed + [e for e in rest if candidate.explains(e)]
         found.append((candidate, [whole[e] for e in claimed]))
         left, skipped = ([e for e in x if e not in claimed] for x in (left, skipped))
     return found, [whole[e] for e in (*skipped, *left)]
@@ -144,7 +142,7 @@ class _Judge:
 
         A problem that it does not allow, as a convention may, tells nothing.
         """
-        fits = [candidate.explains(e.loose) for e in self.probes]
+        fits = [candidate.explains(e) for e in self.probes]
         telling = [(x, e) for x, e in zip(fits, self.probes, strict=True) if e.wrong or not x]
         refuted = sum(not x and not e.wrong for x, e in telling)  # it is right there
         share = sum(x for x, _ in telling) / len(telling) if telling else 1.0
@@ -155,9 +153,6 @@ MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
     convention_candidates,
     profile_candidates,
     layout_candidates,
-    output_candidates,
     descale_candidates,
-    storage_candidates,
-    stored_gradient_candidates,
     dtype_candidates,
 )

@@ -8,54 +8,30 @@ from pathlib import Path
 from npattn import engines
 
 LINES = {
-    "s": "s = problem.scale * (q @ k",
-    "visible": "s = np.where(problem.visible",
-    "p": "p, p_sink, lse = _softmax(",
-    "lse": "lse = (m + np.log(total))",
-    "o": "o = sum_live(",
-    "dv": "dv = sum_live(",
-    "dp": "dp = do @ v",
-    "delta": "g, g_sink = subtract_mean(dp",
-    "ds": "ds = where_live(p * g",
-    "dq": "dq = problem.scale",
-    "dk": "dk = problem.scale",
-    "dbias": "bias=problem.bias_gradient(ds)",
-    "dsinks": "sinks=None if ds_sink",
+    "s": ("s = scale · q kᵀ + bias", "s = problem.scale * (q @ k"),
+    "visible": ("s = −∞ where a key is hidden", "s = np.where(problem.visible"),
+    "p": ("p = exp(s − lse)", "p, p_sink, lse = _softmax("),
+    "lse": ("lse = log Σ exp(s)", "lse = (m + np.log(total))"),
+    "o": ("o = p v", "o = sum_live("),
+    "dv": ("dv = pᵀ do", "dv = sum_live("),
+    "dp": ("dP = do vᵀ", "dp = do @ v"),
+    "delta": ("δ = Σ p · dP", "g, g_sink = subtract_mean(dp"),
+    "ds": ("dS = p · (dP − δ)", "ds = where_live(p * g"),
+    "dq": ("dq = scale · dS k", "dq = problem.scale"),
+    "dk": ("dk = scale · dSᵀ q", "dk = problem.scale"),
+    "dbias": ("dbias = dS", "bias=problem.bias_gradient(ds)"),
+    "dsinks": ("dsinks = −Σ p_sink · δ", "sinks=None if ds_sink"),
 }
-"""Beginning of the line of dense.py that computes a step."""
-EQUATIONS = {
-    "s": "s = scale · q kᵀ + bias",
-    "visible": "s = −∞ where a key is hidden",
-    "p": "p = exp(s − lse)",
-    "lse": "lse = log Σ exp(s)",
-    "o": "o = p v",
-    "dv": "dv = pᵀ do",
-    "dp": "dP = do vᵀ",
-    "delta": "δ = Σ p · dP",
-    "ds": "dS = p · (dP − δ)",
-    "dq": "dq = scale · dS k",
-    "dk": "dk = scale · dSᵀ q",
-    "dbias": "dbias = dS",
-    "dsinks": "dsinks = −Σ p_sink · δ",
-}
-"""Equation of each step, as a line of a kernel."""
+"""Equation of each step, as a line of a kernel, and the beginning of its line in dense.py."""
 WORDS = {
     "s": "the scores s",
     "visible": "the mask",
     "p": "the weights p",
-    "lse": "lse",
-    "o": "o",
-    "dv": "dv",
     "dp": "dP",
     "delta": "δ",
     "ds": "dS",
-    "dq": "dq",
-    "dk": "dk",
-    "dbias": "dbias",
-    "dsinks": "dsinks",
-    "dgate": "dgate",
-    "nan": "NaN",
 }
+"""Names of steps that are not the words for them."""
 WHOLE = {
     "state": "results depend on earlier calls",
     "precision": "results are less precise than the dtype allows",
@@ -109,39 +85,37 @@ STATE = {
 def line_of(step: str) -> int:
     """Return the line of dense.py that computes a step; 0 if none does."""
     path = Path(engines.__path__[0]) / "dense.py"
-    for n, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if step in LINES and line.strip().startswith(LINES[step]):
-            return n
-    return 0
+    lines = enumerate(path.read_text("utf-8").splitlines(), 1)
+    found = (n for n, line in lines if line.strip().startswith(LINES[step][1]))
+    return next(found) if step in LINES else 0
 
 
 def say(step: str, where: str, amount: str) -> str:
     """Return the sentence of a cause."""
-    backward = where.startswith(BACKWARD)
     place = where.removeprefix(BACKWARD).strip()
-    subject = WORDS.get(step, step)
     if not step:
         text = "no step was found: results are out of tolerance"
     elif step in WHOLE:
         text = WHOLE[step]
+        place = "" if place == "everywhere" else place
     elif step == "nan":
-        finite = " is finite where" in amount
-        text = "a NaN is swallowed" if finite else "results are not finite"
+        text = "a NaN is swallowed" if " is finite where" in amount else "results are not finite"
     else:
         zero = amount if amount.startswith("0") else ""
-        text = f"{subject} {'are' if step in PLURAL or ' ' in step else 'is'} {zero or 'wrong'}"
+        verb = "are" if step in PLURAL or " " in step else "is"
+        text = f"{WORDS.get(step, step)} {verb} {zero or 'wrong'}"
         amount = amount.removeprefix(zero)
-    text += " in the backward, and right in the forward," if backward else ""
-    place = "" if step in WHOLE and place == "everywhere" else place
-    text = text.rstrip(",") if not place or place == "everywhere" else text
+    if where.startswith(BACKWARD):
+        text += " in the backward, and right in the forward"
+        text += "," if place not in ("", "everywhere") else ""
     if place == "contents":
         of_inputs = step == "nan" and " where " in amount  # which it says
         text += "" if of_inputs else " for some values of q and k, and right for others"
-        place = ""
-    text += " everywhere" if place == "everywhere" else f" {_at(place)}" if place else ""
+    elif place:
+        text += " everywhere" if place == "everywhere" else f" {_at(place)}"
     text += f": {amount}" if amount and step != "state" else ""
     line = line_of(step)
-    return f"{text} [{EQUATIONS[step]}; oracle: npattn/engines/dense.py:{line}]" if line else text
+    return f"{text} [{LINES[step][0]}; oracle: npattn/engines/dense.py:{line}]" if line else text
 
 
 def _at(place: str) -> str:

@@ -6,9 +6,8 @@ the one whose result it gives within the tolerance, if that of every other is fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -17,9 +16,8 @@ from npattn.conventions import Conventions
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, Results, TimedOut
-from npattn.testing.cases.options import BIASES, MASKS
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.comparison import compare_arrays
+from npattn.testing.comparison import compare_result
 from npattn.testing.trial import Trial
 
 FAR = 8.0
@@ -27,8 +25,6 @@ FAR = 8.0
 FILLS = ("hidden_fill", "hidden_add")
 ENDS = (Crash, TimedOut, NotAsked)
 """Errors of calls that end the process, or have ended it before."""
-MIXED = 8
-"""Least number of problems of several options."""
 KINDS = {
     "mask": ("full", "heads", "matrix", "padding"),
     "bias": ("full", "heads", "matrix", "keys of samples"),
@@ -84,20 +80,6 @@ class Unknown:
             base = replace(base, S=base.T + 8)
         return replace(base, **changes)
 
-    def mixed_recipes(self) -> Iterator[Recipe]:
-        """Yield a recipe for every pair of options that it accepts, and several in any case."""
-        values: dict[str, Any] = {"causal": True, "window": (3, 1), "scale": 0.5, "softcap": 2.0}
-        values |= {"mask": self.kinds.get("mask"), "bias": self.kinds.get("bias"), "sinks": True}
-        names = [n for n, value in values.items() if self.has(n) and value is not None]
-        if self.has("dropout_mask"):
-            names.append("dropout")
-            values["dropout"] = 0.5 if self.has("dropout_rate") else 0.0
-        sets = [(), *combinations(names, min(2, max(len(names), 1)))]
-        heads = [{}, *([{"H": 4, "K": 2}] if "kv_head" in self.determined else [])]
-        for n in range(max(len(sets), MIXED)):
-            options = {name: values[name] for name in sets[n % len(sets)]}
-            yield self.recipe(seed=n, **heads[n % len(heads)], **options)
-
     def problem(self, recipe: Recipe) -> Problem:
         """Return the problem of a recipe, its mask as the conventions known so far mean it."""
         problem = recipe.problem(self.conventions.alignment, self.conventions.mask_true)
@@ -127,17 +109,12 @@ class Unknown:
 
     def hide_rows(self, option: str, kind: str) -> Problem:
         """Return a problem in which mask, or a bias of −inf, hides all keys of some queries."""
-        recipe = self.recipe()
-        sample = {"mask": MASKS, "bias": BIASES}[option][kind]
-        array = np.array(sample(np.random.default_rng([recipe.seed, 7]), recipe))
-        hidden = False if option == "mask" else -np.inf
-        if kind in ("padding", "keys of samples"):
-            array[(0,) * (array.ndim - 1)] = hidden
-        else:
-            array[..., ::3, :] = hidden
-        array = array if option == "mask" else array.astype(recipe.dtype)
-        array = ~array if option == "mask" and self.conventions.mask_true == "hide" else array
-        return self.problem(recipe).replace(**{option: array})
+        problem = self.problem(self.recipe(**{option: kind}))
+        array = np.array(getattr(problem, f"{option}_array"))
+        few = (0,) * (array.ndim - 1) if kind in ("padding", "keys of samples") else None
+        where = few or (..., slice(None, None, 3), slice(None))
+        array[where] = -np.inf if option == "bias" else self.conventions.mask_true == "hide"
+        return problem.replace(**{option: array})
 
     # --- results ---
 
@@ -167,7 +144,11 @@ class Unknown:
             calls += 1
             exact = {i: self._exact(problem, c, result) for i, c in candidates.items()}
             own = [x for n, x in results.pairs if n == result]
-            fits -= {i for i, e in exact.items() if not all(_agree(x, *e) for x in own)}
+            fits -= {
+                i
+                for i, e in exact.items()
+                if not all(compare_result(result, x, *e).passed for x in own)
+            }
             apart |= np.array([[_are_apart(a, b) for b in exact.values()] for a in exact.values()])
         if not calls:
             return f"it raised {refusal}"
@@ -193,10 +174,6 @@ class Unknown:
 def legal(name: str) -> tuple[Any, ...]:
     """Return the values of a convention that is one of several words."""
     return get_args(get_type_hints(Conventions)[name])
-
-
-def _agree(got: Array, exact: Array, tolerance: Array) -> bool:
-    return got.shape == exact.shape and compare_arrays("", got, exact, tolerance).passed
 
 
 def _are_apart(a: tuple[Array, Array], b: tuple[Array, Array]) -> bool:

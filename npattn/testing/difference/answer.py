@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from npattn.testing.comparison import short
 from npattn.testing.difference.factors import PLAIN, REORDERED
 from npattn.testing.difference.measure import Measurement
-from npattn.testing.difference.precision import EXPLAINED, Explained
-from npattn.testing.difference.record import Change, ConventionDifference, Move, ResultDifference
+from npattn.testing.difference.precision import EXPLAINED
+from npattn.testing.difference.record import Change, ConventionDifference, ResultDifference
 from npattn.testing.difference.wrong import Wrong
 
 EXPLAINS = "the difference is explained"
@@ -55,11 +55,8 @@ def describe_distance(measured: Measurement) -> Iterator[str]:
 
 def _nearer(results: Sequence[ResultDifference]) -> Iterator[str]:
     """Yield a sentence on the side with the smaller error over all results; none if both are 0."""
-    squares = [
-        sum(one.elements * rms**2 for one, rms in zip(results, column, strict=True))
-        for column in ([x.a_rms for x in results], [x.b_rms for x in results])
-    ]
-    a, b = map(math.sqrt, squares)
+    a = math.sqrt(sum(x.elements * x.a_rms**2 for x in results))
+    b = math.sqrt(sum(x.elements * x.b_rms**2 for x in results))
     if min(a, b) == 0:
         if a != b:
             yield f"{'A' if a == 0 else 'B'} has no error at all."
@@ -75,11 +72,9 @@ def describe_wrong(
     results: Sequence[ResultDifference], wrong: Sequence[Wrong], explained: bool
 ) -> Iterator[str]:
     """Say which results are out of tolerance, and why; a precision only if no step explains it."""
-    for name, side, column in (
-        ("A", wrong[0], [x.a_ratio for x in results]),
-        ("B", wrong[1], [x.b_ratio for x in results]),
-    ):
-        bad = {x.name: r for x, r in zip(results, column, strict=True) if not r <= 1}
+    for name, side in zip("AB", wrong, strict=True):
+        ratios = {x.name: x.a_ratio if name == "A" else x.b_ratio for x in results}
+        bad = {x: ratio for x, ratio in ratios.items() if not ratio <= 1}
         if not bad:
             continue
         largest = max(bad.values())
@@ -90,7 +85,7 @@ def describe_wrong(
 
 
 def describe_explanation(
-    explained: Sequence[Mapping[str, Explained]],
+    explained: Sequence[Mapping[str, str]],
     unexplained: Mapping[str, float | None],
     factors: Sequence[Change],
     right: bool,
@@ -108,7 +103,7 @@ def describe_explanation(
             silent.append(text)
             continue
         found = zip("AB", (by_name.get(name) for by_name in explained), strict=True)
-        causes = [f"in {side} {one.text}" for side, one in found if one]
+        causes = [f"in {side} {one}" for side, one in found if one]
         percent = short(math.floor(1000 * (1 - share)) / 10)
         yield f"In {text} {EXPLAINS} ({percent} %): {'; '.join(causes)}."
     if silent and right:
@@ -116,29 +111,24 @@ def describe_explanation(
 
 
 def _order(factors: Sequence[Change]) -> str:
-    """Say whether another order of keys moves one of them as far as the two are apart."""
+    """Say whether another order of keys moves one of them half as far as the two are apart."""
     by_factor = {one.factor: one for one in factors}
-    apart = by_factor[PLAIN].apart if PLAIN in by_factor else ""
-    if REORDERED not in by_factor or isinstance(apart, str):
+    apart = by_factor[PLAIN].apart if factors else ""
+    if isinstance(apart, str):
         return ""
+    unit = 0 if apart[0] else 1  # in ulps, where both are within the rounding of the result
     moves = {"A": by_factor[REORDERED].a, "B": by_factor[REORDERED].b}
-    far = [n for n, x in moves.items() if not isinstance(x, str) and _as_far(x, apart)]
-    sums = f"; another order of keys moves {' and '.join(far)} as far" if far else ""
+    far = [n for n, x in moves.items() if not isinstance(x, str) and 2 * x[unit] >= apart[unit]]
+    sums = f"; another order of keys moves {' and '.join(far)} as far"
     return f"{sums}: it has the size of roundings" if far else ""
-
-
-def _as_far(move: Move, apart: Move) -> bool:
-    """Return True if a move is at least half of a distance."""
-    place = 0 if apart[0] else 1  # in ulps, where both are within the rounding of the result
-    return 2 * move[place] >= apart[place]
 
 
 def describe_factors(factors: Sequence[Change]) -> Iterator[str]:
     """Say of each side which factors change its bits."""
     moved: dict[str, list[str]] = {}
-    for name, column in (("A", [x.a for x in factors]), ("B", [x.b for x in factors])):
-        tried = zip(factors, column, strict=True)
-        changes = [x.factor for x, move in tried if not isinstance(move, str) and move[1]]
+    for name in "AB":
+        moves = {x.factor: x.a if name == "A" else x.b for x in factors}
+        changes = [x for x, move in moves.items() if not isinstance(move, str) and move[1]]
         moved.setdefault(", ".join(changes), []).append(name)
     for text, names in moved.items() if factors else ():
         yield f"The bits of {' and '.join(names)} change with {text or 'no factor that was tried'}."

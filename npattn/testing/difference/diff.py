@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npattn.errors import DtypeError, OptionError
+from npattn.errors import DtypeError
 from npattn.problem.checks import check_integer
 from npattn.profiles import Profile
 from npattn.testing.adapters.base import ImplementationError
@@ -26,7 +26,6 @@ from npattn.testing.difference.names import choose_kind, profile_of
 from npattn.testing.difference.pair import compare_pair, is_plain
 from npattn.testing.difference.precision import (
     PASSES,
-    RIGHT,
     explain_errors,
     predict_roundings,
     remaining,
@@ -36,6 +35,7 @@ from npattn.testing.difference.record import Change, ConventionDifference, Diffe
 from npattn.testing.difference.wrong import explain_wrong
 from npattn.testing.power import conclude, describe, find_unjudged
 from npattn.testing.reference.sides import Sides, open_sides
+from npattn.testing.rules.systematic_error import plain_recipes
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.connect import isolate as isolate_in_worker
 from npattn.testing.worker.supervisor import Limits
@@ -103,24 +103,11 @@ def diff(
         If `dtype` is another one.
     MissingExtraError
         If a name is a target whose package is not installed.
-
-    Examples
-    --------
-    >>> from npattn.testing import diff
-    >>> print(diff("onnx", "onnx@1.22", profiles=True))
-    A is onnx 1.23, B is onnx@1.22: profiles
-    They differ in one convention: empty_row.
-    <BLANKLINE>
-    empty_row
-      A: a query that sees no key gives 0
-      B: a query that sees no key gives NaN
-      T = 1, S = 1: q = [[0]], k = [[1]], v = [[1]], mask = [[False]]
-        A: o = [[0]]; B: o = [[nan]]
     """
     if dtype not in DTYPES:
         raise DtypeError(f"dtype is {dtype!r}, must be one of {', '.join(DTYPES)}")
     check_integer("examples", examples)
-    kind, notes = _choose_kind(a, b, profiles)
+    kind, notes = choose_kind(a, b, profiles)
     if kind == "profiles":
         first, other = (x if isinstance(x, Profile) else profile_of(str(x)) for x in (a, b))
         return diff_profiles(first, other, notes)
@@ -129,28 +116,13 @@ def diff(
     return _diff_implementations(one, two, sizes or {}, settings, notes, tuple(accept))
 
 
-def _choose_kind(a: Side, b: Side, profiles: bool) -> tuple[str, tuple[str, ...]]:
-    if isinstance(a, str) and isinstance(b, str):
-        return choose_kind(a, b, profiles)
-    are_profiles = [isinstance(x, Profile) or (isinstance(x, str) and profiles) for x in (a, b)]
-    if all(are_profiles):
-        return "profiles", ()
-    if profiles or any(are_profiles):
-        raise OptionError("got a profile and an implementation: check(f, like=...) judges it by it")
-    return "implementations", ()
-
-
 def _open(x: Side, isolate: bool, limits: Limits) -> Implementation:
     """Return an implementation; what is named lives in a worker."""
     if isinstance(x, str):
         return connect(x, limits=limits)
     assert not isinstance(x, Profile)
-    implementation = x if isinstance(x, Implementation) else Implementation(x)
-    return (
-        isolate_in_worker(implementation, limits)
-        if isolate and not implementation.is_isolated
-        else implementation
-    )
+    f = x if isinstance(x, Implementation) else Implementation(x)
+    return isolate_in_worker(f, limits) if isolate and not f.is_isolated else f
 
 
 def _diff_implementations(
@@ -162,27 +134,18 @@ def _diff_implementations(
     accept: tuple[str, ...],
 ) -> Difference:
     """Measure how far two implementations are apart, and look for the reasons."""
-    names, seed = (a.name, b.name), settings["seed"]
-    sides = open_sides(a, b, settings["dtype"], sizes)
+    seed, sides = settings["seed"], open_sides(a, b, settings["dtype"], sizes)
+    found = Difference(a.name, b.name, "implementations", False, (), settings=settings)
     if not isinstance(sides, Sides):
-        lines = (INCOMPARABLE, *sides)
-        return Difference(*names, "implementations", False, lines, settings=settings)
+        return replace(found, answer=(INCOMPARABLE, *sides))
     recipes = sample_recipes(sides, seed, settings["examples"])
     measured = measure(sides, recipes)
     trials = (sides.a, sides.b)
     wrong = [explain_wrong(t, e) for t, e in zip(trials, measured.evidence, strict=True)]
     if not is_plain(measured, wrong):
         alike, reason, lines = compare_pair(sides, recipes, accept)
-        lost = describe_lost(measured)
-        return Difference(
-            *names,
-            "implementations",
-            alike,
-            (*notes, *lines, *lost),
-            beside=sides.only,
-            settings=settings,
-            reason=reason,
-        )
+        answer = (*notes, *lines, *describe_lost(measured))
+        return replace(found, alike=alike, answer=answer, beside=sides.only, reason=reason)
     if any(side.follows for side in wrong):
         one, other = (
             replace(t, conventions=side.conventions, memo={})
@@ -205,27 +168,26 @@ def _diff_implementations(
         accept=accept,
         reasons=[f"a defect of npattn: {x} in {one.name}" for one in results for x in one.defects],
     )
-    return Difference(
-        *names,
-        "implementations",
-        alike and conclusion.passed,
-        (
-            *notes,
-            *describe_conventions(differing, wrong),
-            *describe_distance(measured),
-            *describe(powers),
-            *describe_wrong(results, wrong, any(EXPLAINS in line for line in explanation)),
-            *explanation,
-            *describe_factors(factors),
-            *describe_lost(measured),
-            *sides.wrong,
-        ),
-        differing,
-        sides.only,
-        results,
-        factors,
-        settings,
-        conclusion.reason,
+    answer = (
+        *notes,
+        *describe_conventions(differing, wrong),
+        *describe_distance(measured),
+        *describe(powers),
+        *describe_wrong(results, wrong, any(EXPLAINS in line for line in explanation)),
+        *explanation,
+        *describe_factors(factors),
+        *describe_lost(measured),
+        *sides.wrong,
+    )
+    return replace(
+        found,
+        alike=alike and conclusion.passed,
+        answer=answer,
+        conventions=differing,
+        beside=sides.only,
+        results=results,
+        factors=factors,
+        reason=conclusion.reason,
     )
 
 
@@ -242,36 +204,18 @@ def _are_alike(sides: Sides, measured: Measurement) -> bool:
 def _differing(sides: Sides) -> tuple[ConventionDifference, ...]:
     """Describe the conventions that differ and that what both take and return may show."""
     one, two = sides.a, sides.b
-    there = {*one.space.features, *one.space.structure}
+    able = {*one.space.features, *one.space.structure}
     for name in ("lse", "weights"):
         if all(getattr(t.implementation, f"returns_{name}") for t in (one, two)):
-            there.add(name)
-    found = diff_conventions(one.conventions, two.conventions)
-    return tuple(x for x in found if any(there >= needs for needs in NEEDS[x.topic]))
-
-
-NEEDS: dict[str, tuple[set[str], ...]] = {
-    "causal": ({"causal", "T != S"}, {"window", "T != S"}),
-    "window": ({"window"},),
-    "mask_true": ({"mask"},),
-    "hidden scores": ({"mask"}, {"causal"}, {"window"}),
-    "empty_row": ({"mask"}, {"bias"}, {"causal", "T > S"}, {"window"}),
-    "empty_row_bias": ({"bias"},),
-    "bias": ({"bias"},),
-    "softcap": ({"softcap", "bias"}, {"softcap", "mask"}, {"softcap", "causal"}),
-    "kv_head": ({"K < H"},),
-    "lse_base": ({"lse"},),
-    "lse_empty": ({"lse", "mask"}, {"lse", "bias"}, {"lse", "causal", "T > S"}),
-    "weights": ({"weights", "dropout_mask"},),
-    "dropout_at_rate_0": ({"dropout_mask"},),
-}
-"""Topic of conventions → what both must take or return for it to show, in any of these sets."""
+            able.add(name)
+    found = diff_conventions(one.conventions, two.conventions, frozenset(able))
+    return tuple(x for x in found if x.example is not None)
 
 
 def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], list[str]]:
     """Return what each factor changes, and which roundings explain the difference, in words."""
     try:
-        plain = answer_plain(sides, seed)
+        plain = answer_plain(sides, plain_recipes(sides.a.space, seed)[0])
     except ImplementationError as err:
         return (), [f"A plain problem was not answered: {err}"]
     if any(x.array.shape != x.exact.shape for side in plain for x in side.answer.judged.values()):
@@ -280,5 +224,5 @@ def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], 
     predictions = predict_roundings(sides.a, plain[0].answer)
     explained = [explain_errors(side.answer, predictions) for side in plain]
     answers = [side.answer for side in plain]
-    unexplained = {name: remaining(answers, explained, predictions[RIGHT], name) for name in PASSES}
+    unexplained = {name: remaining(answers, explained, predictions, name) for name in PASSES}
     return factors, list(describe_explanation(explained, unexplained, factors, right))

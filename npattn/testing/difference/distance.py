@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,15 @@ class Judged(NamedTuple):
     array: Array
     exact: Array
     tolerance: Array
+
+    @property
+    def errors(self) -> Array:
+        """Errors in units of the tolerance; 0 for what is no number, none for another shape."""
+        if self.array.shape != self.exact.shape:
+            return np.zeros(0)
+        with np.errstate(all="ignore"):
+            errors = (real(self.array).astype(np.float64) - self.exact) / self.tolerance
+        return np.where(np.isfinite(errors), errors, 0)
 
 
 def bits_differ(a: Array, b: Array) -> Array:
@@ -70,16 +79,26 @@ def ulps(name: str, a: Array, b: Array, exact: Array) -> Array:
     which is a logarithm.
     """
     dtype = max(a.dtype, b.dtype, key=lambda x: float(finfo(x).eps))
-    info: Any = finfo(dtype)
     wide, other = real(a).astype(np.float64), real(b).astype(np.float64)
-    sizes = (np.where(np.isfinite(x), abs(x), 0) for x in (wide, other, exact))
-    size = np.maximum.reduce(list(sizes))
+    sizes = [np.where(np.isfinite(x), abs(x), 0) for x in (wide, other, exact)]
+    size = np.minimum(np.maximum.reduce(sizes), float(finfo(dtype).max))
     if name == "lse":
         size = np.maximum(size, 1)
     elif size.size:
         size = np.broadcast_to(size.max(-1, keepdims=True), exact.shape)
     with np.errstate(all="ignore"):
-        unit = np.maximum(2.0 ** np.floor(np.log2(size)) * float(info.eps), info.smallest_subnormal)
-        steps = np.where(wide == other, 0, abs(wide - other) / unit)
+        steps = np.where(wide == other, 0, abs(wide - other) / (2 * half_ulp(size.astype(dtype))))
     one = np.isfinite(wide) != np.isfinite(other)
     return np.where(one, np.inf, np.nan_to_num(steps, nan=0.0, posinf=np.inf))
+
+
+def farthest(
+    name: str, a: Judged, b: Judged, where: Array | bool = True
+) -> tuple[float, float, tuple[int, ...]]:
+    """Return the largest ratio of two results of one shape, the ulps there, and the place."""
+    ratio, steps = ratios(a, b), ulps(name, a.array, b.array, a.exact)
+    ratio, steps = (np.where(where, x, 0) for x in (ratio, steps))
+    if not ratio.size:
+        return 0.0, 0.0, ()
+    place = np.unravel_index(int(np.lexsort((steps.ravel(), ratio.ravel()))[-1]), ratio.shape)
+    return float(ratio[place]), float(steps[place]), tuple(map(int, place))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
-from npattn.testing.adapters.base import ImplementationError, Results
+from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.ulp import half_ulp, real
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
-from npattn.testing.comparison import compare_arrays
-from npattn.testing.diagnosis.evidence import Evidence, group
-from npattn.testing.difference.distance import Judged, bits_differ, mean_same, ratios, ulps
+from npattn.testing.comparison import compare_result
+from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.difference.distance import Judged, bits_differ, farthest, mean_same
 from npattn.testing.difference.record import Place, ResultDifference
 from npattn.testing.power import Power, find_unseen
 from npattn.testing.reference.sides import Sides, share_cotangents
@@ -29,45 +30,7 @@ class Answer:
 
     problem: Problem
     cotangents: Cotangents
-    results: Results
     judged: dict[str, Judged]
-
-
-@dataclass
-class Tally:
-    """One result on all problems so far."""
-
-    elements: int = 0
-    same: int = 0
-    by_convention: int = 0
-    ratio: float = 0.0
-    ulps: float = 0.0
-    place: Place | None = None
-    at: tuple[float, float] = (-1.0, 0.0)
-    worst: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    counted: int = 0
-    powers: list[Power] = field(default_factory=list)
-    unseen: list[str] | None = None
-
-    def summarise(self, name: str) -> ResultDifference:
-        """Return the totals of all problems as the difference of one result."""
-        a_rms, b_rms = (float(np.sqrt(x / max(self.counted, 1))) for x in self.squares)
-        return ResultDifference(
-            name=name,
-            elements=self.elements,
-            same=self.same,
-            ratio=self.ratio,
-            ulps=self.ulps,
-            place=self.place if self.same < self.elements else None,
-            a_ratio=self.worst[0],
-            b_ratio=self.worst[1],
-            a_rms=a_rms,
-            b_rms=b_rms,
-            by_convention=self.by_convention,
-            power=Power.union(self.powers),
-            defects=tuple(self.unseen or ()),
-        )
 
 
 @dataclass
@@ -75,14 +38,14 @@ class Measurement:
     """Differences of two implementations over problems."""
 
     problems: int = 0  # number of problems that both answered
-    tallies: dict[str, Tally] = field(default_factory=dict)  # by result
+    parts: dict[str, list[ResultDifference]] = field(default_factory=dict)  # by result
     # problems on which a result of A, or of B, is wrong
     evidence: tuple[list[Evidence], list[Evidence]] = field(default_factory=lambda: ([], []))
     # problems that one of them did not answer, a line each
     lost: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
 
     def results(self) -> tuple[ResultDifference, ...]:
-        return tuple(tally.summarise(name) for name, tally in self.tallies.items())
+        return tuple(map(ResultDifference.union, self.parts.values()))
 
 
 def sample_recipes(sides: Sides, seed: int, examples: int) -> list[Recipe]:
@@ -96,13 +59,18 @@ def measure(sides: Sides, recipes: Iterable[Recipe]) -> Measurement:
     """Ask both for the results of each problem, and compare them element by element."""
     measured = Measurement()
     for recipe in recipes:
-        answers = [_try(i, sides, recipe, measured) for i in range(2)]
-        if answers[0] is None or answers[1] is None:
+        a, b = (_try(i, sides, recipe, measured) for i in range(2))
+        if a is None or b is None:
             continue
         measured.problems += 1
-        _add(measured, sides, recipe, answers[0], answers[1])
-        for side, trial, found in zip(answers, (sides.a, sides.b), measured.evidence, strict=True):
-            assert side is not None
+        for name in [n for n in a.judged if n in b.judged]:
+            parts = measured.parts.setdefault(name, [])
+            one = compare(name, sides.a, recipe, a.judged[name], b.judged[name])
+            if not parts and one.ratio <= 1:
+                unseen = _find_unseen(name, sides.a, recipe, a.judged[name], b.judged[name])
+                one = replace(one, defects=tuple(unseen))
+            parts.append(one)
+        for side, trial, found in zip((a, b), (sides.a, sides.b), measured.evidence, strict=True):
             if evidence := _find_wrong(trial, side):
                 found.append(evidence)
     return measured
@@ -122,63 +90,50 @@ def _try(side: int, sides: Sides, recipe: Recipe, measured: Measurement) -> Answ
 def answer(trial: Trial, problem: Problem, cotangents: Cotangents) -> Answer:
     """Ask one implementation, and judge each result that has the right shape."""
     with trial.implementation.framework.one_thread():
-        results = trial.results(problem, cotangents)
-    exact = trial.exact(problem, cotangents)
-    allowed = trial.tolerance(problem, cotangents, exact)
+        e = trial.evaluate(problem, cotangents)
     judged = {
-        name: Judged(results[name], exact[name], allowed[name])
-        for name in exact
-        if name in results and results[name].dtype.kind not in "biuc"
+        n: Judged(e.results[n], e.exact[n], e.tolerance[n]) for n in e.exact if n in e.results
     }
-    return Answer(problem, cotangents, results, judged)
+    return Answer(problem, cotangents, judged)
 
 
 def _find_wrong(trial: Trial, side: Answer) -> Evidence | None:
     """Return evidence if a result is out of tolerance."""
     exact = {name: x.exact for name, x in side.judged.items()}
-    observed = {name: x for name, x in group(side.results).items() if name in exact}
+    observed = {name: [x.array] for name, x in side.judged.items()}
     evidence = Evidence(trial, side.problem, side.cotangents, "contiguous", observed, exact)
     return evidence if evidence.wrong else None
 
 
-def _add(measured: Measurement, sides: Sides, recipe: Recipe, a: Answer, b: Answer) -> None:
-    for name in a.judged:
-        if name in b.judged:
-            tally = measured.tallies.setdefault(name, Tally())
-            pair = a.judged[name], b.judged[name]
-            _compare(tally, name, sides, recipe, *pair)
-            if tally.unseen is None and tally.ratio <= 1:
-                tally.unseen = _find_unseen(name, sides, recipe, *pair)
-
-
-def _compare(tally: Tally, name: str, sides: Sides, recipe: Recipe, a: Judged, b: Judged) -> None:
-    """Add one result of one problem to its tally."""
-    for side, judged in enumerate((a, b)):
-        shaped = judged.array.shape == judged.exact.shape
-        error = compare_arrays(name, *judged).ratio if shaped else np.inf
-        tally.worst[side] = max(tally.worst[side], error)
+def compare(name: str, trial: Trial, recipe: Recipe, a: Judged, b: Judged) -> ResultDifference:
+    """Compare one result of both on one problem."""
+    a_ratio, b_ratio = (compare_result(name, *x).ratio for x in (a, b))
     if not a.array.shape == b.array.shape == a.exact.shape == b.exact.shape:
-        tally.elements, tally.ratio, tally.ulps = tally.elements + a.exact.size, np.inf, np.inf
-        return
-    here = mean_same(a, b, sides.a)
-    tally.by_convention += int((~here).sum())
-    tally.elements += int(here.sum())
-    tally.same += int((here & ~bits_differ(a.array, b.array)).sum())
-    if not here.any():
-        return
-    ratio = np.where(here, ratios(a, b), 0)
-    steps = np.where(here, ulps(name, a.array, b.array, a.exact), 0)
-    place = np.unravel_index(int(np.lexsort((steps.ravel(), ratio.ravel()))[-1]), ratio.shape)
-    at = float(ratio[place]), float(steps[place])
-    if at > tally.at:
-        index = tuple(map(int, place))
-        here_a, here_b, want = (float(real(x)[place]) for x in (a.array, b.array, a.exact))
-        line = f"{sides.a.translate(recipe)!r}.problem()"
-        tally.place, tally.at = Place(index, here_a, here_b, want, line), at
-    if tally.ratio < np.inf:
-        tally.ratio, tally.ulps = tally.at
-    tally.powers.append(Power.of(a.exact[here], _allow(a, b)[here], b.array.dtype))
-    _add_squares(tally, here, (a, b))
+        size, inf = a.exact.size, math.inf
+        return ResultDifference(name, size, 0, inf, inf, None, a_ratio, b_ratio, 0.0, 0.0)
+    here = mean_same(a, b, trial)
+    elements, same = int(here.sum()), int((here & ~bits_differ(a.array, b.array)).sum())
+    ratio, steps, index = farthest(name, a, b, here)
+    place = None
+    if same < elements:
+        got_a, got_b, want = (float(real(x)[index]) for x in (a.array, b.array, a.exact))
+        place = Place(index, got_a, got_b, want, f"{trial.translate(recipe)!r}.problem()")
+    squares = (np.square(x.errors[here]).sum() for x in (a, b))
+    a_rms, b_rms = (math.sqrt(x / max(elements, 1)) for x in squares)
+    return ResultDifference(
+        name,
+        elements,
+        same,
+        ratio,
+        steps,
+        place,
+        a_ratio,
+        b_ratio,
+        a_rms,
+        b_rms,
+        by_convention=here.size - elements,
+        power=Power.of(a.exact[here], _allow(a, b)[here], b.array.dtype),
+    )
 
 
 def _allow(a: Judged, b: Judged) -> Array:
@@ -186,25 +141,11 @@ def _allow(a: Judged, b: Judged) -> Array:
     return np.asarray(np.fmax(a.tolerance, b.tolerance) + half_ulp(real(a.array)))
 
 
-def _find_unseen(name: str, sides: Sides, recipe: Recipe, a: Judged, b: Judged) -> list[str]:
+def _find_unseen(name: str, trial: Trial, recipe: Recipe, a: Judged, b: Judged) -> list[str]:
     """Return changes of B's result that are not found beside A's: [] unless npattn errs."""
 
     def fails(changed: Array) -> bool:
-        tally = Tally()
-        _compare(tally, name, sides, recipe, a, b._replace(array=changed))
-        return not tally.ratio <= 1
+        return not compare(name, trial, recipe, a, b._replace(array=changed)).ratio <= 1
 
-    allowed = np.where(mean_same(a, b, sides.a), _allow(a, b), np.inf)
+    allowed = np.where(mean_same(a, b, trial), _allow(a, b), np.inf)
     return find_unseen(real(b.array), real(a.array).astype(np.float64), allowed, fails)
-
-
-def _add_squares(tally: Tally, here: Array, sides: tuple[Judged, Judged]) -> None:
-    """Add the squares of the errors of both, in units of the tolerance."""
-    errors = []
-    for judged in sides:
-        with np.errstate(all="ignore"):
-            errors.append((real(judged.array).astype(np.float64) - judged.exact) / judged.tolerance)
-    counted = here & np.logical_and(*map(np.isfinite, errors))
-    tally.counted += int(counted.sum())
-    for side, error in enumerate(errors):
-        tally.squares[side] += float((error[counted] ** 2).sum())

@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
 from npattn.errors import MissingExtraError, OptionError
 from npattn.profiles import PROFILES, Profile
 from npattn.testing.targets import TARGETS
 
 
-def choose_kind(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
-    """Choose what two names are compared as: "profiles" or "implementations".
+def choose_kind(a: Any, b: Any, profiles: bool) -> tuple[str, tuple[str, ...]]:
+    """Choose what two names or objects are compared as: "profiles" or "implementations".
 
-    The latter if both run here, unless `profiles` asks for the other. Notes say why, where a name
-    stands for both.
+    Names are the latter if both run here, unless `profiles` asks for the other. Notes say why,
+    where a name stands for both.
     """
+    if isinstance(a, str) and isinstance(b, str):
+        return _choose_by_name(a, b, profiles)
+    are_profiles = [isinstance(x, Profile) or (isinstance(x, str) and profiles) for x in (a, b)]
+    if all(are_profiles):
+        return "profiles", ()
+    if profiles or any(are_profiles):
+        raise OptionError("got a profile and an implementation: check(f, like=...) judges it by it")
+    return "implementations", ()
+
+
+def _choose_by_name(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
     names = (a, b)
     for name in names:
-        _check_name(name)
+        (profile_of if profiles else _check_name)(name)
     if profiles:
-        for name in names:
-            profile_of(name)
         return "profiles", ()
     if all(map(_runs_here, names)):
-        both = [n for n in names if n in PROFILES]
-        note = f"{' and '.join(both)} are run; --profiles compares their profiles."
-        return "implementations", (note,) if len(both) == 2 else ()
+        both = all(name in PROFILES for name in names)
+        note = f"{a} and {b} are run; --profiles compares their profiles."
+        return "implementations", (note,) if both else ()
     if all(name in PROFILES for name in names):
-        return "profiles", tuple(_reasons(*names))
+        lacking = [n for n in names if not _runs_here(n)]
+        why = "; ".join(
+            f"{n} needs {TARGETS[n].lacks}" if n in TARGETS else f"{n} is a profile alone"
+            for n in lacking
+        )
+        is_run = any(name in TARGETS for name in names)
+        return "profiles", (f"Their profiles are compared, since {why}.",) if is_run else ()
     for name in names:
         if name in TARGETS and name not in PROFILES and not _runs_here(name):
             raise MissingExtraError(f"{name} needs {TARGETS[name].lacks}")
-    [alone] = [n for n in names if not _runs_here(n)]
-    [other] = [n for n in names if n != alone]
+    alone, other = sorted(names, key=_runs_here)
     more = f"; --profiles compares it with the profile of {other}" if other in TARGETS else ""
     raise OptionError(
         f"{alone} is a profile here, and {other} an implementation: "
@@ -62,15 +77,3 @@ def _check_name(name: str) -> None:
 
 def _runs_here(name: str) -> bool:
     return TARGETS[name].runs_here if name in TARGETS else name not in PROFILES
-
-
-def _reasons(a: str, b: str) -> list[str]:
-    """Say why two names that are profiles are not taken as implementations."""
-    alone = [n for n in (a, b) if n not in TARGETS]
-    lacking = [n for n in (a, b) if n in TARGETS and not _runs_here(n)]
-    reasons = [f"{n} does not run here: it needs {TARGETS[n].lacks}." for n in lacking]
-    taken = [n for n in (a, b) if n in TARGETS and n not in lacking]
-    if taken:
-        why = f", for {alone[0]} is a profile alone." if alone else " too."
-        reasons.append(f"{taken[0]} is taken as a profile{why}")
-    return reasons

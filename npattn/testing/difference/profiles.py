@@ -17,24 +17,22 @@ def diff_profiles(a: Profile, b: Profile, notes: Sequence[str] = ()) -> Differen
     """Compare what two systems promise; nothing of them is run."""
     conventions = diff_conventions(a.conventions, b.conventions)
     others = (*_diff_signatures(a, b), *_diff_layouts(a, b), *_diff_lines(a, b))
-    answer = [_count(conventions, others), *notes]
+    answer = (_count(conventions, others), *notes)
     names = [x.name if "@" in x.name else f"{x.name} {x.version}" for x in (a, b)]
-    return Difference(
-        names[0],
-        names[1],
-        "profiles",
-        not conventions and not others,
-        tuple(answer),
-        conventions,
-        tuple(others),
-    )
+    alike = not conventions and not others
+    return Difference(names[0], names[1], "profiles", alike, answer, conventions, others)
 
 
-def diff_conventions(a: Conventions, b: Conventions) -> tuple[ConventionDifference, ...]:
-    """Describe each convention that differs, with the smallest problem on which it shows."""
+def diff_conventions(
+    a: Conventions, b: Conventions, able: frozenset[str] | None = None
+) -> tuple[ConventionDifference, ...]:
+    """Describe each convention that differs, with the smallest problem on which it shows.
+
+    `able` are the options, structure and results that such a problem may need; None: any.
+    """
     return tuple(
         ConventionDifference(
-            topic, describe(topic, a), describe(topic, b), find_example(topic, a, b)
+            topic, describe(topic, a), describe(topic, b), find_example(topic, a, b, able)
         )
         for topic in differing(a, b)
     )
@@ -44,26 +42,22 @@ def _count(conventions: Sequence[ConventionDifference], others: Sequence[str]) -
     if not conventions:
         rest = "; what else differs is below" if others else ", and everything else"
         return f"They have the same conventions{rest}."
-    names = ", ".join(one.topic for one in conventions)
     count = "one convention" if len(conventions) == 1 else f"{len(conventions)} conventions"
-    return f"They differ in {count}: {names}."
+    return f"They differ in {count}: {', '.join(one.topic for one in conventions)}."
 
 
 def _diff_signatures(a: Profile, b: Profile) -> Iterator[str]:
     """Yield the options that only one takes, and those that the two name differently."""
     ours, theirs = _names(a), _names(b)
     for name, here, other in (("A", ours, theirs), ("B", theirs, ours)):
-        only = [_as(option, names) for option, names in here.items() if option not in other]
+        alone = [x for x in here.items() if x[0] not in other]
+        only = [x if x == its else f"{x} (as {its})" for x, its in alone]
         if only:
             yield f"only {name} takes: {', '.join(only)}"
     both = [n for n in ours if n in theirs and ours[n] != theirs[n]]
     if both:
         pairs = (f"{n} is {ours[n]} in A, {theirs[n]} in B" for n in both)
         yield f"other names: {'; '.join(pairs)}"
-
-
-def _as(option: str, name: str) -> str:
-    return option if option == name else f"{option} (as {name})"
 
 
 def _names(profile: Profile) -> dict[str, str]:
@@ -73,14 +67,10 @@ def _names(profile: Profile) -> dict[str, str]:
     """
     if not profile.signature:
         return {name: name for name in (*OPTIONS, *RESULTS)}
-    pairs = [
-        (ours, name)
-        for name, means in profile.signature.items()
-        for ours in MEANINGS.get(means, ())
-    ]
     names: dict[str, list[str]] = {}
-    for option, name in pairs:
-        names.setdefault(option, []).append(name)
+    for name, means in profile.signature.items():
+        for option in MEANINGS.get(means, ()):
+            names.setdefault(option, []).append(name)
     return {option: " or ".join(spellings) for option, spellings in names.items()}
 
 

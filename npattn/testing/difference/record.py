@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from npattn.testing.comparison import short
@@ -58,6 +59,18 @@ class ResultDifference:
     by_convention: int = 0
     power: Power = field(default_factory=Power)  # differences that would have been seen
     defects: tuple[str, ...] = ()  # mistakes that were put into B and not found: npattn is wrong
+
+    @classmethod
+    def union(cls, parts: Sequence[ResultDifference]) -> ResultDifference:
+        """Return the difference on all problems, from that on each."""
+        worst = max(parts, key=lambda x: (x.ratio, x.ulps, x.place is not None))
+        sums = {n: sum(getattr(x, n) for x in parts) for n in ("elements", "same", "by_convention")}
+        most = {n: max(getattr(x, n) for x in parts) for n in ("a_ratio", "b_ratio")}
+        for name in ("a_rms", "b_rms"):
+            squares = (x.elements * getattr(x, name) ** 2 for x in parts)
+            most[name] = math.sqrt(sum(squares) / max(sums["elements"], 1))
+        power = Power.union(x.power for x in parts)
+        return replace(worst, **sums, **most, power=power, defects=parts[0].defects)
 
 
 @dataclass(frozen=True)
@@ -122,25 +135,18 @@ class Difference:
     def __str__(self) -> str:
         """Return the answer, the conventions that differ, and the tables of results and factors."""
         settings = "".join(f", {name} {value}" for name, value in self.settings.items())
-        lines = [f"A is {self.a}, B is {self.b}: {self.kind}{settings}"]
-        for line in self.answer:
-            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
-        for one in self.conventions:
-            lines += ["", *_format_convention(one)]
-        if self.results:
-            lines += ["", *self._table()]
-        if self.factors:
-            lines += ["", *self._factors()]
-        if self.beside:
-            lines += [""]
-        for line in self.beside:
-            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
-        return "\n".join(lines)
+        parts = [
+            [f"A is {self.a}, B is {self.b}: {self.kind}{settings}", *_wrap(self.answer)],
+            *(_format_convention(one) for one in self.conventions),
+            self._table() if self.results else (),
+            self._factors() if self.factors else (),
+            _wrap(self.beside),
+        ]
+        return "\n\n".join(filter(None, map("\n".join, parts)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it; NaN and infinities are text."""
-        fields: dict[str, Any] = _plain({**vars(self)})
-        return fields
+        return {name: as_json(x) for name, x in vars(self).items()}
 
     def _table(self) -> Iterator[str]:
         """Yield a line for each result, then the element that differs most and its recipe."""
@@ -166,6 +172,11 @@ class Difference:
         yield from _align(rows)
 
 
+def _wrap(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+
+
 def _align(rows: list[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -187,13 +198,3 @@ def _format_move(move: Move | str) -> str:
         return move
     ratio, ulps = move
     return f"{short(ratio)}, {short(ulps)} ulps" if ulps else "same bits"
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, Example):
-        return x.as_dict()
-    if isinstance(x, Mapping):
-        return {name: _plain(value) for name, value in x.items()}
-    if isinstance(x, tuple):
-        return [_plain(one) for one in x]
-    return _plain(vars(x)) if hasattr(x, "__dataclass_fields__") else as_json(x)

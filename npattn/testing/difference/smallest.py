@@ -2,16 +2,16 @@
 
     H query heads   K key/value heads   T queries   S keys;  D = E = 1
 
-Small problems are tried in order of their size, with the options that a topic is about. The first
-on which that topic alone makes the difference is the example.
+Small problems are tried in order of their size. The first on which the fields of one topic alone
+make the difference is the example.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cache, lru_cache
 from itertools import combinations, product
 from typing import Any
 
@@ -23,37 +23,36 @@ from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.allowed import tolerance
+from npattn.testing.diagnosis.conventions import realign
 from npattn.testing.difference.words import TOPICS
 
-SIZES = ((1, 1, 1, 1), (1, 1, 1, 2), (1, 1, 2, 1), (1, 1, 2, 2), (1, 1, 1, 3), (4, 2, 1, 1))
-"""(H, K, T, S), the smallest first."""
-OPTIONS = {
-    "causal": ("causal", "window"),
-    "window": ("window",),
-    "mask_true": ("mask",),
-    "hidden scores": ("mask", "bias"),
-    "empty_row": ("mask", "bias"),
-    "empty_row_bias": ("bias",),
-    "bias": ("bias", "scale"),
-    "softcap": ("softcap", "mask", "bias"),
-    "lse_empty": ("mask", "bias"),
-    "weights": ("dropout",),
-    "dropout_at_rate_0": ("dropout",),
-}
-"""Topic → the options of the problems that are tried; none for the others."""
 SHOWS = {"lse_base": "lse", "lse_empty": "lse", "weights": "weights"}
 """Topic → the result that it changes, if that is not o."""
-Size = tuple[int, int, int, int]
-Options = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Example:
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A small problem, and its options as they are given; they align to the bottom right."""
+
+    problem: Problem
+    options: Mapping[str, Any]
+
+    @property
+    def needs(self) -> set[str]:
+        """Options and structure that a function must take to show something by it.
+
+        Not a scale or a rate: other sizes and masks show the same without.
+        """
+        p = self.problem
+        there = {"T != S": p.T != p.S, "T > S": p.T > p.S, "K < H": p.K < p.H}
+        options = {*self.options} - {"scale", "dropout_rate"}
+        return options | {name for name, is_there in there.items() if is_there}
+
+
+@dataclass(frozen=True, eq=False)
+class Example(Case):
     """The smallest problem found on which two conventions differ."""
 
-    # its alignment is that of neither: `causal` and `window` are as they are given
-    problem: Problem
-    options: Mapping[str, Any]  # options by name, as they are given
     result: str  # "o", or the first result that differs: "lse", "weights", "dq", ..
     a: Array  # exact values under the one and the other
     b: Array
@@ -75,12 +74,19 @@ class Example:
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON takes it; NaN and infinities are text."""
         inputs = {n: getattr(self.problem, n) for n in "qkv"} | dict(self.options)
-        inputs = {name: as_json(x) for name, x in inputs.items()}
-        return {"inputs": inputs, "result": self.result, "a": as_json(self.a), "b": as_json(self.b)}
+        return {x: as_json(getattr(self, x)) for x in ("result", "a", "b")} | {
+            "inputs": as_json(inputs)
+        }
 
 
 def as_json(x: Any) -> Any:
-    """Return arrays as lists, and NaN and infinities as text."""
+    """Return arrays as lists, records as mappings, and NaN and infinities as text."""
+    if isinstance(x, Example):
+        return x.as_dict()
+    if is_dataclass(x):
+        x = vars(x)
+    if isinstance(x, Mapping):
+        return {name: as_json(value) for name, value in x.items()}
     if isinstance(x, np.ndarray):
         x = x.tolist()
     if isinstance(x, (list, tuple)):
@@ -99,26 +105,29 @@ def _format(x: Any) -> str:
 
 
 @lru_cache(maxsize=1024)
-def find_example(topic: str, a: Conventions, b: Conventions) -> Example | None:
+def find_example(
+    topic: str, a: Conventions, b: Conventions, able: frozenset[str] | None = None
+) -> Example | None:
     """Return the smallest problem on which a topic in which two conventions differ shows.
 
-    Preferred are those on which nothing else makes the difference. None if no problem tried
-    shows it.
+    Preferred are those on which nothing else makes the difference. None if no problem tried shows
+    it. `able`, if given, are the options, structure and results that a problem may need.
     """
-    fields = TOPICS[topic]
+    fields, result = TOPICS[topic], SHOWS.get(topic, "o")
+    if able is not None and result not in able | {"o"}:
+        return None
     swapped = (
         replace(a, **{name: getattr(b, name) for name in fields}),
         replace(b, **{name: getattr(a, name) for name in fields}),
     )
     second_best: Example | None = None
-    for size, options, slope in _candidates(topic, _levels(a, b)):
-        example = _compare(topic, size, options, slope, a, b)
+    for case in _cases(_levels(a, b)):
+        if able is not None and not case.needs <= able:
+            continue
+        example = _compare(case, result, a, b)
         if example is None:
             continue
-        if any(
-            _compare(topic, size, options, slope, x, y) is None
-            for x, y in ((swapped[0], b), (a, swapped[1]))
-        ):
+        if any(_compare(case, result, *x) is None for x in ((swapped[0], b), (a, swapped[1]))):
             return example
         second_best = second_best or replace(example, alone=False)
     return second_best
@@ -136,108 +145,70 @@ def _levels(a: Conventions, b: Conventions) -> tuple[float, ...]:
 # --- the problems ---------------------------------------------------------------------------------
 
 
-def _candidates(topic: str, levels: tuple[float, ...]) -> Iterator[tuple[Size, Options, bool]]:
-    """Yield sizes, options, and True if scores are not all 0; the simplest first."""
-    names = OPTIONS.get(topic, ())
-    for size in SIZES:
-        values = _values(*size[2:], levels)
-        most = len(names) if math.prod(size) <= 2 else 1  # larger ones are many
-        for count in range(min(len(names), most) + 1):
-            for chosen in combinations(names, count):
-                for kinds in product(*(values[name] for name in chosen)):
-                    options = tuple(x for kind in kinds for x in kind)
-                    yield from ((size, options, slope) for slope in (False, True))
+@cache
+def _cases(levels: tuple[float, ...]) -> tuple[Case, ...]:
+    """Return the problems that are tried, the smallest first, some with biases of these levels."""
+    one: list[dict[str, Any]] = [{"mask": [[False]]}, {"mask": [[True]]}, {"bias": [[-np.inf]]}]
+    hidden: list[dict[str, Any]] = [{"mask": [x]} for x in ((0, 0), (0, 1), (1, 0))]
+    biases: list[dict[str, Any]] = [{"bias": [[x, y]]} for x in levels for y in (x, 0)]
+    return (
+        _case(1, 1, slope=True),
+        *(_case(1, 1, **options) for options in one),
+        *(_case(1, 1, **x, **one[2]) for x in one[:2]),
+        *(_case(1, 1, softcap=1.0, **options) for options in one),
+        *(_case(1, 1, dropout_mask=[[False]], dropout_rate=rate) for rate in (0.5, 0.0)),
+        _case(1, 2, causal=True),
+        _case(1, 2, window=(1, 0)),
+        _case(1, 2, bias=[[1, 0]], scale=2.0),
+        *(_case(1, 2, slope=True, **x) for x in hidden),
+        *(_case(1, 2, **x, **y) for x, y in product(hidden, biases)),
+        _case(2, 1, causal=True),
+        _case(2, 1, window=(0, 0)),
+        _case(2, 2, window=(1, 0)),
+        _case(2, 2, causal=True),
+        _case(2, 2, causal=True, softcap=1.0),
+        _case(1, 1, H=4, K=2),
+    )
 
 
-def _values(T: int, S: int, levels: tuple[float, ...]) -> dict[str, list[Options]]:
-    """Return the values of each option, as the options that it stands for."""
-    patterns = [
-        tuple(bits[n * S : (n + 1) * S] for n in range(T))
-        for bits in product((False, True), repeat=T * S)
-    ]
-    first = tuple(tuple(t == s == 0 for s in range(S)) for t in range(T))
-    every = tuple((True,) * S for _ in range(T))
-    biases: list[Options] = [
-        (("bias", (level, where)),) for level in (-np.inf, 1.0, *levels) for where in (every, first)
-    ]
-    dropped = tuple(tuple(not x for x in row) for row in first)
-    rates: list[Options] = [
-        (("dropout_mask", keep), ("dropout_rate", r))
-        for keep in (dropped, every)
-        for r in (0.5, 0.0)
-    ]
-    return {
-        "causal": [(("causal", True),)],
-        "window": [(("window", sides),) for sides in ((0, 0), (1, 0), (0, 1))],
-        "mask": [(("mask", pattern),) for pattern in patterns],
-        "bias": biases,
-        "scale": [(("scale", 2.0),)],
-        "softcap": [(("softcap", 1.0),)],
-        "dropout": rates,
-    }
-
-
-@lru_cache(maxsize=4096)
-def _make(size: Size, options: Options, slope: bool) -> tuple[Problem, dict[str, Any]]:
-    """Return a problem, and its options as they are given; they align to the bottom right."""
-    H, K, T, S = size
-    heads = (H,) if H > 1 else ()
-    shared = (K,) if H > 1 else ()
-    q = np.full((*heads, T, 1), 1.0 if slope else 0.0, np.float32)
+def _case(T: int, S: int, H: int = 1, K: int = 1, slope: bool = False, **options: Any) -> Case:
+    """Return a problem of given sizes, without heads if H = 1, whose scores are 0 without slope."""
+    heads, shared = ((H,), (K,)) if H > 1 else ((), ())
+    q = np.full((*heads, T, 1), float(slope), np.float32)
     k = np.broadcast_to(np.arange(S, dtype=np.float32)[:, None] + 1, (*shared, S, 1)).copy()
-    v = np.arange(1, 1 + int(np.prod((*shared, S))), dtype=np.float32).reshape(*shared, S, 1)
-    arguments: dict[str, Any] = {}
-    for name, value in options:
-        if name == "bias":
-            level, where = value
-            value = np.where(np.array(where), np.float32(level), np.float32(0))
-        arguments[name] = np.array(value) if name in ("mask", "dropout_mask") else value
-    return Problem(q, k, v, alignment="bottom_right", **arguments), arguments
+    v = np.arange(1, 1 + K * S, dtype=np.float32).reshape(*shared, S, 1)
+    dtypes = {"mask": bool, "dropout_mask": bool, "bias": np.float32}
+    options |= {n: np.array(options[n], dtype) for n, dtype in dtypes.items() if n in options}
+    return Case(Problem(q, k, v, alignment="bottom_right", **options), options)
 
 
 # --- results --------------------------------------------------------------------------------------
 
 
-def _compare(
-    topic: str, size: Size, options: Options, slope: bool, a: Conventions, b: Conventions
-) -> Example | None:
-    """Return an example if the result that the topic changes differs beyond rounding."""
-    name = SHOWS.get(topic, "o")
-    ours, theirs = (_exact(size, options, slope, c) for c in (a, b))
+def _compare(case: Case, result: str, a: Conventions, b: Conventions) -> Example | None:
+    """Return an example if a result differs beyond rounding."""
+    ours, theirs = (_exact(case, c) for c in (a, b))
     if ours is None or theirs is None:
         return None
-    x, y = ours[name], theirs[name]
-    apart = ~((x == y) | (np.isnan(x) & np.isnan(y)))
-    if not apart.any():
-        return None
+    x, y = ours[result], theirs[result]
     if np.isfinite(x).all() and np.isfinite(y).all():
-        allowed = sum(_tolerance(size, options, slope, c)[name] for c in (a, b))
-        if not (abs(x - y) > allowed).any():
-            return None
-    return Example(*_make(size, options, slope), name, x, y)
+        apart = abs(x - y) > sum(_tolerance(case, c)[result] for c in (a, b))
+    else:
+        apart = ~((x == y) | (np.isnan(x) & np.isnan(y)))
+    return Example(case.problem, case.options, result, x, y) if apart.any() else None
 
 
 @lru_cache(maxsize=4096)
-def _exact(
-    size: Size, options: Options, slope: bool, conventions: Conventions
-) -> Mapping[str, Array] | None:
+def _exact(case: Case, conventions: Conventions) -> Mapping[str, Array] | None:
     """Return exact results; None if the conventions do not allow the problem."""
     try:
-        fwd = evaluate(_align(size, options, slope, conventions), conventions, engine="dense")
+        fwd = evaluate(realign(case.problem, conventions), conventions, engine="dense")
     except OptionError:
         return None
     return {"o": fwd.out, "lse": fwd.lse, "weights": fwd.weights}
 
 
 @lru_cache(maxsize=4096)
-def _tolerance(
-    size: Size, options: Options, slope: bool, conventions: Conventions
-) -> Mapping[str, Array]:
+def _tolerance(case: Case, conventions: Conventions) -> Mapping[str, Array]:
     """Return how far a correct kernel of float32 may be off."""
-    problem = _align(size, options, slope, conventions)
-    return tolerance(problem, problem.q.dtype, conventions=conventions)
-
-
-def _align(size: Size, options: Options, slope: bool, conventions: Conventions) -> Problem:
-    problem, _ = _make(size, options, slope)
-    return problem.replace(causal=bool(problem.causal), alignment=conventions.alignment)
+    return tolerance(realign(case.problem, conventions), "float32", conventions=conventions)

@@ -39,33 +39,27 @@ def explain_wrong(trial: Trial, evidence: Sequence[Evidence]) -> Wrong:
     found, rest = search(trial.fresh(), smallest) if smallest else ([], [])
     changes: dict[str, Any] = {}
     names = []
-    texts: dict[bool, list[str]] = {True: [], False: []}
-    for candidate, _ in found:
-        if candidate.conventions is None:
-            texts[candidate.step == "precision"].append(candidate.text)
-            continue
-        changed = {
-            n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)
-        }
-        if not changed.keys() & changes.keys():
-            changes |= changed
+    for candidate in [c for c, _ in found if c.conventions is not None]:
+        own = vars(candidate.conventions).items() - vars(declared).items()
+        if not dict(own).keys() & changes.keys():
+            changes |= dict(own)
             names.append(candidate.name)
+    others = [c for c, _ in found if c.conventions is None]
     return Wrong(
         replace(declared, **changes),
         ", ".join(names),
-        tuple(texts[False]),
-        tuple(texts[True]),
+        tuple(c.text for c in others if c.step != "precision"),
+        tuple(c.text for c in others if c.step == "precision"),
         () if found else _read(rest),
     )
 
 
 def _read(evidence: Sequence[Evidence]) -> tuple[str, ...]:
     """Return the first step that is wrong on each problem, and by how much, in words."""
-    points = [Point(PLAIN, e, locate(e)) for e in evidence]
     steps: dict[tuple[str, bool], list[Point]] = {}
-    for point in points:
-        if point.fault is not None:
-            steps.setdefault((point.fault.step, point.fault.backward), []).append(point)
+    for e in evidence:
+        if (fault := locate(e)) is not None:
+            steps.setdefault((fault.step, fault.backward), []).append(Point(PLAIN, e, fault))
     return tuple(
         say(step, BACKWARD if backward else "", describe(readings))
         for (step, backward), readings in steps.items()

@@ -245,6 +245,14 @@ def test_an_lse_of_another_row_has_its_source():
     assert describe([Point(BASE, problem, fault)]) == "values of row t − 2"
 
 
+def test_one_value_of_another_place_is_chance():
+    problem = SimpleNamespace(problem=replace(BASE, E=11).problem())
+    got = ROWS**2 + 0.3 * ROWS
+    got[0, 0, 3] = ROWS[0, 0, 1] ** 2
+    fault = fault_of("lse", got, ROWS**2)
+    assert describe([Point(BASE, problem, fault)]) == ""
+
+
 @pytest.mark.parametrize(("read", "text"), [(5, "the terms of some queries are × 2"), (2, "× 2")])
 def test_terms_of_some_queries_are_not_the_whole_gradient(read, text):
     """Elements that were not read, and a row of one key whose dS is 0, are not said to be right."""

@@ -97,6 +97,17 @@ def test_of_two_calls_one_may_be_right():
         assert not evidence.reproduces("dv", [wrong, wrong])  # each call has a prediction
 
 
+def test_a_prediction_without_a_result_that_was_observed_explains_nothing():
+    one = {"o": np.ones((2, 3)), "lse": np.ones(2)}
+    trial = SimpleNamespace(conventions=Conventions())
+    observed = {name: [x] for name, x in one.items()}
+    evidence = Evidence(trial, None, None, "", observed, one)
+    vars(evidence)["tolerance"] = {name: np.full(x.shape, 0.1) for name, x in one.items()}
+    with patch.object(Evidence, "rounding", 1e-6):
+        assert evidence.reproduced_by(observed)
+        assert not evidence.reproduced_by({"o": observed["o"]})
+
+
 def test_an_interrupt_of_the_diagnosis_leaves_the_outcomes(monkeypatch):
     def stop(judged):
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npattn import engines
-from npattn.testing.diagnosis.sentences import EQUATIONS, LINES, WORDS, line_of, say
+from npattn.testing.diagnosis.sentences import LINES, WORDS, line_of, say
 from npattn.testing.report.cause import STEPS
 
 DENSE = (Path(engines.__path__[0]) / "dense.py").read_text("utf-8").splitlines()
@@ -16,8 +16,7 @@ DENSE = (Path(engines.__path__[0]) / "dense.py").read_text("utf-8").splitlines()
 @pytest.mark.parametrize("step", LINES)
 @pytest.mark.every
 def test_a_step_has_one_line_of_dense(step):
-    assert step in EQUATIONS
-    found = [n for n, x in enumerate(DENSE, 1) if x.strip().startswith(LINES[step])]
+    found = [n for n, x in enumerate(DENSE, 1) if x.strip().startswith(LINES[step][1])]
     assert found == [line_of(step)]
 
 
@@ -64,7 +63,7 @@ def test_what_no_line_computes_has_none():
 )  # fmt: skip
 def test_sentence(cause, text):
     line = line_of(cause[0])
-    place = line and f" [{EQUATIONS[cause[0]]}; oracle: npattn/engines/dense.py:{line}]"
+    place = line and f" [{LINES[cause[0]][0]}; oracle: npattn/engines/dense.py:{line}]"
     assert say(*cause) == text + (place or "")
 
 

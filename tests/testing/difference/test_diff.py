@@ -8,10 +8,8 @@ import pytest
 from npattn.errors import DtypeError, OptionError
 from npattn.testing import Implementation, diff
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.difference import measure
-from npattn.testing.difference.diff import NEEDS
+from npattn.testing.difference import distance
 from npattn.testing.difference.distance import ratios
-from npattn.testing.difference.words import TOPICS
 from npattn.testing.targets import numpy
 from tests.testing.difference import kernels
 
@@ -133,7 +131,7 @@ def test_distance_that_misses_mistakes_is_a_defect(blind, monkeypatch):
     def misses(a, b):
         return ratios(*(x._replace(array=blind(x.array), exact=blind(x.exact)) for x in (a, b)))
 
-    monkeypatch.setattr(measure, "ratios", misses)
+    monkeypatch.setattr(distance, "ratios", misses)
     difference = compare(kernels.without_options, kernels.from_the_last_key, examples=2)
     assert (difference.alike, difference.exit_code) == (False, 2)
     assert "a defect of npattn: the negative result in o" in difference.reason
@@ -253,7 +251,3 @@ def test_arguments():
         diff(kernels.right, kernels.right, dtype="int8")
     with pytest.raises(OptionError, match="examples is 0"):
         diff(kernels.right, kernels.right, examples=0)
-
-
-def test_every_topic_says_what_shows_it():
-    assert set(NEEDS) == set(TOPICS)

@@ -98,8 +98,29 @@ def test_nothing_smaller_shows_it():
     a, b = Conventions(), Conventions(causal="top_left")
     example = find_example("causal", a, b)
     assert example.problem.T * example.problem.S == 2
-    options = (("causal", True),)
-    assert smallest._compare("causal", (1, 1, 1, 1), options, True, a, b) is None
+    assert smallest._compare(smallest._case(1, 1, slope=True, causal=True), "o", a, b) is None
+
+
+@pytest.mark.parametrize(
+    ("able", "options", "sizes"),
+    [
+        ({"mask", "bias"}, ["mask"], (1, 1)),
+        ({"bias"}, ["bias"], (1, 1)),
+        ({"window", "causal", "T != S", "T > S"}, ["causal"], (2, 1)),
+        ({"causal", "T != S", "K < H"}, None, None),
+    ],
+    ids=["mask", "bias", "causal", "no empty row"],
+)
+def test_example_has_what_both_take(able, options, sizes):
+    a, b = Conventions(), Conventions(empty_row="nan", lse_base="2")
+    example = find_example("empty_row", a, b, frozenset(able))
+    assert find_example("lse_base", a, b, frozenset(able)) is None
+    assert find_example("lse_base", a, b, frozenset({"lse"})) is not None
+    if options is None:
+        assert example is None
+    else:
+        assert [*example.options] == options
+        assert sizes == (example.problem.T, example.problem.S)
 
 
 def test_what_only_other_conventions_show_is_marked():
