@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -30,20 +30,24 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 """Values that are tried of the fields that are numbers."""
 OF_HIDDEN = ("hidden_fill", "hidden_add", "empty_row", "empty_row_bias")
 """Fields that say what becomes of what is hidden."""
-USED_WITH: dict[str, Callable[[Problem], bool]] = {
-    "empty_row_bias": lambda p: p.bias is not None,
-    "hidden_fill": lambda p: p.visible is not None,
-    "hidden_add": lambda p: p.visible is not None,
-    "dropout_at_rate_0": lambda p: p.dropout_mask is not None and p.dropout_rate == 0,
-    "causal": lambda p: p.T != p.S and bool(p.causal or p.window),
-    "mask_true": lambda p: p.mask is not None,
-    "window": lambda p: p.window is not None,
-    "softcap": lambda p: p.softcap is not None,
-    "bias": lambda p: p.bias is not None,
-    "kv_head": lambda p: p.H != p.K > 1,
-    "weights": lambda p: p.dropout_mask is not None,
+HIDES = {"mask"}, {"causal"}, {"window"}
+EMPTIES = {"mask"}, {"bias"}, {"window"}, {"causal", "T > S"}
+NEEDS: dict[str, tuple[set[str], ...]] = {
+    "causal": ({"causal", "T != S"}, {"window", "T != S"}),
+    "window": ({"window"},),
+    "mask_true": ({"mask"},),
+    "hidden scores": HIDES,
+    "empty_row": EMPTIES,
+    "empty_row_bias": ({"bias"},),
+    "bias": ({"bias"},),
+    "softcap": tuple({"softcap", *x} for x in (*HIDES, {"bias"})),
+    "kv_head": ({"K < H"},),
+    "lse_base": ({"lse"},),
+    "lse_empty": tuple({"lse", *x} for x in EMPTIES),
+    "weights": ({"weights", "dropout_mask"},),
+    "dropout_at_rate_0": ({"dropout_mask"},),
 }
-"""Problems on which a field makes a difference; on any problem, for the others."""
+"""Topic of conventions → what a problem must have, or results be, for it to show, in any set."""
 FILLS = {"hidden_fill", "hidden_add"}
 EMPTY = "rows that see no key"
 STEP_OF = {
@@ -127,7 +131,12 @@ def _changes_that_matter(evidence: Evidence) -> list[tuple[str, Any]]:
 
 def matters(field: str, problem: Problem) -> bool:
     """Return True if a field of the conventions may change the results of a problem."""
-    return field not in USED_WITH or USED_WITH[field](problem)
+    arrays = ("mask", "window", "bias", "softcap", "dropout_mask")
+    there = {name for name in arrays if getattr(problem, name) is not None}
+    T, S, H, K = problem.T, problem.S, problem.H, problem.K
+    shape = {"causal": problem.causal, "T != S": T != S, "T > S": T > S, "K < H": 1 < K < H}
+    there |= {"lse", "weights", *(name for name, x in shape.items() if x)}
+    return any(there >= needs for needs in NEEDS.get(field, NEEDS["hidden scores"]))
 
 
 def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:

@@ -11,6 +11,7 @@ from npattn.problem.checks import check_integer
 from npattn.profiles import Profile
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
+from npattn.testing.diagnosis.conventions import NEEDS
 from npattn.testing.difference.answer import (
     EXPLAINS,
     describe_conventions,
@@ -248,24 +249,6 @@ def _differing(sides: Sides) -> tuple[ConventionDifference, ...]:
             there.add(name)
     found = diff_conventions(one.conventions, two.conventions)
     return tuple(x for x in found if any(there >= needs for needs in NEEDS[x.topic]))
-
-
-NEEDS: dict[str, tuple[set[str], ...]] = {
-    "causal": ({"causal", "T != S"}, {"window", "T != S"}),
-    "window": ({"window"},),
-    "mask_true": ({"mask"},),
-    "hidden scores": ({"mask"}, {"causal"}, {"window"}),
-    "empty_row": ({"mask"}, {"bias"}, {"causal", "T > S"}, {"window"}),
-    "empty_row_bias": ({"bias"},),
-    "bias": ({"bias"},),
-    "softcap": ({"softcap", "bias"}, {"softcap", "mask"}, {"softcap", "causal"}),
-    "kv_head": ({"K < H"},),
-    "lse_base": ({"lse"},),
-    "lse_empty": ({"lse", "mask"}, {"lse", "bias"}, {"lse", "causal", "T > S"}),
-    "weights": ({"weights", "dropout_mask"},),
-    "dropout_at_rate_0": ({"dropout_mask"},),
-}
-"""Topic of conventions → what both must take or return for it to show, in any of these sets."""
 
 
 def _explain(sides: Sides, seed: int, right: bool) -> tuple[tuple[Change, ...], list[str]]:
