@@ -17,13 +17,7 @@ import numpy as np
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.candidates import Candidate, Found
-from npattn.testing.diagnosis.conventions import (
-    convention_candidates,
-    convention_pairs,
-    matters,
-    profile_candidates,
-    with_another,
-)
+from npattn.testing.diagnosis.conventions import convention_candidates, profile_candidates
 from npattn.testing.diagnosis.descales import descale_candidates
 from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
@@ -118,18 +112,11 @@ class _Judge:
         wrong = [result(first, name) for name in first.wrong]
         factor = any(is_one_factor(q.got[q.wrong], q.want[q.wrong]) for q in wrong)
         formats = [] if factor else self.formats
-        known = claims(chain(*(make(first) for make in MAKERS), formats))
-        whole = [c for c, own in known.items() if len(own) == len(left)]
-        if not any(c.changes <= 2 for c in whole):
-            known |= claims(convention_pairs(first))
-            singles = [c for c in known if c.conventions is not None and c.changes == 1]
-            for one in singles:
-                for field, two in with_another(one, first):
-                    known[two] = [
-                        e
-                        for e in left
-                        if (two.explains(e) if matters(field, e.problem) else e in known[one])
-                    ]
+        declared = self.trial.conventions
+        made = chain(*(make(first) for make in MAKERS), formats)
+        known = claims(chain(convention_candidates(declared), profile_candidates(declared), made))
+        if not any(c.changes <= 2 for c, own in known.items() if len(own) == len(left)):
+            known |= claims(convention_candidates(declared, 2))
         ordered = sorted(known, key=lambda c: (-len(known[c]), c.changes))
         best, most = None, 0.0
         for candidate in ordered[:RIVALS]:
@@ -152,8 +139,6 @@ class _Judge:
 
 
 MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
-    convention_candidates,
-    profile_candidates,
     layout_candidates,
     output_candidates,
     descale_candidates,
