@@ -21,11 +21,10 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import SEEN
-from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
+from npattn.testing.diagnosis.borders import LEAST, Neighbours, neighbours_of
 from npattn.testing.diagnosis.evidence import Evidence, group, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
     HIDING,
-    LEAST,
     OF_SEVERAL_KEYS,
     Point,
     fit,

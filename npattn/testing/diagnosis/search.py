@@ -12,16 +12,15 @@ from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
 
-import numpy as np
-
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conventions import convention_candidates, profile_candidates
 from npattn.testing.diagnosis.descales import descale_candidates
 from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
-from npattn.testing.diagnosis.explore import around, scores_of
+from npattn.testing.diagnosis.explore import scores_of
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.locate import is_one_factor, result
 from npattn.testing.diagnosis.outputs import output_candidates, storage_candidates
@@ -91,10 +90,10 @@ class _Judge:
         recipes = [r for r in sampled if r is not None][:NEAR]
         if self.trial.space.few_shapes or not recipes:
             return []
-        near = [r for x in recipes for r in around(self.trial, x) if self._asks(r)]
-        chosen = np.random.default_rng(recipes[0].seed).permutation(len(near))[:PROBES]
+        turns = zip(*(Neighbours(self.trial, x).around() for x in recipes), strict=False)
+        near = islice(filter(self._asks, chain.from_iterable(turns)), PROBES)
         others = islice(Pools(self.trial.space).cases(1, PROBES), PROBES)
-        probes = sample(replace(self.trial, memo={}), chain((near[i] for i in chosen), others))
+        probes = sample(replace(self.trial, memo={}), chain(near, others))
         return [e.without(self.without) for e in probes if e.size <= LARGE]
 
     def _asks(self, recipe: Recipe) -> bool:
