@@ -48,7 +48,7 @@ def _find_lack(f: Unknown, topic: str) -> str:
         if name in ("lse", "weights"):
             return f"returns no {name}"
         if " " in name:
-            return f"takes no {name}"
+            return f"takes no {name.replace('!=', '≠')}"
     return f.missing(*sorted(lacking))
 
 
