@@ -6,7 +6,7 @@ from typing import Any
 
 from npattn.errors import OptionError
 
-LEGAL = {
+LEGAL: dict[str, tuple[Any, ...]] = {
     "causal": ("bottom_right", "top_left", "unless_masked"),
     "empty_row": ("zero", "nan", "mean"),
     "empty_row_bias": (None, "zero", "nan", "mean"),

@@ -57,7 +57,7 @@ def forward(problem: Problem) -> tuple[Array, Array, Residuals]:
     live = s.real != -np.inf  # [4] a score of −inf leaves the softmax, wherever it comes from
 
     top = s.real.max(-1, keepdims=True, initial=-np.inf)
-    p, p_sink, lse = _softmax(s, top, live, _sinks(problem))  # [8, 11]
+    p, p_sink, lse = softmax(s, top, live, _sinks(problem))  # [8, 11]
     keep = dropout_factor(problem)
     w = p if keep is None else p * keep  # [9]
     o = sum_live(problem.round_to_storage(w), v, live)  # (..., H, T, E)  [10, 15]
@@ -181,7 +181,7 @@ def sum_shared(dx: Array, K: int, shape: tuple[int, ...]) -> Array:
     return sum_to(dx, shape)
 
 
-def _softmax(
+def softmax(
     s: Array, top: Array, live: Array, sinks: Array | None
 ) -> tuple[Array, Array | None, Array]:
     """Compute p, p_sink and lse from the scores, their maxima and one sink per head [8, 11].

@@ -2,7 +2,7 @@
 
 import pytest
 
-from npattn.testing.diagnosis import causes, explore
+from npattn.testing.diagnosis import borders, causes
 from npattn.testing.places import asking
 
 PATIENCE = 100
@@ -13,5 +13,5 @@ PATIENCE = 100
 def time_to_explain(monkeypatch):
     spent = asking.Asking._seconds_spent.fget
     monkeypatch.setattr(asking.Asking, "_seconds_spent", property(lambda x: spent(x) / PATIENCE))
-    for module in (causes, explore):
-        monkeypatch.setattr(module, "SECONDS", PATIENCE * module.SECONDS)
+    monkeypatch.setattr(causes, "SECONDS", PATIENCE * causes.SECONDS)
+    monkeypatch.setattr(borders, "LEARNING", PATIENCE * borders.LEARNING)

@@ -6,18 +6,29 @@ seed. What could not show the fault, as a row of one key, tells nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count, zip_longest
 from typing import Any
 
-from npattn.errors import NpattnError
-from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.diagnosis.evidence import Evidence, observe
-from npattn.testing.diagnosis.explore import EXTREME, LARGE, PLAIN, VALUES, fit, scores_of, tame
+from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.explore import (
+    EXTREME,
+    LARGE,
+    PLAIN,
+    VALUES,
+    Point,
+    fit,
+    observe_recipe,
+    scores_of,
+    tame,
+    try_recipe,
+)
 from npattn.testing.places import Answer, Place, Value, find_place
 from npattn.testing.places import Pair as Border
 from npattn.testing.report.outcome import Outcome, recipe_line
@@ -32,6 +43,12 @@ FEW_QUESTIONS = 60
 """Questions for the nearest problem that passes alone."""
 MILD = {"window": (24, 24)}
 """Values of options that are tried beside those of a problem: of few keys a fault may not show."""
+HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1), (14, 2))
+"""Pairs H, K to which the heads of a failing problem are changed."""
+MOST, LEAST, LEARNING = 40, 16, 1.5
+"""Most problems to learn a place from; processor time for them, once the least were tried."""
+LEARNED = LARGE
+"""Scores of the largest of them."""
 SEEDS = 4
 """Numbers that are asked where a fault shows with some, and not with others."""
 CONTENTS = "contents"
@@ -112,6 +129,69 @@ class Neighbours:
         recipe = fit(self.trial.space, replace(self.base, **changes), self.base)
         return tame(recipe) if is_tame else recipe
 
+    # --- problems to learn from ---
+
+    def around(self) -> Iterator[Recipe]:
+        """Yield the base with another option, length, and head or width in turn."""
+        base, T, S, H, K = self.base, self.base.T, self.base.S, self.base.H, self.base.K
+        rows = [(61, S), (T, 61), (109, S), (T, 109)]  # where last tiles begin is not the same
+        rows += [(67, 83), (T, 2 * S + 3), (2 * T + 3, S), (T, T), (S, S), (1, S)]
+        near = (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 5)
+        rows += [(T, max(s, 2)) for s in near]
+        others: list[dict[str, Any]] = [{x: n} for n in (8, 16, 24, 33, 64, 72) for x in "DE"]
+        if base.lead is not None:
+            heads = (*HEADS, (2 * H, 2 * K), (2 * H, K))
+            others = [{"H": h, "K": k} for h, k in heads if (h, k) != (H, K)] + others
+            others = [{"lead": (n,)} for n in (3, 5, 1)] + others
+        sizes = [[{"T": t, "S": s} for t, s in rows], others]
+        turns = zip_longest(
+            self._change_options(),
+            *(
+                ()
+                if self.trial.space.few_shapes
+                else ([replace(base, **x) for x in k] for k in sizes)
+            ),
+        )
+        several = (recipe for turn in turns for recipe in turn if recipe is not None)
+        yield from dict.fromkeys(map(self._draw, count(), (base, *several)))
+
+    def _draw(self, n: int, recipe: Recipe) -> Recipe:
+        """Return a recipe as the space takes it; with other numbers if its options are the same."""
+        fitted = fit(self.trial.space, recipe, self.base)
+        same = options_on(fitted) == options_on(self.base)
+        return replace(fitted, seed=self.base.seed + 4 * (n or 1)) if same else fitted
+
+    def _change_options(self) -> Iterator[Recipe]:
+        """Yield the base without each option, with others in its place, and with one more."""
+        on = options_on(self.base)
+        if self.base.distribution != PLAIN.distribution:
+            yield replace(self.base, distribution=PLAIN.distribution)
+        for name in on:
+            for x in (getattr(PLAIN, name), *VALUES[name]):
+                if x not in EXTREME or self.base.bias in EXTREME:
+                    yield replace(self.base, **{name: x})
+        plain = replace(self.base, **{name: getattr(PLAIN, name) for name in on})
+        yield from [plain] if len(on) > 1 else []
+        for name in [x for x in VALUES if x not in on]:
+            yield from (replace(r, **{name: VALUES[name][0]}) for r in (plain, self.base))
+
+    def points(self) -> list[Point]:
+        """Try problems around the base, as long as there is time."""
+        end = time.process_time() + LEARNING
+        points: list[Point] = []
+        for recipe in self.around():
+            if scores_of(recipe) > LEARNED:
+                continue
+            late = time.process_time() - end
+            enough = len(points) >= MOST or (late > 0 and len(points) >= LEAST)
+            if enough or late > LEARNING:
+                break
+            point = try_recipe(self.trial, recipe, self.weights)
+            points += [] if point is None else [point]
+        return points
+
+    # --- questions ---
+
     def fails(self, sample: Mapping[str, Value]) -> Answer:
         """Return whether a result is wrong; None if it is refused, or would tell nothing."""
         recipe = self.recipe(sample)
@@ -145,17 +225,10 @@ class Neighbours:
 
     def _fails(self, recipe: Recipe) -> Answer:
         """Return True if one of the named results is wrong; None if that cannot be known."""
-        trial = self.trial
         if scores_of(recipe) > max(LARGE, 2 * scores_of(self.base)):
             return None
-        if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
-            return None
-        trial.memo.clear()
-        try:
-            problem = trial.problem(recipe)
-            cotangents = trial.cotangents(recipe, problem, self.weights)
-            evidence = observe(trial, problem, cotangents, recipe.view)
-        except (ImplementationError, NpattnError):
+        evidence = observe_recipe(self.trial, recipe, self.weights)
+        if evidence is None:
             return None
         if self.names & {*evidence.wrong}:
             return True

@@ -15,7 +15,7 @@ import numpy as np
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
-from npattn.testing.diagnosis.borders import find_pair
+from npattn.testing.diagnosis.borders import Neighbours, find_pair
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
@@ -26,7 +26,7 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
-from npattn.testing.diagnosis.explore import Point, enlarge, explore, scores_of, tame, try_recipe
+from npattn.testing.diagnosis.explore import Point, enlarge, scores_of, tame, try_recipe
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
@@ -398,7 +398,8 @@ class _Diagnosis:
                 quick = try_recipe(short, base)
                 if quick is not None and quick.fault and _same_step(quick.fault, point.fault):
                     trial, point = short, quick  # the forward shows it, and the rest is dear
-                return _agree([point, *explore(trial, base, weights)])
+                near = Neighbours(trial, base, weights=weights)
+                return _agree([point, *near.points()])
         return [alone]
 
     def _is_of_contents(self, point: Point) -> bool:

@@ -11,53 +11,53 @@ from typing import Any
 
 import numpy as np
 
-from npattn.problem.options import ALIGNMENTS
+from npattn.problem import Problem
 from npattn.testing.adapters.base import Crash, TimedOut
+from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.conventions import NEEDS
 from npattn.testing.diagnosis.fills import probe_hidden
-from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
+from npattn.testing.diagnosis.unknown import ENDS, FILLS, KINDS, Unknown
 
 REFUSED = "refused in every shape"
 
 
 def probe_conventions(f: Unknown) -> None:
     """Determine every convention that results tell; a call that ends the process costs one."""
-    for names, probe in PROBES.items():
+    for topic, probe in PROBES.items():
+        names = FILLS if topic == "hidden scores" else (topic,)
         try:
-            reason = probe(f)
+            found = _find_lack(f, topic) or probe(f)
+            found = f.choose(topic, found) if isinstance(found, list) else found
         except ENDS as err:
-            reason = err.status if isinstance(err, Crash | TimedOut) else str(err)
+            found = err.status if isinstance(err, Crash | TimedOut) else str(err)
             f.crashes.append(f"{', '.join(names)}: {err}")
-        if reason is not None:
-            f.give_up(reason, *names)
+        if found is not None:
+            f.give_up(found, *names)
 
 
-# Each returns why it cannot be asked, or None.
+def _find_lack(f: Unknown, topic: str) -> str:
+    """Return what it lacks for a convention to show, in words; "" if it lacks nothing."""
+    needs, own = NEEDS[topic], f.trial.implementation
+    returned = {n for n in ("lse", "weights") if getattr(own, f"returns_{n}")}
+    there = f.trial.space.features | f.trial.space.structure | returned
+    lacking = min((x - there for x in needs), key=len)
+    if not lacking:
+        arrays = {n for n in KINDS if {n} in needs and f.has(n) and f.kind(n) is None}
+        return "" if any(there - arrays >= x for x in needs) else REFUSED
+    for name in sorted(lacking - f.trial.space.features):
+        if name in ("lse", "weights"):
+            return f"returns no {name}"
+        if " " in name:
+            return f"takes no {name.replace('!=', '≠')}"
+    return f.missing(*sorted(lacking))
 
 
-def probe_kv_head(f: Unknown) -> str | None:
-    if not f.has("K < H"):
-        return "takes no K < H"
-    between = [(H, K) for H, K in f.trial.space.heads if 1 < K < H]  # with K = 1 both are the same
-    if not between:
-        return "takes no 1 < K < H"
-    H, K = min(between)
-    return f.choose("kv_head", legal("kv_head"), [f.problem(f.recipe(H=H, K=K))])
-
-
-def probe_bias(f: Unknown) -> str | None:
-    if not f.has("bias"):
-        return f.missing("bias")
-    if f.kind("bias") is None:
-        return REFUSED
-    return f.choose("bias", legal("bias"), [f.problem(f.recipe(bias=f.kind("bias")))])
+# --- each returns recipes or problems that tell, why none does, or None if it is determined -------
 
 
 def probe_mask(f: Unknown) -> str | None:
     """Determine the polarity: the share of keys where mask is True, whose values are 1."""
-    kind = f.kind("mask") if f.has("mask") else None
-    if kind is None:
-        return REFUSED if f.has("mask") else f.missing("mask")
-    problem = f.problem(f.recipe(mask=kind))
+    problem = f.problem(f.recipe(mask=f.kind("mask")))
     mask, v = np.zeros(np.shape(f.mask_of(problem)), bool), np.zeros_like(problem.v)
     mask[..., ::2], v[..., ::2, :] = True, 1
     flat = problem.replace(q=np.zeros_like(problem.q), v=v, mask=mask)
@@ -69,72 +69,39 @@ def probe_mask(f: Unknown) -> str | None:
     return None
 
 
-def probe_causal(f: Unknown) -> str | None:
-    """Compare the alignments of causal, or of a window where it has no causal."""
-    option: dict[str, Any] = {"causal": True} if f.has("causal") else {"window": (3, 1)}
-    if not f.has(*option):
-        return f.missing("causal", "window")
-    if not f.has("T != S"):
-        return "takes no T ≠ S"
-    return f.choose("causal", ALIGNMENTS, [f.problem(f.recipe(**option))])
-
-
-def probe_late_queries(f: Unknown) -> str | None:
-    """Determine the rows that causal empties, where no mask does."""
+def list_late_queries(f: Unknown) -> list[Recipe] | str | None:
+    """Return rows that causal empties, where no mask has told."""
     if "empty_row" in f.determined or f.fills:
         return None
     if not f.has("causal", "T > S") or f.conventions.causal != "bottom_right":
         return f.ended.get("mask", "neither a mask nor causal empties a row")
     late = f.recipe(causal=True)
-    problem = f.problem(replace(late, S=late.T, T=late.T + 8))
-    return f.choose("empty_row", legal("empty_row"), [problem])
+    return [replace(late, S=late.T, T=late.T + 8)]
 
 
 def probe_bias_rows(f: Unknown) -> str | None:
     """Determine the rows that a bias of −inf empties."""
-    kind = f.kind("bias") if f.has("bias") else None
-    if kind is None:
-        return REFUSED if f.has("bias") else f.missing("bias")
-    problem = f.hide_rows("bias", kind)
-    reason = f.choose("empty_row_bias", legal("empty_row"), [problem])
+    reason = f.choose("empty_row_bias", [f.hide_rows("bias", str(f.kind("bias")))])
     if f.conventions.empty_row_bias == f.conventions.empty_row:
         f.settle(empty_row_bias=None)
     return reason
 
 
-def probe_window(f: Unknown) -> str | None:
-    if not f.has("window"):
-        return f.missing("window")
-    square = f.recipe(window=(3, 1))
-    square = replace(square, S=square.T)
-    problems = [f.problem(square)]
-    if f.has("causal"):
-        problems.append(f.problem(replace(square, causal=True, window=(3, 0))))
-    return f.choose("window", legal("window"), problems)
+def list_windows(f: Unknown) -> list[Recipe]:
+    square = replace(f.recipe(window=(3, 1)), S=f.recipe().T)
+    causal = [replace(square, causal=True, window=(3, 0))] if f.has("causal") else []
+    return [square, *causal]
 
 
-def probe_softcap(f: Unknown) -> str | None:
-    """Compare its places beside a bias, and beside what hides keys."""
-    if not f.has("softcap"):
-        return f.missing("softcap")
+def list_caps(f: Unknown) -> list[Recipe]:
+    """Return a cap beside a bias, and beside what hides keys."""
     beside: list[dict[str, Any]] = [{n: f.kind(n)} for n in ("bias", "mask") if f.has(n)]
     beside += [{"causal": True}] if f.has("causal") else []
-    if not beside:
-        return "it has no bias, and hides nothing"
-    problems = [f.problem(f.recipe(softcap=2.0, **options)) for options in beside]
-    return f.choose("softcap", legal("softcap"), problems)
-
-
-def probe_lse_base(f: Unknown) -> str | None:
-    if not f.trial.implementation.returns_lse:
-        return "returns no lse"
-    return f.choose("lse_base", legal("lse_base"), [f.problem(f.recipe())], "lse")
+    return [f.recipe(softcap=2.0, **options) for options in beside]
 
 
 def probe_lse_empty(f: Unknown) -> str | None:
     """Settle the lse of rows that see no key; return the reason if it cannot be known."""
-    if not f.trial.implementation.returns_lse:
-        return "returns no lse"
     options = [n for n in ("bias", *(() if f.fills else ("mask",))) if f.has(n)]
     problems = [f.hide_rows(n, kind) for n in options if (kind := f.kind(n)) is not None]
     if not problems:
@@ -147,34 +114,23 @@ def probe_lse_empty(f: Unknown) -> str | None:
     return None
 
 
-def probe_rate_0(f: Unknown) -> str | None:
-    if not f.has("dropout_mask"):
-        return f.missing("dropout_mask")
-    values = legal("dropout_at_rate_0")
-    return f.choose("dropout_at_rate_0", values, [f.problem(f.recipe(dropout=0.0))])
-
-
-def probe_weights(f: Unknown) -> str | None:
-    if not f.trial.implementation.returns_weights:
-        return "returns no weights"
-    if not f.has("dropout_mask", "dropout_rate"):
-        return f.missing("dropout_mask")
-    return f.choose("weights", legal("weights"), [f.problem(f.recipe(dropout=0.5))], "weights")
-
-
-PROBES: dict[tuple[str, ...], Callable[[Unknown], str | None]] = {
-    ("kv_head",): probe_kv_head,
-    ("bias",): probe_bias,
-    ("mask_true",): probe_mask,
-    ("hidden_fill", "hidden_add"): probe_hidden,
-    ("causal",): probe_causal,
-    ("empty_row",): probe_late_queries,
-    ("empty_row_bias",): probe_bias_rows,
-    ("window",): probe_window,
-    ("softcap",): probe_softcap,
-    ("lse_base",): probe_lse_base,
-    ("lse_empty",): probe_lse_empty,
-    ("dropout_at_rate_0",): probe_rate_0,
-    ("weights",): probe_weights,
+PROBES: dict[str, Callable[[Unknown], list[Recipe] | list[Problem] | str | None]] = {
+    # with K = 1 both are the same
+    "kv_head": lambda f: (
+        [f.recipe(H=H, K=K) for H, K in sorted(f.trial.space.heads) if 1 < K < H][:1]
+        or "takes no 1 < K < H"
+    ),
+    "bias": lambda f: [f.recipe(bias=f.kind("bias"))],
+    "mask_true": probe_mask,
+    "hidden scores": probe_hidden,
+    "causal": lambda f: [f.recipe(causal=True) if f.has("causal") else f.recipe(window=(3, 1))],
+    "empty_row": list_late_queries,
+    "empty_row_bias": probe_bias_rows,
+    "window": list_windows,
+    "softcap": list_caps,
+    "lse_base": lambda f: [f.recipe()],
+    "lse_empty": probe_lse_empty,
+    "dropout_at_rate_0": lambda f: [f.recipe(dropout=0.0)],
+    "weights": lambda f: [f.recipe(dropout=0.5 if f.has("dropout_rate") else 0.0)],
 }
-"""Conventions → their probe, in order."""
+"""Topic of conventions → its probe, in order."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -28,22 +28,26 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "lse_empty": (-np.inf, np.inf, 0.0),
 }
 """Values that are tried of the fields that are numbers."""
-OF_HIDDEN = ("hidden_fill", "hidden_add", "empty_row", "empty_row_bias")
+OF_HIDDEN = {"hidden_fill", "hidden_add", "empty_row", "empty_row_bias"}
 """Fields that say what becomes of what is hidden."""
-USED_WITH: dict[str, Callable[[Problem], bool]] = {
-    "empty_row_bias": lambda p: p.bias is not None,
-    "hidden_fill": lambda p: p.visible is not None,
-    "hidden_add": lambda p: p.visible is not None,
-    "dropout_at_rate_0": lambda p: p.dropout_mask is not None and p.dropout_rate == 0,
-    "causal": lambda p: p.T != p.S and bool(p.causal or p.window),
-    "mask_true": lambda p: p.mask is not None,
-    "window": lambda p: p.window is not None,
-    "softcap": lambda p: p.softcap is not None,
-    "bias": lambda p: p.bias is not None,
-    "kv_head": lambda p: p.H != p.K > 1,
-    "weights": lambda p: p.dropout_mask is not None,
+HIDES = {"mask"}, {"causal"}, {"window"}
+EMPTIES = {"mask"}, {"bias"}, {"window"}, {"causal", "T > S"}
+NEEDS: dict[str, tuple[set[str], ...]] = {
+    "causal": ({"causal", "T != S"}, {"window", "T != S"}),
+    "window": ({"window"},),
+    "mask_true": ({"mask"},),
+    "hidden scores": HIDES,
+    "empty_row": EMPTIES,
+    "empty_row_bias": ({"bias"},),
+    "bias": ({"bias"},),
+    "softcap": tuple({"softcap", *x} for x in (*HIDES, {"bias"})),
+    "kv_head": ({"K < H"},),
+    "lse_base": ({"lse"},),
+    "lse_empty": tuple({"lse", *x} for x in EMPTIES),
+    "weights": ({"weights", "dropout_mask"},),
+    "dropout_at_rate_0": ({"dropout_mask"},),
 }
-"""Problems on which a field makes a difference; on any problem, for the others."""
+"""Topic of conventions → what a problem must have, or results be, for it to show, in any set."""
 FILLS = {"hidden_fill", "hidden_add"}
 EMPTY = "rows that see no key"
 STEP_OF = {
@@ -65,69 +69,41 @@ STEP_OF = {
 """Step that a field changes, and where."""
 
 
-def convention_candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield each other value of each field that matters to a problem."""
-    declared = evidence.trial.conventions
-    for change in _changes_that_matter(evidence):
-        yield _candidate(declared, dict([change]))
+def convention_candidates(declared: Conventions, fields: int = 1) -> Iterator[Candidate]:
+    """Yield every other value of so many fields of the conventions."""
+    others = [
+        (field, value)
+        for field, values in (LEGAL | NUMBERS).items()
+        for value in values
+        if value not in (getattr(declared, field), "unless_masked")  # of modules
+    ]
+    for chosen in combinations(others, fields):
+        changes = dict(chosen)
+        if len(changes) == fields and not changes.keys() >= FILLS:
+            yield _candidate(declared, changes)
 
 
-def convention_pairs(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield every two conventions that both matter to a problem."""
-    declared = evidence.trial.conventions
-    for one, other in combinations(_changes_that_matter(evidence), 2):
-        if one[0] != other[0] and not {one[0], other[0]} >= FILLS:
-            yield _candidate(declared, dict([one, other]))
-
-
-def profile_candidates(evidence: Evidence) -> Iterator[Candidate]:
+def profile_candidates(declared: Conventions) -> Iterator[Candidate]:
     """Yield the conventions of each known system that differ from the declared ones."""
-    declared = evidence.trial.conventions
     for name, profile in PROFILES.items():
-        conventions = profile.conventions
-        if conventions != declared:
-            changes = {
-                field: value
-                for field, value in vars(conventions).items()
-                if value != getattr(declared, field)
-            }
-            if len(changes) < 3:
-                continue  # it is among the pairs
+        theirs = vars(profile.conventions).items()
+        changes = {field: x for field, x in theirs if x != getattr(declared, field)}
+        if len(changes) > 2:  # else it is among the pairs
             system = _candidate(declared, changes)
             yield replace(system, text=f"{system.text}: it follows {name} {profile.version}")
 
 
-def with_another(candidate: Candidate, evidence: Evidence) -> Iterator[tuple[str, Candidate]]:
-    """Yield each field that does not matter to a problem, and a convention with one of it."""
-    declared, changed = (
-        evidence.trial.conventions,
-        _list_changes(candidate, evidence.trial.conventions),
-    )
-    for field, value in _changes(declared):
-        filled = field in FILLS and not FILLS.isdisjoint(changed)
-        if field not in changed and not filled and not matters(field, evidence.problem):
-            yield field, _candidate(declared, changed | {field: value})
-
-
-def _list_changes(candidate: Candidate, declared: Conventions) -> dict[str, Any]:
-    return {n: x for n, x in vars(candidate.conventions).items() if x != getattr(declared, n)}
-
-
-def _changes(declared: Conventions) -> Iterator[tuple[str, Any]]:
-    for field, values in (LEGAL | NUMBERS).items():
-        for value in values:
-            if value not in (getattr(declared, field), "unless_masked"):  # of modules
-                yield field, value
-
-
-def _changes_that_matter(evidence: Evidence) -> list[tuple[str, Any]]:
-    changes = _changes(evidence.trial.conventions)
-    return [x for x in changes if matters(x[0], evidence.problem)]
-
-
 def matters(field: str, problem: Problem) -> bool:
     """Return True if a field of the conventions may change the results of a problem."""
-    return field not in USED_WITH or USED_WITH[field](problem)
+    if problem.S == 0:
+        return True
+    arrays = ("mask", "window", "bias", "softcap", "dropout_mask")
+    there = {name for name in arrays if getattr(problem, name) is not None}
+    T, S, H, K = problem.T, problem.S, problem.H, problem.K
+    padded = problem.mask is not None  # and a sequence that is stored has fewer keys
+    shape = {"causal": problem.causal, "T != S": T != S or padded, "T > S": T > S}
+    there |= {name for name, x in (shape | {"K < H": 1 < K < H}).items() if x} | {"lse", "weights"}
+    return any(there >= needs for needs in NEEDS.get(field, NEEDS["hidden scores"]))
 
 
 def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
@@ -135,17 +111,16 @@ def _candidate(declared: Conventions, changes: dict[str, Any]) -> Candidate:
     for one, other in (sorted(FILLS), sorted(FILLS, reverse=True)):  # one of them at most
         if changes.get(one) is not None and getattr(declared, other) is not None:
             changes = {other: None} | changes
-    conventions = replace(declared, **changes)
     names = [f"{field}={_format(value)}" for field, value in changes.items()]
     text = "; ".join(CONVENTIONS.get(name) or f"it follows {name}" for name in names)
     step, where = min((_step_of(*x) for x in changes.items()), key=lambda x: STEPS.index(x[0]))
     return Candidate(
         ", ".join(names),
         text,
-        partial(_explains, conventions),
+        partial(_explains, tuple(changes.items())),
         step,
         where,
-        conventions=conventions,
+        conventions=replace(declared, **changes),
         changes=len(changes),
     )
 
@@ -163,18 +138,26 @@ def _format(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
-def _explains(conventions: Conventions, evidence: Evidence) -> bool:
-    declared, problem = evidence.trial.conventions, evidence.problem
-    filled = any(getattr(conventions, n) != getattr(declared, n) for n in OF_HIDDEN)
-    if filled and not all(np.isfinite(x).all() for x in (problem.q, problem.k, problem.v)):
+def _explains(changes: Sequence[tuple[str, Any]], evidence: Evidence) -> bool:
+    telling = tuple(x for x in changes if matters(x[0], evidence.problem))
+    return _reproduces(telling, evidence) if telling else not evidence.wrong
+
+
+@lru_cache(maxsize=512)
+def _reproduces(changes: tuple[tuple[str, Any], ...], evidence: Evidence) -> bool:
+    """Return True if conventions with these fields changed give what was observed."""
+    problem = evidence.problem
+    finite = all(np.isfinite(x).all() for x in (problem.q, problem.k, problem.v))
+    if not finite and not OF_HIDDEN.isdisjoint(dict(changes)):
         return False  # a NaN that leaks looks like a fill that lets it through
     try:
-        return evidence.reproduced_by(predict_under(conventions, evidence))
+        conventions = replace(evidence.trial.conventions, **dict(changes))
+        return evidence.reproduced_by(_predict(conventions, evidence))
     except NpattnError:  # these conventions do not allow the problem
         return False
 
 
-def predict_under(conventions: Conventions, evidence: Evidence) -> Arrays:
+def _predict(conventions: Conventions, evidence: Evidence) -> Arrays:
     """Return exact results under other conventions; OptionError if these forbid the problem."""
     problem, order = _move_keys(realign(evidence.problem, conventions), evidence)
     trial = replace(evidence.trial, conventions=conventions, memo={})

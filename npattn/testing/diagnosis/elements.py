@@ -24,11 +24,10 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import SEEN
-from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
+from npattn.testing.diagnosis.borders import LEAST, Neighbours, neighbours_of
 from npattn.testing.diagnosis.evidence import Evidence, group, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
     HIDING,
-    LEAST,
     OF_SEVERAL_KEYS,
     OFF,
     Point,
@@ -117,14 +116,11 @@ def neighbours_of_fault(
 
 def _shares_masks(problem: Problem, failing: Problem) -> bool:
     """Return True if samples, heads or queries share a mask, and have their own where it fails."""
-    if problem.mask_array is None or failing.mask_array is None:
+    own, other = problem.mask_array, failing.mask_array
+    if own is None or other is None:
         return False
-    shared = [
-        {axis for axis in (-4, -3, -2) if _is_shared(p.mask_array, axis)}
-        for p in (problem, failing)
-    ]
     sizes = {-4: math.prod(problem.lead), -3: problem.H, -2: problem.T}
-    return any(sizes[axis] > 1 for axis in shared[0] - shared[1])
+    return any(n > 1 and _is_shared(own, x) and not _is_shared(other, x) for x, n in sizes.items())
 
 
 def _is_shared(mask: Array, axis: int) -> bool:

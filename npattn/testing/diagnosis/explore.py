@@ -1,17 +1,14 @@
-"""Problems around a failing one, each with the first quantity that is wrong on it, if any is.
+"""Problems that are tried, each with the first quantity that is wrong on it, if any is.
 
-One thing is changed at a time: an option off, another in its place, each size, the heads, the
-contents. A place is learned from them, and tried on others.
+A place is learned from their elements.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import time
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -44,8 +41,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "gate": tuple(GATES)[:1],
 }
 """Values of each option that are tried in place of another."""
-HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1), (14, 2))
-"""Pairs H, K to which the heads of a failing problem are changed."""
 EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name))
 """Kinds of bias with numbers that are no normal ones."""
 OF_SEVERAL_KEYS = ("s", "p", "dp", "delta", "ds", "dq")
@@ -59,11 +54,6 @@ LARGE = 2**16
 """Scores of the largest problem that is tried: its quantities, kept for each, take some 5 MB."""
 KEYS_TO_A_COLUMN = 64
 """Keys to each column of v from which P can be read in few calls."""
-MOST = 40
-"""Problems around a failing one."""
-SECONDS = 1.5
-"""Processor time for them, once `LEAST` were tried."""
-LEAST = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +70,7 @@ def scores_of(recipe: Recipe) -> int:
     return math.prod((*(recipe.lead or ()), recipe.H, recipe.T, recipe.S))
 
 
-def try_recipe(trial: Trial, recipe: Recipe, weights: bool = False) -> Point | None:
+def observe_recipe(trial: Trial, recipe: Recipe, weights: bool = False) -> Evidence | None:
     """Return what an implementation does on a recipe; None if it does not take it.
 
     With `weights`, gradients come back from the weights too.
@@ -92,10 +82,15 @@ def try_recipe(trial: Trial, recipe: Recipe, weights: bool = False) -> Point | N
         problem = trial.problem(recipe)
         if trial.skips_empty_rows and trial.empty(problem).any():
             return None
-        evidence = observe(trial, problem, trial.cotangents(recipe, problem, weights), recipe.view)
-        return Point(recipe, evidence, locate(evidence))
+        return observe(trial, problem, trial.cotangents(recipe, problem, weights), recipe.view)
     except (ImplementationError, NpattnError):
         return None
+
+
+def try_recipe(trial: Trial, recipe: Recipe, weights: bool = False) -> Point | None:
+    """Return what is wrong first on a recipe; None if an implementation does not take it."""
+    evidence = observe_recipe(trial, recipe, weights)
+    return None if evidence is None else Point(recipe, evidence, locate(evidence))
 
 
 def enlarge(trial: Trial, recipe: Recipe) -> Recipe:
@@ -132,102 +127,6 @@ def fit(space: Space, recipe: Recipe, base: Recipe) -> Recipe:
     if "D % 8" not in space.structure:
         sizes |= {x: -(-sizes[x] // 8) * 8 for x in "DE"}
     return replace(recipe, **sizes)
-
-
-def around(trial: Trial, base: Recipe) -> Iterator[Recipe]:
-    """Yield recipes around a failing one, those first that tell most."""
-    for recipe in _vary(trial, base):
-        yield fit(trial.space, recipe, base)
-
-
-def _vary(trial: Trial, base: Recipe) -> Iterator[Recipe]:
-    """Yield recipes near the base: other seeds, options, sizes and heads, then random sizes."""
-    if trial.space.few_shapes:
-        for n in range(1, 3):
-            yield replace(base, seed=base.seed + 4 * n)
-        yield from _options(base)
-        return
-    yield replace(base, seed=base.seed + 4)
-    kinds = zip_longest(_options(base), _lengths(base), _heads_and_widths(base))
-    yield from (recipe for several in kinds for recipe in several if recipe is not None)
-    rng = np.random.default_rng([base.seed, 23])
-    for _ in range(12):
-        changes: dict[str, Any] = {x: int(rng.integers(1, 100)) for x in "TS"}
-        changes |= {x: int(rng.integers(4, 40)) for x in "DE"}
-        h, k = ((1, 1), (4, 2), (6, 3), (3, 3))[int(rng.integers(4))]
-        if base.lead is not None and not {"H", "K"} & set(trial.space.sizes):
-            changes |= {"H": h, "K": k}
-        changes["seed"] = base.seed + 4 * int(rng.integers(1, 2**16))
-        yield replace(base, **changes)
-
-
-def _lengths(base: Recipe) -> Iterator[Recipe]:
-    """Yield the base with other numbers of queries and keys."""
-    T, S = base.T, base.S
-    for n in (61, 109):  # where last tiles of 8, 16, 32 and 64 begin is not the same
-        yield replace(base, T=n)
-        yield replace(base, S=n)
-    for t, s in ((67, 83), (T, 2 * S + 3), (2 * T + 3, S), (T, T), (S, S), (1, S)):
-        yield replace(base, T=t, S=s)
-    for s in (S - 1, S + 1, S // 2, -(-S // 16) * 16, 16 * (S // 16), S + 16, 24, 40, 5):
-        yield replace(base, S=max(s, 2))
-    for t in (T - 1, T + 1, T // 2, -(-T // 16) * 16, T + 16, 3):
-        yield replace(base, T=max(t, 1))
-
-
-def _heads_and_widths(base: Recipe) -> Iterator[Recipe]:
-    """Yield the base with other heads, samples and numbers of columns."""
-    H, K = base.H, base.K
-    if base.lead is not None:
-        for lead in ((3,), (5,), (1,)):
-            yield replace(base, lead=lead)
-        for h, k in (*HEADS, (2 * H, 2 * K), (2 * H, K)):
-            if (h, k) != (H, K):
-                yield replace(base, H=h, K=k)
-    for d in (8, 16, 24, 33, 64, 72, 2 * base.D):
-        yield replace(base, D=d)
-        yield replace(base, E=d)
-        yield replace(base, D=d, E=d)
-
-
-def _options(base: Recipe) -> Iterator[Recipe]:
-    """Yield the base without each option, with others in its place, and with one more."""
-    on = options_on(base)
-    if base.distribution != "normal":
-        yield replace(base, distribution="normal")
-    for name in on:
-        yield replace(base, **{name: getattr(PLAIN, name)})
-        for value in VALUES[name]:
-            if value not in EXTREME or base.bias in EXTREME:
-                yield replace(base, **{name: value})
-    plain = replace(base, **{name: getattr(PLAIN, name) for name in on})
-    if len(on) > 1:
-        yield plain
-    for name, values in VALUES.items():
-        if name not in on:
-            yield replace(plain, **{name: values[0]})
-            yield replace(base, **{name: values[0]})
-
-
-def explore(trial: Trial, base: Recipe, weights: bool = False) -> list[Point]:
-    """Try the recipes around a failing one, as long as there is time."""
-    end = time.process_time() + SECONDS
-    points: list[Point] = []
-    seen = {base}
-    for n, recipe in enumerate(around(trial, base)):
-        if recipe.seed == base.seed and options_on(recipe) == options_on(base):
-            recipe = replace(recipe, seed=base.seed + 4 * n)  # other numbers, and sinks alike
-        if recipe in seen or scores_of(recipe) > LARGE:
-            continue
-        seen.add(recipe)
-        late = time.process_time() - end
-        enough = len(points) >= MOST or (late > 0 and len(points) >= LEAST)
-        if enough or late > SECONDS:
-            break
-        point = try_recipe(trial, recipe, weights)
-        if point is not None:
-            points.append(point)
-    return points
 
 
 def _is_later(fault: Fault, like: Fault) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from npattn.problem.arrays import Array, finfo
 from npattn.profiles import PROFILES
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.diagnosis.unknown import ENDS, Unknown, legal
+from npattn.testing.diagnosis.unknown import ENDS, Unknown
 
 USUAL = (
     *(-1e4, -1e5, -1e6, -1e7, -1e8, -1e9, -1e10, -1e15, -1e20, -1e30, -1e38),
@@ -53,7 +53,7 @@ def probe_hidden(f: Unknown) -> str | None:
         fill = None  # it outweighs a visible −inf alone, and rows without keys are set to 0
     if fill is None:
         f.settle(hidden_fill=None, hidden_add=None)
-        reason = f.choose("empty_row", legal("empty_row"), [problem])
+        reason = f.choose("empty_row", [problem])
         if reason is not None:
             f.give_up(reason, "empty_row")
         return None

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from npattn.conventions import Conventions
+from npattn.conventions.checks import LEGAL
 from npattn.errors import DtypeError, OptionError
 from npattn.problem.arrays import finfo
 from npattn.profiles import PROFILES
@@ -25,7 +26,7 @@ from npattn.testing.cases.space import RANKS, Space, with_rank
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.convention_probes import probe_conventions
 from npattn.testing.diagnosis.precision import describe_precision, explain_rounding
-from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown, legal
+from npattn.testing.diagnosis.unknown import ENDS, FILLS, Unknown
 from npattn.testing.trial import Trial
 
 LAYOUTS = ("BHTD", "BTHD")
@@ -252,7 +253,7 @@ def _settle_heads(trial: Trial, rank: str) -> Trial:
     """
     base = trial.space.base()
     recipe = with_rank(replace(base, H=3 * base.K), rank)
-    for kv_head in legal("kv_head"):
+    for kv_head in LEGAL["kv_head"]:
         own = replace(trial, conventions=replace(trial.conventions, kv_head=kv_head), memo={})
         try:
             if explain_rounding(own, recipe) is not None:

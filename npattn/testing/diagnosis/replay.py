@@ -1,9 +1,9 @@
-"""The equations of dense.py with some quantities replaced: what a cause predicts.
+"""Attention with some quantities replaced by functions of them: what a rounding predicts.
 
-    Round = {"p": f}    the weights are f(p), and all that follows is computed from them
+    changes = {"p": f}    the weights are f(p), and all that follows is computed from them
 
-It shares no line with dense.py, which nobody touches for it. Everything is float64; conventions
-are translated before and after.
+Everything is float64, and the parts are those of dense.py. Dropout and the gate, which no plain
+problem has, are left out.
 """
 
 from __future__ import annotations
@@ -13,39 +13,19 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from npattn.conventions import Conventions
-from npattn.problem import Cotangents, Problem
+from npattn.engines import dense
+from npattn.problem import Cotangents, Gradients, Problem
 from npattn.problem.arrays import Array, sum_to
-from npattn.testing.diagnosis.defaults import (
-    translate_cotangents,
-    translate_gradients,
-    translate_problem,
-    translate_results,
-)
-from npattn.testing.diagnosis.evidence import Arrays
 
 Changes = Mapping[str, Callable[[Array], Array]]
 """Quantity → what it becomes: "inputs", "product", "s", "p", "factor" (of a product), "lse"."""
 
 
+@np.errstate(**dense.QUIET)  # type: ignore[arg-type]  # a dict of literals
 def replay(
     problem: Problem, cotangents: Cotangents, conventions: Conventions, changes: Changes
 ) -> dict[str, Array]:
     """Return results and gradients by name, with some quantities replaced by functions of them."""
-    own = translate_problem(problem, conventions)
-    passed_back = translate_cotangents(problem, cotangents, conventions)
-    with np.errstate(all="ignore"):  # hidden scores may be anything
-        results, gradients = _evaluate(own, passed_back, changes)
-    found: Arrays = {name: [x] for name, x in results.items()}
-    back: Arrays = {name: [x] for name, x in gradients.items()}
-    whole = {**translate_results(problem, found, conventions)}
-    whole |= translate_gradients(problem, back, conventions)
-    return {name: x[0] for name, x in whole.items()}
-
-
-def _evaluate(
-    problem: Problem, cotangents: Cotangents, changes: Changes
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return results and gradients in float64, with the named quantities changed on the way."""
 
     def change(name: str, x: Array) -> Array:
         return np.asarray(changes[name](x)) if name in changes else x
@@ -53,71 +33,43 @@ def _evaluate(
     def product(w: Array, x: Array) -> Array:
         return np.asarray(change("factor", w) @ change("factor", x))
 
-    problem = problem.materialise()
-    H, K, T = problem.H, problem.K, problem.T
-    lead, scale = problem.lead, problem.scale
-    assert scale is not None
-
-    def repeat_heads(x: Array) -> Array:
-        x = change("inputs", np.asarray(x, np.float64))
-        x = x[None] if problem.headless else x
-        return np.repeat(x, H // max(K, 1) if x.shape[-3] == K else 1, -3)
-
-    q, k, v = (repeat_heads(x) for x in (problem.q, problem.k, problem.v))
-    x = change("product", scale * (q @ k.swapaxes(-1, -2)))  # (..., H, T, S)
+    own = conventions.canonical(problem).replace(dtype="float64")
+    q, k, v = (change("inputs", x) for x in dense.operands(own))
+    s = change("product", own.scale * (q @ k.swapaxes(-1, -2)))  # (..., H, T, S)
     slope: Array | float = 1.0
-    s = x
-    if problem.softcap is not None:
-        tanh = np.tanh(x / problem.softcap)
-        s, slope = problem.softcap * tanh, 1 - tanh**2
-    bias = problem.bias_array
-    s = s if bias is None else s + np.asarray(bias, np.float64)
-    visible = True if problem.visible is None else problem.visible
-    s = change("s", np.where(visible, s, -np.inf))
-    live = s != -np.inf
-    sinks = np.full((H, 1, 1), -np.inf)
-    if problem.sinks is not None:
-        sinks = np.asarray(problem.sinks, np.float64)[:, None, None]
-    m = np.maximum(s.max(-1, keepdims=True, initial=-np.inf), sinks)
-    m = np.where(m == -np.inf, 0, m)
-    e, e_sink = np.exp(s - m), np.exp(sinks - m)
-    total = e.sum(-1, keepdims=True) + e_sink
-    safe = np.where(total == 0, 1, total)
-    p, p_sink = change("p", e / safe), e_sink / safe
-    keep: Array | float = 1.0
-    if problem.dropout_mask is not None:
-        keep = np.asarray(problem.dropout_mask, np.float64) / (1 - problem.dropout_rate)
-    gate = 1.0 if problem.gate is None else np.asarray(problem.gate, np.float64)
-    ungated = product(p * keep, v)
-    lse = change("lse", m + np.log(total))[..., 0]
-    results = {"o": gate * ungated, "lse": lse, "weights": p}
-    results["max_score"] = s.max(-1, initial=-np.inf)
+    if own.softcap is not None:
+        tanh = np.tanh(s / own.softcap)
+        s, slope = own.softcap * tanh, 1 - tanh**2
+    s = s if own.bias_array is None else s + own.bias_array
+    s = change("s", s if own.visible is None else np.where(own.visible, s, -np.inf))
+    live, top = s != -np.inf, s.max(-1, keepdims=True, initial=-np.inf)
+    sinks = None if own.sinks is None else np.asarray(own.sinks, np.float64)[:, None, None]
+    p, p_sink, lse = dense.softmax(s, top, live, sinks)
+    p = change("p", p)
+    o, shown = product(p, v), change("lse", lse)
 
-    do = np.asarray(cotangents.dout, np.float64).reshape(*lead, H, T, problem.E)
-    dlse = 0.0 if cotangents.dlse is None else cotangents.dlse.reshape(*lead, H, T, 1)
-    dw = 0.0 if cotangents.dweights is None else np.asarray(cotangents.dweights, np.float64)
-    dgate = do * ungated
-    do = change("inputs", gate * do)
-    dv = product((p * keep).swapaxes(-1, -2), do)
-    dp = np.where(live, product(do, v.swapaxes(-1, -2)) * keep + dw, 0)
-    delta = (p * dp).sum(-1, keepdims=True) - dlse
-    ds = np.where(live, p * (dp - delta), 0)
+    do, dlse, dweights = conventions.cotangents(
+        problem, cotangents.dout, cotangents.dlse, cotangents.dweights
+    )
+    do = change("inputs", np.asarray(do, np.float64).reshape(o.shape))
+    dp = product(do, v.swapaxes(-1, -2)) + (0 if dweights is None else dweights)
+    dp = dense.where_live(dp, live)
+    delta = (p * dp).sum(-1, keepdims=True)  # of weights that are rounded, and do not sum to 1
+    delta = delta if dlse is None else delta - dlse.reshape(delta.shape)
+    ds = dense.where_live(p * (dp - delta), live)
     dx = ds * slope
-    dq = scale * product(dx, k)
-    dk = scale * product(dx.swapaxes(-1, -2), q)
+    grads = Gradients(
+        q=sum_to(own.scale * product(dx, k), own.q.shape),
+        k=dense.sum_shared(own.scale * product(dx.swapaxes(-1, -2), q), own.K, own.k.shape),
+        v=dense.sum_shared(product(p.swapaxes(-1, -2), do), own.K, own.v.shape),
+        bias=own.bias_gradient(ds),
+        sinks=None if p_sink is None else sum_to(-p_sink * delta, (own.H, 1, 1))[:, 0, 0],
+    )
 
-    def sum_shared(dx: Array, x: Array) -> Array:
-        dx = dx.reshape(*dx.shape[:-3], K, H // max(K, 1), *dx.shape[-2:]).sum(-3)
-        return sum_to(dx, np.shape(x))
-
-    gradients = {"dq": sum_to(dq, np.shape(problem.q)), "dk": sum_shared(dk, problem.k)}
-    gradients["dv"] = sum_shared(dv, problem.v)
-    if bias is not None:
-        gradients["dbias"] = sum_to(ds, np.shape(bias))
-    if problem.sinks is not None:
-        gradients["dsinks"] = sum_to(-p_sink * delta, (H, 1, 1))[:, 0, 0]
-    if problem.gate is not None:
-        gradients["dgate"] = sum_to(dgate, np.shape(problem.gate))
     if problem.headless:
-        results = {name: x[0] for name, x in results.items()}
-    return results, gradients
+        o, lse, shown, p, do = (x[0] for x in (o, lse, shown, p, do))
+    grads = conventions.gradients(problem, grads, do, lse)
+    whole = dict(zip(("o", "lse"), conventions.results(problem, o, shown), strict=True))
+    whole |= {"weights": conventions.returned_weights(problem, p, lse)}
+    whole |= {"max_score": (top[0] if problem.headless else top)[..., 0]}
+    return whole | {f"d{name}": x for name, x in vars(grads).items() if x is not None}

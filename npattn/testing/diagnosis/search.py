@@ -12,22 +12,15 @@ from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
 
-import numpy as np
-
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.candidates import Candidate, Found
-from npattn.testing.diagnosis.conventions import (
-    convention_candidates,
-    convention_pairs,
-    matters,
-    profile_candidates,
-    with_another,
-)
+from npattn.testing.diagnosis.conventions import convention_candidates, profile_candidates
 from npattn.testing.diagnosis.descales import descale_candidates
 from npattn.testing.diagnosis.dtypes import dtype_candidates
 from npattn.testing.diagnosis.evidence import Evidence, sample
-from npattn.testing.diagnosis.explore import around, scores_of
+from npattn.testing.diagnosis.explore import scores_of
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.locate import is_one_factor, result
 from npattn.testing.diagnosis.precision import precision_candidates
@@ -95,10 +88,10 @@ class _Judge:
         recipes = [r for r in sampled if r is not None][:NEAR]
         if self.trial.space.few_shapes or not recipes:
             return []
-        near = [r for x in recipes for r in around(self.trial, x) if self._asks(r)]
-        chosen = np.random.default_rng(recipes[0].seed).permutation(len(near))[:PROBES]
+        turns = zip(*(Neighbours(self.trial, x).around() for x in recipes), strict=False)
+        near = islice(filter(self._asks, chain.from_iterable(turns)), PROBES)
         others = islice(Pools(self.trial.space).cases(1, PROBES), PROBES)
-        probes = sample(replace(self.trial, memo={}), chain((near[i] for i in chosen), others))
+        probes = sample(replace(self.trial, memo={}), chain(near, others))
         return [e.without(self.without) for e in probes if e.size <= LARGE]
 
     def _asks(self, recipe: Recipe) -> bool:
@@ -116,18 +109,11 @@ class _Judge:
         wrong = [result(first, name) for name in first.wrong]
         factor = any(is_one_factor(q.got[q.wrong], q.want[q.wrong]) for q in wrong)
         formats = [] if factor else self.formats
-        known = claims(chain(*(make(first) for make in MAKERS), formats))
-        whole = [c for c, own in known.items() if len(own) == len(left)]
-        if not any(c.changes <= 2 for c in whole):
-            known |= claims(convention_pairs(first))
-            singles = [c for c in known if c.conventions is not None and c.changes == 1]
-            for one in singles:
-                for field, two in with_another(one, first):
-                    known[two] = [
-                        e
-                        for e in left
-                        if (two.explains(e) if matters(field, e.problem) else e in known[one])
-                    ]
+        declared = self.trial.conventions
+        made = chain(*(make(first) for make in MAKERS), formats)
+        known = claims(chain(convention_candidates(declared), profile_candidates(declared), made))
+        if not any(c.changes <= 2 for c, own in known.items() if len(own) == len(left)):
+            known |= claims(convention_candidates(declared, 2))
         ordered = sorted(known, key=lambda c: (-len(known[c]), c.changes))
         best, most = None, 0.0
         for candidate in ordered[:RIVALS]:
@@ -150,8 +136,6 @@ class _Judge:
 
 
 MAKERS: tuple[Callable[[Evidence], Iterator[Candidate]], ...] = (
-    convention_candidates,
-    profile_candidates,
     layout_candidates,
     descale_candidates,
     dtype_candidates,

