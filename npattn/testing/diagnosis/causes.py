@@ -463,7 +463,7 @@ class _Diagnosis:
         if downstream and shows and asked is not None and asked.fails_on(evidence.recipe):
             return True
         own = locate(evidence) if evidence.size <= SMALL else None
-        if own is not None and _same_step(own, fault):
+        if own is not None and any(_same_step(x, fault) for x in (own, own.facts.get("read", own))):
             return True
         sampled = evidence.outcome.sampled if evidence.outcome is not None else None
         if sampled is None or not downstream:
@@ -566,9 +566,21 @@ def _with_step(point: Point, step: str, other: str, form: str = "") -> Point:
     return replace(point, fault=replace(fault, step=other))
 
 
+def _as_read(point: Point) -> Point:
+    """Return a point whose fault is what was read, though its errors are small."""
+    return replace(point, fault=point.fault and point.fault.facts.get("read", point.fault))
+
+
 def _agree(points: list[Point]) -> list[Point]:
-    """Return points with one step where some of them tell it, and others cannot tell."""
+    """Return points with one step where some of them tell it, and others cannot tell.
+
+    Roundings are small on most problems; a few may look like a factor there.
+    """
     faults = [p.fault for p in points if p.fault is not None]
+    if 2 * sum(f.step == "precision" for f in faults) > len(faults):
+        facts = {"step": "precision", "backward": False, "facts": {}}
+        return [replace(p, fault=p.fault and replace(p.fault, **facts)) for p in points]
+    points = [_as_read(p) for p in points]
     if any(f.form == "terms" for f in faults):
         return [_with_step(p, "dp", "ds") for p in points]
     if any(map(_masks_moved, points)):  # o has the rows of another place
