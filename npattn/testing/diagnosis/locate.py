@@ -490,6 +490,7 @@ def _by_ratio(
         return Fault("p", p, ok & (abs(log) > slack), ok, form="content", facts={"log": log})
     reference, whole, few = _reference(log, slack, ok)
     few = few or (evidence.problem.bias_array is None and _is_by_key(log, slack, ok))
+    few &= not (p.wrong & ~ok & (p.got > CLEAR * p.tolerance)).any()  # no factor makes them of 0
     with np.errstate(invalid="ignore"):
         relative = log - reference[..., None]
         off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
