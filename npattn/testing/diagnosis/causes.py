@@ -26,7 +26,15 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
-from npattn.testing.diagnosis.explore import Point, enlarge, explore, fit, scores_of, tame, try_recipe
+from npattn.testing.diagnosis.explore import (
+    Point,
+    enlarge,
+    explore,
+    fit,
+    scores_of,
+    tame,
+    try_recipe,
+)
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
@@ -246,7 +254,9 @@ class _Diagnosis:
                 yield state_cause(mine, "after")
             else:
                 names = ", ".join(sorted({e.view for e in views}))
-                text = f"strides are misread: contiguous arrays are right, views are wrong ({names})"
+                text = (
+                    f"strides are misread: contiguous arrays are right, views are wrong ({names})"
+                )
                 yield Cause(text, ids(mine), "layout", EVERYWHERE, names, name="strides")
         found, rest = self._whole()
         for candidate, claimed in found:

@@ -42,7 +42,9 @@ SHARP = 64
 """Odd log ratios, those known best, of which few values are looked for: of many, some are close."""
 ROUNDINGS = 4
 """Largest error that counts as roundings, in units of one rounding to bfloat16, or of tolerance."""
-SMALL_FORMS = ("", "content", "factor", "rows", "unlike P", "delta", "dlse", "dweights")
+LONG = 256
+"""Queries or keys from which the roundings of a sum add up to more than that."""
+SMALL_FORMS = ("", "content", "factor", "rows", "unlike P", "dlse", "dweights")
 """Forms of what is wrong that roundings may have."""
 AGREED = 0.75
 """Share of the rows that must agree on what is read of them."""
@@ -84,15 +86,18 @@ def _is_small(evidence: Evidence, fault: Fault) -> bool:
     """Return True if no error is larger than roundings to 16 bits, and all are of no one factor."""
     if fault.form not in SMALL_FORMS or fault.step in ("nan", "visible", "state"):
         return False
+    limit = ROUNDINGS * unit_roundoff("bfloat16")
+    if evidence.trial.space.dtype in ("float16", "bfloat16"):  # those of long sums add up
+        limit *= max(1.0, max(evidence.problem.T, evidence.problem.S) ** 0.5 / LONG**0.5)
     if "log" in fault.facts and fault.facts["log"].shape == fault.wrong.shape:
-        sizes = abs(fault.facts["log"][fault.wrong])
-        if sizes.max(initial=0) >= ROUNDINGS * unit_roundoff("bfloat16"):
+        if abs(fault.facts["log"][fault.wrong]).max(initial=0) >= limit:
             return False
-    return all(_is_rounded(q) for q in (fault.quantity, *(result(evidence, n) for n in evidence.wrong)))
+    results = [result(evidence, name) for name in evidence.wrong]
+    return all(_is_rounded(q, limit) for q in (fault.quantity, *results))
 
 
-def _is_rounded(q: Quantity) -> bool:
-    """Return True if errors of a quantity are of the size of roundings to 16 bits, and no factor.
+def _is_rounded(q: Quantity, limit: float) -> bool:
+    """Return True if errors of a quantity are no larger than roundings, and are of no one factor.
 
     Those of an lse have both signs.
     """
@@ -102,7 +107,7 @@ def _is_rounded(q: Quantity) -> bool:
     if q.name == "lse" and q.wrong.any() and len(np.unique(np.sign(error[q.wrong]))) < 2:
         return False
     scale = abs(q.want[np.isfinite(q.want)]).max(initial=q.name == "lse")
-    allowed = ROUNDINGS * np.maximum(unit_roundoff("bfloat16") * scale, q.tolerance)
+    allowed = np.maximum(limit * scale, ROUNDINGS * q.tolerance)
     return bool((abs(error) < allowed)[q.wrong].all())
 
 
@@ -474,7 +479,10 @@ def _by_ratio(
         off = rows & (abs(size) > row_slack)
         if not off.any():  # no row is far off
             return Fault("p", p, p.wrong, p.known, backward)
-        return Fault("p", p, off, rows, backward, "rows", {"log": size})
+        returned = {"lse", "weights"} & {*evidence.observed} - {*evidence.wrong}
+        is_after = len(returned) == 2 and not backward and evidence.problem.dropout_mask is None
+        step = "o" if is_after else "p"  # both are right, and o is not
+        return Fault(step, p, off, rows, backward, "rows", {"log": size})
     fit = _regress(evidence, reader, log, slack, ok)
     if fit is not None:
         name, value = fit
@@ -749,6 +757,7 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
     constant = _nan_range(off) <= 4 * np.where(ok, slack, 0).max(-1)
     shift = _row_medians(off, ok)
     bad = several & wrong.any(-1)
+    told = abs(shift) > 2 * CLEAR * np.where(ok, slack, np.inf).min(-1)  # not a bit off alone
     factors = f[np.isfinite(f)]
     if len(factors) > 2 and np.ptp(factors) <= 1e-2 * abs(np.median(factors)):
         value = float(np.median(factors))
@@ -761,7 +770,7 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         name = "dq" if "dq" in evidence.wrong and "dk" in evidence.wrong else "dk"
         q = result(evidence, name)
         return Fault(name, q, q.wrong, q.known, form="factor", facts={"value": value})
-    if bad.any() and constant[bad].mean() > ALL:
+    if bad.any() and constant[bad].mean() > ALL and told[bad].mean() > 0.5:
         rows = ds.known.any(-1)
         facts = {"shift": shift, "bad": bad}
         return Fault("delta", ds, bad, rows & several, form="delta", facts=facts)
