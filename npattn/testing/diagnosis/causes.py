@@ -382,6 +382,10 @@ class _Diagnosis:
             mine += [o for o in outcomes if o not in mine and self._is_so_alone(o, explains)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
+            known = [x for x in found if x[0].where and _own_names(first) <= _reach(x[0].step)]
+            if fault.step == "precision" and known:  # small errors are what it makes there
+                known[0][1].extend(mine)
+                continue
             told.add(fault.step)
             if amount and asked is not None:
                 places.setdefault(amount, asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -84,14 +84,23 @@ def _explains_exchange(x: str, y: str, evidence: Evidence) -> bool:
 
 
 def _explains_reshape(evidence: Evidence) -> bool:
-    """Return True if q, k and v in the memory order of the other layout give the results."""
+    """Return True if q, k and v that are reshaped from or to the other layout give the results."""
     problem = evidence.problem
     if problem.headless:
         return not evidence.wrong
-    arrays = {name: getattr(problem, name) for name in ("q", "k", "v")}
-    moved = {name: x.swapaxes(-2, -3).reshape(x.shape) for name, x in arrays.items()}
-    exact = evidence.trial.exact(problem.replace(**moved), evidence.cotangents)
-    return evidence.reproduced_by([{name: [x] for name, x in exact.items()}])
+
+    def explains(reshape: Callable[[Array], Array]) -> bool:
+        other = problem.replace(q=reshape(problem.q), k=reshape(problem.k), v=reshape(problem.v))
+        exact = evidence.trial.exact(other, evidence.cotangents)
+        return evidence.reproduced_by([{name: [x] for name, x in exact.items()}])
+
+    def to(x: Array) -> Array:
+        return x.swapaxes(-2, -3).reshape(x.shape)
+
+    def back(x: Array) -> Array:
+        return x.reshape(x.swapaxes(-2, -3).shape).swapaxes(-2, -3)
+
+    return explains(to) or explains(back)
 
 
 def _explains_order(evidence: Evidence) -> bool:

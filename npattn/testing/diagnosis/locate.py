@@ -83,28 +83,30 @@ def locate(evidence: Evidence) -> Fault | None:
 
 
 def _is_small(evidence: Evidence, fault: Fault) -> bool:
-    """Return True if no error is larger than roundings to 16 bits, and all are of no one factor."""
+    """Return True if no error is larger than roundings to 16 bits, and all are of no one factor.
+
+    Of wider inputs, errors of lse that have one sign are no roundings.
+    """
     if fault.form not in SMALL_FORMS or fault.step in ("nan", "visible", "state"):
         return False
+    results = {name: result(evidence, name) for name in evidence.wrong}
     limit = ROUNDINGS * unit_roundoff("bfloat16")
-    if evidence.trial.space.dtype in ("float16", "bfloat16"):  # those of long sums add up
-        limit *= max(1.0, max(evidence.problem.T, evidence.problem.S) ** 0.5 / LONG**0.5)
-    if "log" in fault.facts and fault.facts["log"].shape == fault.wrong.shape:
-        if abs(fault.facts["log"][fault.wrong]).max(initial=0) >= limit:
+    if evidence.trial.space.dtype in ("float16", "bfloat16"):  # roundings of long sums add up
+        limit *= max(1.0, (max(evidence.problem.T, evidence.problem.S) / LONG) ** 0.5)
+    elif "lse" in results:
+        signs = np.sign((results["lse"].got - results["lse"].want)[results["lse"].wrong])
+        if len(np.unique(signs)) < 2:
             return False
-    results = [result(evidence, name) for name in evidence.wrong]
-    return all(_is_rounded(q, limit) for q in (fault.quantity, *results))
+    log = fault.facts.get("log", np.zeros(()))
+    if log.shape == fault.wrong.shape and abs(log[fault.wrong]).max(initial=0) >= limit:
+        return False
+    return all(_is_rounded(q, limit) for q in (fault.quantity, *results.values()))
 
 
 def _is_rounded(q: Quantity, limit: float) -> bool:
-    """Return True if errors of a quantity are no larger than roundings, and are of no one factor.
-
-    Those of an lse have both signs.
-    """
+    """Return True if no error is beyond a limit, or a few tolerances, and all are of no factor."""
     error = q.got - q.want
     if not np.isfinite(error[q.wrong]).all() or is_one_factor(q):
-        return False
-    if q.name == "lse" and q.wrong.any() and len(np.unique(np.sign(error[q.wrong]))) < 2:
         return False
     scale = abs(q.want[np.isfinite(q.want)]).max(initial=q.name == "lse")
     allowed = np.maximum(limit * scale, ROUNDINGS * q.tolerance)

@@ -229,6 +229,16 @@ def test_keys_and_values_that_are_exchanged_are_named(backward):
     assert (cause.step, cause.where, cause.name) == ("s", "D = E", "k and v exchanged")
 
 
+def test_heads_that_are_reshaped_are_named():
+    def f(q, k, v):
+        rows = (x.reshape(x.shape[0], x.shape[2], x.shape[1], -1) for x in (q, k, v))
+        return attend(*(x.swapaxes(1, 2) for x in rows))
+
+    trial = trial_of(f)
+    cause = only_cause(trial, fail(trial, ["groups", "wide"]))
+    assert (cause.step, cause.where, cause.name) == ("layout", "H > 1", "heads reshaped")
+
+
 def test_queries_and_keys_that_are_exchanged_are_named():
     trial = trial_of(lambda q, k, v: attend(k, q, v) if k.shape == q.shape else attend(q, k, v))
     cause = only_cause(trial, fail(trial, ["square"]))
