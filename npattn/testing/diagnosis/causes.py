@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -610,7 +611,7 @@ def _agree(points: list[Point]) -> list[Point]:
     """
     faults = [p.fault for p in points if p.fault is not None]
     if 2 * sum(f.step == "precision" for f in faults) > len(faults):
-        facts = {"step": "precision", "backward": False, "facts": {}}
+        facts: dict[str, Any] = {"step": "precision", "backward": False, "facts": {}}
         return [replace(p, fault=p.fault and replace(p.fault, **facts)) for p in points]
     points = [_as_read(p) for p in points]
     if any(f.form == "terms" for f in faults):
