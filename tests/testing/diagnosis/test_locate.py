@@ -360,7 +360,7 @@ def test_errors_of_another_result_that_is_far_off_are_no_roundings(step):
     def off(up, *args):
         o, lse, p = up(*args)
         noise = 1e-3 * np.sin(999 * o)
-        return o + noise, lse + (noise[..., 0] if step > 0 else 40.0), p
+        return o + noise, lse + noise[..., 0] * (1 if step > 0 else 40000), p
 
     fault = locate(evidence_of(trial_with(results=off), BASE))
     assert (fault.step == "precision") == (step > 0)
