@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from npattn.errors import NpattnError
 from npattn.problem import Problem
@@ -356,8 +355,15 @@ def _is_refuted(place: Where, samples: Sequence[Sample]) -> bool:
             return True
         counts.append(((holds & ~table.y).sum(), holds.sum()))
     right, every = np.transpose(counts)
-    chance = stats.binom.sf(right - 1, every, right.sum() / every.sum())
-    return bool((chance * len(counts) < UNLIKELY).any())
+    return bool((_bound_chance(right, every) * len(counts) < UNLIKELY).any())
+
+
+def _bound_chance(right: Array, every: Array) -> Array:
+    """Return Chernoff's bound of the chance of so many or more, at the share of all together."""
+    share, p = right / np.maximum(every, 1), right.sum() / max(every.sum(), 1)
+    with np.errstate(all="ignore"):
+        kl = [np.where(x > 0, x * np.log(x / y), 0) for x, y in ((share, p), (1 - share, 1 - p))]
+    return np.where(share > p, np.exp(-every * sum(kl)), 1.0)
 
 
 def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:

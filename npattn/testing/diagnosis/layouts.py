@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,8 @@ def layout_candidates(evidence: Evidence) -> Iterator[Candidate]:
         yield Candidate(f"{x} and {y} exchanged", text, explains, "s", where)
     if evidence.trial.implementation.storage is not None:
         return
+    text = "q, k and v are reshaped to move their head axis, which leaves their memory in its order"
+    yield Candidate("heads reshaped", text, _explains_reshape, "layout", "H > 1")
     layout = next(name for name in AXES if name != evidence.trial.implementation.layout)
     text = f"the layout is {layout}: {AXES[layout]} (--layout {layout})"
     yield Candidate(layout, text, _explains, "layout")
@@ -79,6 +81,26 @@ def _explains_exchange(x: str, y: str, evidence: Evidence) -> bool:
     back = {dx: exact[dy], dy: exact[dx]} if dx in exact else {}  # as an autograd gives them
     both = ({name: [array] for name, array in own.items()} for own in (exact, exact | back))
     return any(evidence.reproduced_by(own) for own in both)
+
+
+def _explains_reshape(evidence: Evidence) -> bool:
+    """Return True if q, k and v that are reshaped from or to the other layout give the results."""
+    problem = evidence.problem
+    if problem.headless:
+        return not evidence.wrong
+
+    def explains(reshape: Callable[[Array], Array]) -> bool:
+        other = problem.replace(q=reshape(problem.q), k=reshape(problem.k), v=reshape(problem.v))
+        exact = evidence.trial.exact(other, evidence.cotangents)
+        return evidence.reproduced_by([{name: [x] for name, x in exact.items()}])
+
+    def to(x: Array) -> Array:
+        return x.swapaxes(-2, -3).reshape(x.shape)
+
+    def back(x: Array) -> Array:
+        return x.reshape(x.swapaxes(-2, -3).shape).swapaxes(-2, -3)
+
+    return explains(to) or explains(back)
 
 
 def _explains_order(evidence: Evidence) -> bool:

@@ -41,9 +41,13 @@ MANY = 8
 SHARP = 64
 """Odd log ratios, those known best, of which few values are looked for: of many, some are close."""
 ROUNDINGS = 4
-"""Largest error that counts as roundings, in units of one rounding to bfloat16."""
+"""Largest error that counts as roundings, in units of one rounding to bfloat16, or of tolerance."""
+LONG = 256
+"""Queries or keys from which the roundings of a sum add up to more than that."""
+SMALL_FORMS = ("", "content", "factor", "rows", "unlike P", "dlse", "dweights")
+"""Forms of what is wrong that roundings may have."""
 AGREED = 0.75
-"""Share of all rows that the bias of another place must give, right ones among them."""
+"""Share of the rows that must agree on what is read of them."""
 ALL = 0.97
 """Share of elements that counts as all: of many, some are close to right by chance."""
 
@@ -68,40 +72,62 @@ class Fault:
 
 @lru_cache(maxsize=64)
 def locate(evidence: Evidence) -> Fault | None:
-    """Return the first wrong quantity on a problem; None if nothing is wrong there."""
+    """Return the first wrong quantity on a problem; None if nothing is wrong there.
+
+    Its step is "precision" if all errors may be roundings; what was read is in its facts.
+    """
     fault = _locate(evidence)
-    is_small = fault is not None and _is_small(fault)
-    return replace(fault, step="precision", backward=False) if fault and is_small else fault
+    if fault is None or not _is_small(evidence, fault):
+        return fault
+    return replace(fault, step="precision", backward=False, facts={"read": fault})
 
 
-def _is_small(fault: Fault) -> bool:
-    """Return True if an error without a form is no larger than roundings to 16 bits are."""
-    if fault.form not in ("", "content", "factor", "rows", "unlike P") or fault.step in (
-        "lse",
-        "nan",
-        "visible",
-    ):
+def _is_small(evidence: Evidence, fault: Fault) -> bool:
+    """Return True if no error is larger than roundings to 16 bits, and all are of no one factor.
+
+    Of wider inputs, errors of lse that have one sign are no roundings.
+    """
+    if fault.form not in SMALL_FORMS or fault.step in ("nan", "visible", "state"):
         return False
-    if "log" in fault.facts and fault.facts["log"].shape == fault.wrong.shape:
-        sizes = abs(fault.facts["log"][fault.wrong])
-        if fault.form == "rows" and is_one_factor(np.exp(sizes), np.ones(len(sizes))):
+    results = {name: result(evidence, name) for name in evidence.wrong}
+    limit = ROUNDINGS * unit_roundoff("bfloat16")
+    if evidence.trial.space.dtype in ("float16", "bfloat16"):  # roundings of long sums add up
+        limit *= max(1.0, (max(evidence.problem.T, evidence.problem.S) / LONG) ** 0.5)
+    elif "lse" in results:
+        signs = np.sign((results["lse"].got - results["lse"].want)[results["lse"].wrong])
+        if len(np.unique(signs)) < 2:
             return False
-    else:
-        q = fault.quantity
-        if fault.wrong.shape != q.got.shape or not np.isfinite(q.got[fault.wrong]).all():
-            return False
-        if is_one_factor(q.got[fault.wrong], q.want[fault.wrong]):
-            return False
-        scale = abs(q.want[np.isfinite(q.want)]).max(initial=0)
-        sizes = abs(q.got - q.want)[fault.wrong] / (scale or 1)
-    return bool(sizes.size and sizes.max() < ROUNDINGS * unit_roundoff("bfloat16"))
+    log = fault.facts.get("log", np.zeros(()))
+    if log.shape == fault.wrong.shape and abs(log[fault.wrong]).max(initial=0) >= limit:
+        return False
+    return all(_is_rounded(q, limit) for q in (fault.quantity, *results.values()))
 
 
-def is_one_factor(got: Array, want: Array) -> bool:
-    """Return True if wrong elements are one multiple of the exact ones: no rounding is."""
+def _is_rounded(q: Quantity, limit: float) -> bool:
+    """Return True if no error is beyond a limit, or a few tolerances, and all are of no factor."""
+    error = q.got - q.want
+    if not np.isfinite(error[q.wrong]).all() or is_one_factor(q):
+        return False
+    scale = abs(q.want[np.isfinite(q.want)]).max(initial=q.name == "lse")
+    allowed = np.maximum(limit * scale, ROUNDINGS * q.tolerance)
+    return bool((abs(error) < allowed)[q.wrong].all())
+
+
+def is_one_factor(q: Quantity) -> bool:
+    """Return True if wrong elements are one multiple of the exact ones: no rounding is.
+
+    Roundings have all sizes, and the wrong ones are the largest alone: others, which could show the
+    factor, are off by a part of it.
+    """
     with np.errstate(all="ignore"):
-        factors = got[want != 0] / want[want != 0] - 1
-    return bool(len(factors) > 2 and np.std(factors) < abs(np.mean(factors)) / 4)
+        share = np.where(q.known & (q.want != 0), q.got / q.want - 1, np.nan)
+        wrong = share[q.wrong & np.isfinite(share)]
+        if len(wrong) < 3 or not np.std(wrong) < abs(np.mean(wrong)) / 4:
+            return False
+        part = share / np.mean(wrong)
+        shows = q.tolerance <= abs(np.mean(wrong) * q.want)
+    between = shows & ~q.wrong & (part > 0.25) & (part < 0.75)
+    return bool(between.sum() <= len(wrong) / 4)
 
 
 def _locate(evidence: Evidence) -> Fault | None:
@@ -131,9 +157,10 @@ def _locate(evidence: Evidence) -> Fault | None:
     except Unreadable:
         return _whole("" if first == "o" else first, evidence, first)
     if first in ("o", "lse"):
-        fault = _forward(evidence, reader)
-        kept = fault.step == "o" and reader.ignores_v(evidence.observed["o"][way])
-        return replace(fault, step="state", form="kept") if kept else fault
+        if "o" in wrong and reader.ignores_v(evidence.observed["o"][way]):
+            o = result(evidence, "o")  # of which no weights can be read
+            return Fault("state" if reader.knows_other_queries() else "o", o, o.wrong, o.known)
+        return _forward(evidence, reader)
     return _backward(evidence, reader)
 
 
@@ -300,9 +327,9 @@ def weights_fault(
         return Fault("p", p, rows, known, backward, "empty rows", own)
     whole = (lost == clear).all(-1) & clear.any(-1) & ~extra.any(-1)  # rows that are all zeros
     risen = (above & visible & ~dropped).any(-1)  # a weight below all floats has become one
-    if risen.any() and not extra.any():
-        with np.errstate(all="ignore"):
-            log = np.log(got.sum(-1)) - np.log(want.sum(-1))
+    with np.errstate(all="ignore"):
+        log = np.log(got.sum(-1)) - np.log(want.sum(-1))
+    if risen.any() and not extra.any() and (abs(log) > tol.sum(-1))[risen].any():
         ratios = {"log": np.where(risen, log, 0.0)}
         return Fault("p", p, risen, np.ones(risen.shape, bool), backward, "rows", ratios)
     if fake.any() and whole.any():  # rows that see no key have what others lack
@@ -462,7 +489,10 @@ def _by_ratio(
         off = rows & (abs(size) > row_slack)
         if not off.any():  # no row is far off
             return Fault("p", p, p.wrong, p.known, backward)
-        return Fault("p", p, off, rows, backward, "rows", {"log": size})
+        returned = {"lse", "weights"} & {*evidence.observed} - {*evidence.wrong}
+        is_after = len(returned) == 2 and not backward and evidence.problem.dropout_mask is None
+        step = "o" if is_after else "p"  # both are right, and o is not
+        return Fault(step, p, off, rows, backward, "rows", {"log": size})
     fit = _regress(evidence, reader, log, slack, ok)
     if fit is not None:
         name, value = fit
@@ -474,13 +504,29 @@ def _by_ratio(
         moved = {(b, h): (b, other[h]) for b, h in map(tuple, np.argwhere(rows)) if h in other}
         known = np.ones(rows.shape, bool)
         return Fault("s", p, rows, known, backward, "kv head", {"moved": moved})
+    if not backward and _keeps_others(p, log, slack, ok):
+        return Fault("p", p, ok & (abs(log) > slack), ok, form="content", facts={"log": log})
     reference, whole, few = _reference(log, slack, ok)
     few = few or (evidence.problem.bias_array is None and _is_by_key(log, slack, ok))
+    few &= not (p.wrong & ~ok & (p.got > CLEAR * p.tolerance)).any()  # no factor makes them of 0
     with np.errstate(invalid="ignore"):
         relative = log - reference[..., None]
         off = ok & ((abs(relative) > 2 * slack) | whole[..., None])
     step, form = ("p", "factor") if few else ("s", "content")
     return Fault(step, p, off, ok, backward, form, {"log": relative})
+
+
+def _keeps_others(p: Quantity, log: Array, slack: Array, ok: Array) -> bool:
+    """Return True if other weights of wrong rows are right, though the row sums are not.
+
+    A wrong score changes what all weights of its row are divided by. log, slack and ok are
+    (B, H, T, S).
+    """
+    right = np.where(ok & (abs(log) <= slack), slack, np.inf).min(-1)  # best known of each row
+    gain = abs((p.got - p.want).sum(-1))
+    rows = p.wrong_rows & (ok.sum(-1) > 1)
+    keeps = (gain > CLEAR * p.tolerance.sum(-1)) & (gain > 2 * right)
+    return bool(rows.any() and keeps[rows].mean() > AGREED)
 
 
 def _log_ratios(p: Quantity, clear: Array) -> tuple[Array, Array, Array]:
@@ -721,6 +767,7 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
     constant = _nan_range(off) <= 4 * np.where(ok, slack, 0).max(-1)
     shift = _row_medians(off, ok)
     bad = several & wrong.any(-1)
+    told = abs(shift) > 2 * CLEAR * np.where(ok, slack, np.inf).min(-1)  # not a bit off alone
     factors = f[np.isfinite(f)]
     if len(factors) > 2 and np.ptp(factors) <= 1e-2 * abs(np.median(factors)):
         value = float(np.median(factors))
@@ -733,7 +780,7 @@ def _from_ds(evidence: Evidence, reader: Reader, ds: Quantity) -> Fault | None:
         name = "dq" if "dq" in evidence.wrong and "dk" in evidence.wrong else "dk"
         q = result(evidence, name)
         return Fault(name, q, q.wrong, q.known, form="factor", facts={"value": value})
-    if bad.any() and constant[bad].mean() > ALL:
+    if bad.any() and constant[bad].mean() > ALL and told[bad].mean() > 0.5:
         rows = ds.known.any(-1)
         facts = {"shift": shift, "bad": bad}
         return Fault("delta", ds, bad, rows & several, form="delta", facts=facts)
@@ -799,6 +846,7 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
         share = (error * along).sum(-1) / (along * along).sum(-1)
         rest = abs(error - share[..., None] * along)
         slack = 4 * (dq.tolerance + evidence.rounding * abs(error).max(-1, keepdims=True))
+    rows &= (abs(error) > 2 * slack).any(-1)  # others are near along anything
     if rows.any() and (rest <= slack)[rows].mean() > ALL:
         scale = problem.scale if problem.scale is not None else 1 / problem.D**0.5
         shift = np.nan_to_num(share) / (scale or 1)

@@ -14,6 +14,7 @@ from itertools import islice
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.report.cause import Cause
@@ -48,8 +49,14 @@ def find_looser_model(trial: Trial, outcomes: Sequence[Outcome]) -> Cause | None
                 f"as those of {name}: passes with --rounding {name}"
             )
             rules = tuple(o.id for o in outcomes)
-            return Cause(text, rules, "precision", "everywhere", name, name="rounding")
+            where = "everywhere" if any(_is_plain(o.sampled) for o in outcomes) else ""
+            return Cause(text, rules, "precision", where, name, name="rounding")
     return None
+
+
+def _is_plain(recipe: Recipe | None) -> bool:
+    """Return True if a problem has no option, and no key head is shared: it fails for neither."""
+    return recipe is not None and not options_on(recipe) and recipe.H == recipe.K
 
 
 def _under(trial: Trial, name: str) -> Trial:

@@ -107,7 +107,7 @@ class _Judge:
             return {c: [first, *(e for e in others if c.explains(e))] for c in hits}
 
         wrong = [result(first, name) for name in first.wrong]
-        factor = any(is_one_factor(q.got[q.wrong], q.want[q.wrong]) for q in wrong)
+        factor = any(is_one_factor(q) for q in wrong)
         formats = [] if factor else self.formats
         declared = self.trial.conventions
         made = chain(*(make(first) for make in MAKERS), formats)

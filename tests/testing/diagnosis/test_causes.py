@@ -13,6 +13,7 @@ from npattn.mistakes import MISTAKES, Attention
 from npattn.testing import check
 from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis import causes
+from npattn.testing.diagnosis.evidence import collect
 from tests.testing.diagnosis import wrong_kernels
 from tests.testing.diagnosis.failures import (
     RECIPES,
@@ -177,6 +178,44 @@ def test_a_convention_is_found_beside_a_mistake_in_a_gradient():
     found = diagnose(trial, fail(trial, ["causal", "plain"]))
     assert [c.conventions for c in found if c.conventions] == [Conventions(causal="top_left")]
     assert [(c.step, c.amount) for c in found if not c.conventions] == [("dk", "× 2")]
+
+
+def test_an_order_that_is_kept_from_the_first_call_is_state():
+    """As the first array of its shape, a view is right."""
+    order = {}
+
+    def f(q, k, v):
+        first = order.setdefault((q.shape, k.shape), k.strides)
+        return attend(q, k if k.strides == first else k[..., ::-1], v)
+
+    trial = trial_of(f)
+    for name in ("plain", "wide"):
+        f(*(getattr(trial.problem(RECIPES[name]), x) for x in "qkv"))
+    cause = only_cause(trial, fail(trial, ["plain", "wide"], view="transposed"))
+    assert (cause.step, cause.where, cause.name) == ("state", "everywhere", "after")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("names", [("o",), ("dq", "dv"), ("o", "dk")])
+def test_roundings_of_several_results_are_one_cause(names):
+    """A few of their errors look like a factor, or a score, by chance."""
+
+    def coarse(x):
+        return np.round(x * 2**5 / 2.0 ** (e := np.frexp(x)[1])) / 2**5 * 2.0**e
+
+    def results(up, c):
+        o, *others = up(c)
+        return coarse(o) if "o" in names else o, *others
+
+    def gradients(up, *args):
+        found = zip(("dq", "dk", "dv", "ds", "dsinks"), up(*args), strict=True)
+        return tuple(coarse(x) if name in names else x for name, x in found)
+
+    f = attention_with(results=results, gradients=gradients)
+    trial = trial_of(f.forward, f.backward, dtype="bfloat16")
+    outcomes = fail(trial, ["longest", "longer", "wide", "plain", "groups", "causal"])
+    cause = only_cause(trial, [o for o in outcomes if collect(trial, o).wrong])
+    assert (cause.step, cause.where) == ("precision", "")
 
 
 def test_strides_that_are_misread_are_a_layout():

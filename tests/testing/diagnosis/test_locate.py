@@ -15,9 +15,9 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.evidence import observe
 from npattn.testing.diagnosis.explore import Point, narrow, sample_of
-from npattn.testing.diagnosis.locate import locate, result, weights_fault
+from npattn.testing.diagnosis.locate import is_one_factor, locate, result, weights_fault
 from npattn.testing.diagnosis.precision import _rounds_alike as rounds_alike
-from npattn.testing.diagnosis.read import Reader
+from npattn.testing.diagnosis.read import Quantity, Reader
 from tests.testing.diagnosis.failures import (
     attend,
     attention_with,
@@ -263,6 +263,40 @@ def test_values_that_are_clipped_do_not_halve_the_weights():
     assert (fault.step, fault.form) == ("o", "unlike P")
 
 
+def test_values_that_are_not_read_are_of_o():
+    """No weights can be read of an o that is the same with any values."""
+    recipe = replace(BASE, E=BASE.D)
+    fault = locate(evidence_of(trial_with(results=with_inputs(v=lambda c: c.k)), recipe))
+    assert (fault.step, fault.form) == ("o", "")
+    assert fault.wrong.all()
+
+
+def test_a_weight_that_changes_alone_is_of_no_score():
+    """A wrong score changes what all weights of its row are divided by."""
+
+    def more(up, s, c, live):
+        p, *others = up(s, c, live)
+        return np.where(np.arange(p.shape[-1]) == 4, p + 0.1 * abs(np.sin(s)), p), *others
+
+    fault = locate(evidence_of(trial_with(softmax=more), BASE))
+    assert fault.step == "p"
+    assert (np.argwhere(fault.wrong)[:, -1] == 4).all()
+
+
+def test_scores_that_are_clipped_give_weight_to_keys_that_have_none():
+    def clip(up, x, c):
+        return np.clip(up(x, c), -70, 70)
+
+    recipe = Recipe(lead=(2,), H=1, K=1, T=2, S=3, D=8, E=7, seed=13, distribution="one-hot")
+    fault = locate(evidence_of(trial_with(cap=clip), recipe))
+    assert (fault.step, fault.form) == ("s", "content")
+
+
+def test_weights_that_are_right_where_they_are_returned_are_not_wrong():
+    fault = locate(evidence_of(trial_with(results=one_result(0, lambda o, c: 1.5 * o)), BASE))
+    assert (fault.step, fault.form) == ("o", "rows")
+
+
 def test_values_of_other_keys_are_of_o():
     """Weight that keys lack is not hidden if other keys have it instead."""
 
@@ -289,6 +323,59 @@ def test_values_of_hidden_keys_are_of_o_and_of_no_mask():
     fault = locate(evidence_of(trial_with(inputs=later), recipe))
     assert (fault.step, fault.form) == ("o", "values of other keys")
     assert not fault.wrong[..., 2:].any()
+
+
+def quantity(share, tolerance=0.01):
+    """Return random numbers, and the same off by shares of them."""
+    want = np.random.default_rng(3).normal(size=share.shape)
+    known = np.ones(want.shape, bool)
+    return Quantity("o", "e", want * (1 + share), want, tolerance * abs(want), known)
+
+
+@pytest.mark.parametrize("n", [60, 600])
+def test_errors_of_all_sizes_are_no_factor(n):
+    """Those out of tolerance are the largest alone, and nearly alike."""
+    shares = np.linspace(0, 0.013, n)
+    off = quantity(shares)
+    wrong = (off.got / off.want)[off.wrong]
+    assert np.ptp(wrong) < 0.004
+    assert not is_one_factor(off)
+    assert is_one_factor(quantity(np.where(shares < 0.01, 0, 0.012)))
+    assert not is_one_factor(quantity(np.where(shares < 0.01, 0.006, 0.012)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "step", "size"), [("float32", "lse", 1e-3), ("bfloat16", "precision", 5e-3)]
+)
+def test_small_errors_of_one_sign_are_roundings_of_16_bits_alone(dtype, step, size):
+    above = after(lambda x: x + size * (2 + np.sin(999 * x)))
+    fault = locate(evidence_of(trial_with(dtype, lse=above), BASE))
+    assert (fault.step, fault.quantity.name) == (step, "lse")
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_errors_of_another_result_that_is_far_off_are_no_roundings(step):
+    """The same o has an lse that no rounding gives."""
+
+    def off(up, *args):
+        o, lse, p = up(*args)
+        noise = 1e-3 * np.sin(999 * o)
+        return o + noise, lse + noise[..., 0] * (1 if step > 0 else 40000), p
+
+    fault = locate(evidence_of(trial_with(results=off), BASE))
+    assert (fault.step == "precision") == (step > 0)
+
+
+def test_roundings_of_long_sums_add_up_in_16_bits():
+    def off(up, *args):
+        o, *others = up(*args)
+        return o + 0.03 * abs(o).max() * np.sin(999 * o), *others
+
+    steps = [
+        locate(evidence_of(trial_with(dtype, results=off), replace(BASE, H=1, K=1, T=T))).step
+        for dtype, T in (("bfloat16", 5), ("bfloat16", 1031), ("float32", 1031))
+    ]
+    assert [step == "precision" for step in steps] == [False, True, False]
 
 
 def test_weights_that_are_hardly_off_have_no_wrong_rows():

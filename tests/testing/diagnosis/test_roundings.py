@@ -1,9 +1,14 @@
 """A declared model that is too sharp is named, and a suspicion is read under a sharper one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from npattn.testing import check
+from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.diagnosis import roundings
+from tests.testing.diagnosis.failures import fail, trial_of
 
 ONLY = ("agreement-o", "aggregate")
 
@@ -56,3 +61,13 @@ def test_a_suspicion_is_read_under_a_sharper_model():
     report = judge(percent)
     assert [o.status for o in report.outcomes if o.rule == "aggregate"] == ["suspect"], report
     assert "(--rounding upcast): the scores s are wrong everywhere: q·k × 1.003" in str(report)
+
+
+@pytest.mark.parametrize("name", ["plain", "groups", "causal"])
+def test_no_place_is_told_that_a_failure_at_hand_may_refute(name, monkeypatch):
+    """Of problems that all share key heads, or have an option, it may be that others pass."""
+    monkeypatch.setattr(roundings, "_holds", lambda trial, outcomes: trial.rounding.name == "eager")
+    trial = replace(trial_of(eager, dtype="float16"), rounding=Rounding.fused())
+    outcomes = [replace(o, rule="agreement-o") for o in fail(trial, [name, "groups of 3"])]
+    cause = roundings.find_looser_model(trial, outcomes)
+    assert (cause.step, cause.where) == ("precision", "everywhere" if name == "plain" else "")

@@ -219,6 +219,18 @@ def test_keys_and_values_that_are_exchanged_are_named(backward):
     assert (cause.step, cause.where, cause.name) == ("s", "D = E", "k and v exchanged")
 
 
+@pytest.mark.parametrize("moved_first", [True, False])
+def test_heads_that_are_reshaped_are_named(moved_first):
+    def reshape(x):
+        if moved_first:
+            return x.swapaxes(1, 2).reshape(x.shape)
+        return x.reshape(x.shape[0], x.shape[2], x.shape[1], -1).swapaxes(1, 2)
+
+    trial = trial_of(lambda q, k, v: attend(*map(reshape, (q, k, v))))
+    cause = only_cause(trial, fail(trial, ["groups", "wide"]))
+    assert (cause.step, cause.where, cause.name) == ("layout", "H > 1", "heads reshaped")
+
+
 def test_queries_and_keys_that_are_exchanged_are_named():
     trial = trial_of(lambda q, k, v: attend(k, q, v) if k.shape == q.shape else attend(q, k, v))
     cause = only_cause(trial, fail(trial, ["square"]))
