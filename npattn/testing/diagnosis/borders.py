@@ -6,6 +6,7 @@ seed. What could not show the fault, as a row of one key, tells nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,8 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.evidence import Evidence, observe
-from npattn.testing.diagnosis.explore import EXTREME, LARGE, PLAIN, VALUES, fit, scores_of, tame
+from npattn.testing.diagnosis.explore import EXTREME, PLAIN, VALUES, fit, scores_of, tame
+from npattn.testing.diagnosis.kinds import traits_of, values_of
 from npattn.testing.places import Answer, Place, Value, find_place
 from npattn.testing.places import Pair as Border
 from npattn.testing.report.outcome import Outcome, recipe_line
@@ -40,6 +42,8 @@ FEW = {"B": range(1, 5), "K": range(1, 5), "G": (1, 2, 3, 4, 8)}
 """Heads and samples that are asked."""
 LONGEST = 520
 """Largest size that is asked, unless the failing problem is larger."""
+WORK = 2**21
+"""Products of the largest problem that is asked, unless the failing one is larger: some 0.2 s."""
 
 
 @dataclass
@@ -54,6 +58,8 @@ class Neighbours:
     tells: Callable[[Evidence], bool] = field(default=lambda evidence: True)
     # Recipe → whether it fails, None if that tells nothing; default: whether a result is wrong
     ask: Callable[[Recipe], Answer] | None = None
+    # What the values of an option have that fail, by its name: "window[0] = 0"
+    traits: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -80,7 +86,14 @@ class Neighbours:
         sizes |= {"G": recipe.H // max(recipe.K, 1)}
         sizes |= {x: getattr(recipe, x) for x in "TSDE"}
         asked = {x: n for x, n in sizes.items() if x in self.domains}
-        return asked | {name: name in on for name in self.values}
+        lacks = self.list_without_trait(recipe)
+        return asked | {name: name in on and name not in lacks for name in self.values}
+
+    def list_without_trait(self, recipe: Recipe) -> list[str]:
+        """Return the options that are on, with a value that is not one of those that fail."""
+        own = {*options_on(recipe)} & {*self.traits}
+        problem = self.trial.problem(recipe) if own else None
+        return [x for x in own if problem and self.traits[x] not in traits_of(problem, x)]
 
     @cached_property
     def domains(self) -> dict[str, Sequence[int]]:
@@ -143,10 +156,26 @@ class Neighbours:
         """True if the base passes with any other numbers."""
         return self.is_chancy and True not in self._answers
 
+    def find_trait(self, name: str, told: Iterable[tuple[Recipe, bool]]) -> str:
+        """Return what the values of an option have that fail, and no others; "" if nothing.
+
+        `told` are problems that were tried, with True for those that fail.
+        """
+        answers = [(recipe, x) for recipe, x in told if name in options_on(recipe)]
+        for value in values_of(name, self.base, EXTREME):
+            recipe = replace(self.base, **{name: value})
+            answer = self._fails(recipe)
+            if answer is not None:
+                answers.append((recipe, answer or self.fails_somehow(recipe)))
+        traits = [(traits_of(self.trial.problem(recipe), name), x) for recipe, x in answers]
+        common = set.intersection(*(own for own, x in traits if x))
+        common -= set().union(*(own for own, x in traits if not x))
+        return common.pop() if len(common) == 1 else ""
+
     def _fails(self, recipe: Recipe) -> Answer:
         """Return True if one of the named results is wrong; None if that cannot be known."""
         trial = self.trial
-        if scores_of(recipe) > max(LARGE, 2 * scores_of(self.base)):
+        if _work_of(recipe) > max(WORK, 2 * _work_of(self.base)):
             return None
         if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
             return None
@@ -219,7 +248,7 @@ class Neighbours:
 
         One change of what `where` names comes first: numbers may make any other pass by chance.
         """
-        told = {*where.split()}
+        told = {*re.findall(r"\w+", where)}
         start = self.sample(self.base)
 
         def order(pair: Border) -> tuple[bool, int, int]:
@@ -244,6 +273,11 @@ class Neighbours:
 
 def _draw_again(recipe: Recipe) -> Iterator[Recipe]:
     return (replace(recipe, seed=recipe.seed + 4 * n) for n in range(1, SEEDS))
+
+
+def _work_of(recipe: Recipe) -> int:
+    """Return the number of products of the problem of a recipe, of one key at least."""
+    return scores_of(replace(recipe, S=max(recipe.S, 1))) * (recipe.D + recipe.E)
 
 
 def is_special(recipe: Recipe) -> bool:

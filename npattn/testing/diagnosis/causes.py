@@ -424,7 +424,7 @@ class _Diagnosis:
         if where is None and has_elements:
             where = say_where(tried, fault, asked, amount)
         elif where != EVERYWHERE and asked is not None:
-            where = " and ".join(filter(None, (where, asked.problems)))
+            where = " and ".join(filter(None, (where, asked.problems))) if asked.held else ""
         where = where or ""
         results = requested_with(like)
         if (where or not has_elements) and results:

@@ -20,7 +20,7 @@ from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.amount import SEEN
+from npattn.testing.diagnosis.amount import NUMBERS, SEEN
 from npattn.testing.diagnosis.borders import Neighbours, neighbours_of
 from npattn.testing.diagnosis.evidence import Evidence, group, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
@@ -33,6 +33,7 @@ from npattn.testing.diagnosis.explore import (
     sample,
     sample_of,
 )
+from npattn.testing.diagnosis.kinds import OPTIONS
 from npattn.testing.diagnosis.locate import Fault, visible_keys
 from npattn.testing.diagnosis.place import CONFIRMED, EVERYWHERE, LENGTH, Sample, Where, learn
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
@@ -67,9 +68,15 @@ def neighbours_of_fault(
     if near is None:
         return None
     source = (fault.step == "visible" and amount not in SEEN) or fault.form == "bias of"
+    names = frozenset(point.evidence.wrong) & results or frozenset(point.evidence.wrong)
+    factor = amount.rpartition("× ")[2]
 
     def tells(other: Evidence) -> bool:
         trial, problem = other.trial, other.problem
+        if not any(other.exact[name].size for name in names & {*other.exact}):
+            return False
+        if factor in NUMBERS and "scale" in factor and NUMBERS[factor](problem) == 1:
+            return False
         several = (trial.visible(problem).sum(-1) > 1).any()
         if fault.step in OF_SEVERAL_KEYS and not several:
             return False  # a row of one key has weight 1, whatever its score is
@@ -86,7 +93,6 @@ def neighbours_of_fault(
         return bool(could or trial.visible(problem).all())
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
-    names = frozenset(point.evidence.wrong) & results or frozenset(point.evidence.wrong)
     weights = evidence.cotangents.dweights is not None
     near = replace(near, trial=trial, base=point.recipe, names=names, weights=weights, tells=tells)
     for sizes in ROWS if near.is_chancy else ():
@@ -136,10 +142,16 @@ class Asked:
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
-        refuted = any(
-            near.holds(place, r) == (not x) and (x or not near.fails_somehow(r)) for r, x in told
-        )
-        return cls(near, place, place.held and not refuted)
+        refuting = _refute(near, place, told) if place.held else []
+        for name in OPTIONS:  # with other values of an option it may pass
+            if all(not x and name in options_on(r) for r, x in refuting) and name in place.text:
+                failing = [(r, x) for r, x in told if x]
+                trait = near.find_trait(name, failing + refuting) if refuting else ""
+                if trait:
+                    near = replace(near, traits={name: trait})
+                    place = _rename(place, near)
+                    refuting = _refute(near, place, told)
+        return cls(near, place, place.held and not refuting)
 
     def fails_on(self, recipe: Recipe | None) -> bool | None:
         """Return True if it says that a problem fails; None if it says nothing of it."""
@@ -160,6 +172,38 @@ class Asked:
         return self.place.text if known else ""
 
 
+def _refute(
+    near: Neighbours, place: Place, told: Iterable[tuple[Recipe, bool]]
+) -> list[tuple[Recipe, bool]]:
+    """Return the problems of which a place says otherwise than was seen."""
+    return [
+        (recipe, x)
+        for recipe, x in told
+        if near.holds(place, recipe) == (not x) and (x or not near.fails_somehow(recipe))
+    ]
+
+
+def _rename(place: Place, near: Neighbours) -> Place:
+    """Return a place whose condition on an option is one on its value, and on what follows it.
+
+    A size beyond which a window is no longer as long as the keys was no border of its own.
+    """
+    ((name, trait),) = near.traits.items()
+    clauses = []
+    for clause in place.clauses:
+        own = (
+            atom
+            for atom in clause
+            if name in atom.names
+            or near.sample(near.recipe(atom.pair.passing))[name]
+            or not atom.pair.failing[name]
+        )
+        clauses.append(
+            tuple(replace(atom, text=trait) if atom.text == name else atom for atom in own)
+        )
+    return replace(place, clauses=tuple(clauses))
+
+
 def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount: str) -> str:
     """Return where it is wrong, of points that share a fault; "" if nothing holds.
 
@@ -169,7 +213,10 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     if fault.facts.get("of_inputs"):
         return _say_inputs(points[0].evidence, fault)
     source = amount if fault.step == "visible" and amount not in SEEN else ""
-    tells = [p for p in points if p.fault or asked is None or asked.near.tells(p.evidence)]
+    near = None if asked is None else asked.near
+    tells = [p for p in points if p.fault or near is None or near.tells(p.evidence)]
+    if near is not None and near.traits:  # what passes for its value of an option tells nothing
+        tells = [p for p in tells if p.fault or not near.list_without_trait(p.recipe)]
     told = [(p, s) for p in tells if (s := sample_of(p, fault)) is not None]
     failing = [(p, s) for p, s in told if (s.wrong & s.known).any()]
     if asked is not None and asked.near.is_of_numbers:
@@ -255,7 +302,7 @@ def _options_in_common(
 
     A problem without the option whose meaning is wrong hides nothing, and tells nothing.
     """
-    named = {*" ".join(conditions).split()}
+    named = {*re.findall(r"\w+", " ".join(conditions))}
     names = sorted((HIDING & {*amount.split()}) - named)
     return [name for name in names if all(s.options >= {name} for _, s in failing)]
 
@@ -304,7 +351,8 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     told = [
         atom.text
         for atom in shared
-        if not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, near))
+        if atom.text in near.traits.values()
+        or not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, near))
     ]
     rest = [[atom for atom in clause if not _has(shared, atom)] for clause in place.clauses]
     if len(rest) > 1 and any(len(atoms) > 1 for atoms in rest):
