@@ -430,10 +430,10 @@ def _result(faults: Faults, points: Sequence[Point]) -> str:
 
 
 def _is_of_some_rows(fault: Fault) -> bool:
-    """Return True if some rows of P or dS are right."""
+    """Return True if some rows of P or dS are right of a head that has wrong ones."""
     if fault.axes != "bhts":
         return False
-    could_be = fault.known & (fault.quantity.want != 0)
+    could_be = fault.known & (fault.quantity.want != 0) & fault.wrong.any((-1, -2), keepdims=True)
     wrong, tells = (np.asarray(x.any(-1)) for x in (fault.wrong, could_be))
     return bool(wrong[tells].mean() < AGREED)
 

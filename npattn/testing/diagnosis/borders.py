@@ -130,6 +130,8 @@ class Neighbours:
         recipe = self.recipe(sample)
         if self.ask is not None:
             return self.ask(recipe)
+        if sample.get(CONTENTS) and not is_special(recipe):
+            return None  # they were those of the bias
         answer = self._fails(recipe)
         return self.fails_again(sample) if answer is False and self.is_chancy else answer
 
@@ -238,8 +240,10 @@ class Neighbours:
 
         It speaks of those with the numbers and options of the base.
         """
-        other = is_special(recipe) and recipe.distribution != self.base.distribution
-        if other or not {*options_on(recipe)} <= {*self.values}:
+        kinds = [(r.distribution, r.bias in EXTREME and r.bias) for r in (recipe, self.base)]
+        if (is_special(recipe) and kinds[0] != kinds[1]) or not {*options_on(recipe)} <= {
+            *self.values
+        }:
             return None
         return place.holds(self.sample(recipe))
 

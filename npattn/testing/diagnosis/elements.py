@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
@@ -75,6 +76,10 @@ def neighbours_of_fault(
         trial, problem = other.trial, other.problem
         if not any(other.exact[name].size for name in names & {*other.exact}):
             return False
+        if fault.form == "rows of zeros" and problem.sinks is not None:
+            weights = evaluate(problem, trial.conventions).weights
+            if (trial.visible(problem).any(-1) & ~weights.any(-1)).any():
+                return False  # the sink takes all weight of rows that may have lost it
         if factor in NUMBERS and "scale" in factor and NUMBERS[factor](problem) == 1:
             return False
         several = (trial.visible(problem).sum(-1) > 1).any()
@@ -114,8 +119,12 @@ def _is_idle(evidence: Evidence, name: str) -> bool:
     trial, problem = evidence.trial, evidence.problem
     off: dict[str, Any] = {"causal": False, "window": None, "mask": None}
     other = problem.replace(**{name: off[name]})
-    same = (trial.visible(other) == trial.visible(problem)).all()
-    return bool(same) and not observe(trial, other, evidence.cotangents, evidence.view).wrong
+    if (trial.visible(other) != trial.visible(problem)).any():
+        return False
+    try:
+        return not observe(trial, other, evidence.cotangents, evidence.view).wrong
+    except ImplementationError:  # it does not take the others alone
+        return False
 
 
 @dataclass(frozen=True)
@@ -213,6 +222,8 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     if fault.facts.get("of_inputs"):
         return _say_inputs(points[0].evidence, fault)
     source = amount if fault.step == "visible" and amount not in SEEN else ""
+    if amount == SEEN[0]:
+        fault = replace(fault, form="both")  # of hidden keys and of visible ones
     near = None if asked is None else asked.near
     tells = [p for p in points if p.fault or near is None or near.tells(p.evidence)]
     if near is not None and near.traits:  # what passes for its value of an option tells nothing
@@ -390,7 +401,7 @@ def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bo
     if fault.axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
         letters["h"] = sizes["K"]
     every = np.ones(tuple(letters[x] for x in fault.axes), bool)
-    if fault.step == "visible" and fault.axes == "bhts":  # of hidden keys, or of visible ones
+    if fault.step == "visible" and fault.axes == "bhts" and fault.form != "both":
         every &= visible_keys(near.trial, problem).reshape(every.shape) ^ (fault.form == "extra")
     if not every.any():
         return True

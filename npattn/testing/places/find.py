@@ -254,12 +254,12 @@ class _Search:
 
     def samples(self, clauses: Sequence[Clause]) -> Iterator[tuple[dict[str, Value], ...]]:
         """Yield problems in turn: any, those in which a clause holds, and all of it but an atom."""
-        kinds = [[self.draw() for _ in range(40)]]
+        kinds = [[self.draw() for _ in range(20)]]
         for clause in clauses:
             near = clause[0].pair.failing if clause else self.start
             names = {name for atom in clause for name in atom.names}
             drawn = (self.draw(near, names) for _ in range(400))
-            inside = [*islice((p for p in drawn if all(atom.holds(p) for atom in clause)), 48)]
+            inside = [*islice((p for p in drawn if all(atom.holds(p) for atom in clause)), 24)]
             kinds.append(inside)
             kinds += [self._break(atom, clause, [near, *inside], clauses) for atom in clause]
         for batch in zip_longest(*kinds):

@@ -315,3 +315,66 @@ def test_a_row_that_sees_no_key_takes_hidden_ones_by_a_wrong_mask(monkeypatch):
     cause = only_cause(trial, fail(trial, ["mask", "empty rows"]))
     assert cause.step == "visible"
     assert "hidden keys take weight" in cause.amount
+
+
+def test_values_of_an_option_that_pass_are_told_apart():
+    """dgate is that of the last query where queries share a gate."""
+    mistake = MISTAKES["dgate-of-last-query"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["gate of queries"]))
+    assert (cause.step, cause.where) == ("dgate", "gate shared by queries and T > 1")
+
+
+def test_a_size_that_a_window_exceeds_is_no_border():
+    """With a window of 7 keys the fault ends at S = 8, with another elsewhere."""
+
+    def f(q, k, v, window=None):
+        o = npattn.attention(q, k, v, window=window).astype(q.dtype)
+        return 2 * o if window is not None and (window[0] or 0) >= k.shape[-2] else o
+
+    trial = trial_of(f, features=("window",))
+    near = Neighbours(trial, replace(LONG, S=5, window=(7, 0)), frozenset({"o"}))
+    points = [try_recipe(trial, replace(LONG, S=5, window=(1, 0)))]
+    asked = Asked.of(near, points, 200, 60.0)
+    assert asked.condition == "fails only where window[0] ≥ S"
+    assert asked.fails_on(replace(LONG, S=29, window=(29, 0)))
+    assert asked.fails_on(replace(LONG, S=29, window=(28, 0))) is False
+
+
+def test_a_scale_of_1_does_not_refute_a_factor_of_the_scale():
+    mistake = MISTAKES["dq-unscaled"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["plain"]))
+    assert (cause.step, cause.where, cause.amount) == ("dq", "everywhere", "× 1/scale")
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "where"),
+    [
+        ("no-keys-sink", "no keys", "sinks and S = 0"),
+        ("maximum-of-padding", "low rows", "contents and S % 16 ≠ 0"),
+    ],
+    ids=["no query", "contents of a bias, and sinks that take all weight"],
+)
+def test_problems_that_have_nothing_to_show_are_no_condition(name, recipe, where):
+    trial = trial_of(MISTAKES[name].forward)
+    assert only_cause(trial, fail(trial, [recipe])).where == where
+
+
+def test_a_mask_that_is_wrong_on_both_sides_has_no_elements_of_one():
+    """Row t sees the keys of row 0, where T = S: hidden keys are seen, visible ones are not."""
+
+    def f(q, k, v, causal=False, window=None):
+        assert window is None or causal, "a window goes with causal"
+        T, S = q.shape[-2], k.shape[-2]
+        visible = np.tri(T, S, S - T, bool) if causal else np.ones((T, S), bool)
+        if window is not None:
+            visible &= ~np.tri(T, S, S - T - window[0] - 1, bool)
+            visible = visible[:, ::-1] if T == S else visible
+        return npattn.attention(q, k, v, mask=visible).astype(q.dtype)
+
+    trial = trial_of(f, features=("window", "causal"))
+    cause = only_cause(trial, fail(trial, ["causal window"]))
+    assert "hidden keys take weight, and visible keys have none" in cause.amount
+    assert cause.where.endswith("window and T = S")
+    assert "s " not in cause.where
