@@ -56,6 +56,7 @@ class Neighbours:
     weights: bool = False  # gradients come back from the weights too
     # Problem that passes → False if the fault could not have been seen in it
     tells: Callable[[Evidence], bool] = field(default=lambda evidence: True)
+    of_empty: bool = False  # rows that see no key are wrong alone: without any it passes
     # Recipe → whether it fails, None if that tells nothing; default: whether a result is wrong
     ask: Callable[[Recipe], Answer] | None = None
     # What the values of an option have that fail, by its name: "window[0] = 0"
@@ -190,7 +191,12 @@ class Neighbours:
             return None
         if self.names & {*evidence.wrong}:
             return True
-        return False if self.tells(evidence) else None
+        return False if self.shows(evidence) else None
+
+    def shows(self, evidence: Evidence) -> bool:
+        """Return True if the fault would have been seen in a problem that passes."""
+        has_rows = not self.of_empty or self.trial.empty(evidence.problem).any()
+        return bool(has_rows) and self.tells(evidence)
 
     def place(
         self,

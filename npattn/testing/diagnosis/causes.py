@@ -337,7 +337,7 @@ class _Diagnosis:
             ):
                 asked = None  # it is of another gradient, whose place is another
             if asked is None and fault.step != "precision":  # which sizes round too far is chance
-                near = neighbours_of_fault(first, points[0], fault, amount, reached)
+                near = neighbours_of_fault(first, points, fault, amount, reached)
                 budget = PLACES[min(len(found), 1)]
                 asked = None if near is None else Asked.of(near, points, *budget)
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]

@@ -56,26 +56,31 @@ ATOM = 0.02
 
 
 def neighbours_of_fault(
-    evidence: Evidence, point: Point, fault: Fault, amount: str, results: Set[str]
+    evidence: Evidence, points: Sequence[Point], fault: Fault, amount: str, reached: Set[str]
 ) -> Neighbours | None:
     """Return the problems around a failing one; what could not show the fault tells nothing.
 
-    `results` are those that the fault may make wrong; others are of another one.
+    `points` are the failing problem and those that were tried around it.
+    `reached` are the results that the fault may make wrong; others are of another one.
     """
-    outcome = evidence.outcome
+    outcome, point = evidence.outcome, points[0]
     if outcome is None or point.fault is None:
         return None
     near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
     if near is None:
         return None
     source = (fault.step == "visible" and amount not in SEEN) or fault.form == "bias of"
-    names = frozenset(point.evidence.wrong) & results or frozenset(point.evidence.wrong)
+    names = frozenset(point.evidence.wrong) & reached or frozenset(point.evidence.wrong)
     factor = amount.rpartition("× ")[2]
+    of_empty = all(_is_of_empty_rows(p) for p in points if p.fault is not None)
 
     def tells(other: Evidence) -> bool:
         trial, problem = other.trial, other.problem
-        if not any(other.exact[name].size for name in names & {*other.exact}):
+        results = [other.exact[name] for name in names & {*other.exact}]
+        if results and not any(x.size for x in results):
             return False
+        if of_empty:
+            return True
         if fault.form == "rows of zeros" and problem.sinks is not None:
             weights = evaluate(problem, trial.conventions).weights
             if (trial.visible(problem).any(-1) & ~weights.any(-1)).any():
@@ -100,11 +105,23 @@ def neighbours_of_fault(
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
     weights = evidence.cotangents.dweights is not None
     near = replace(near, trial=trial, base=point.recipe, names=names, weights=weights, tells=tells)
+    near = replace(near, of_empty=of_empty)
     for sizes in ROWS if near.is_chancy else ():
         longer = replace(near, base=fit(trial.space, replace(near.base, **sizes), near.base))
         if not longer.is_chancy and longer.fails(longer.sample(longer.base)):
             return longer
     return near
+
+
+def _is_of_empty_rows(point: Point) -> bool:
+    """Return True if all that is wrong is of rows that see no key."""
+    fault = point.fault
+    if fault is None or fault.axes[:3] != "bht":
+        return False
+    rows = fault.wrong.any(tuple(range(3, fault.wrong.ndim))).ravel()
+    empty = np.ravel(point.evidence.trial.empty(point.evidence.problem))
+    # A gradient of what rows share is of none.
+    return rows.shape == empty.shape and not (rows & ~empty).any()
 
 
 def _hiding(problem: Problem) -> set[str]:
@@ -143,7 +160,7 @@ class Asked:
         told = [
             (p.recipe, bool(near.names & {*p.evidence.wrong}))
             for p in points
-            if p.fault or near.tells(p.evidence)
+            if p.fault or near.shows(p.evidence)
         ]
         place = near.place(questions, seconds, told)
         if place is None:
@@ -234,7 +251,8 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
         return "contents"
     if origin := differs_from_own(amount):
         return _say_origin(PlaceAtom(origin[0], 1.0, origin[1]), amount, fault, asked, told)
-    of_failing, of_all = (_learn(tried, fault, bool(source)) for tried in (failing, told))
+    tried = [x for x in told if x in failing or (asked and asked.fails_on(x[0].recipe))]
+    of_failing, of_all = (_learn(some, fault, bool(source)) for some in (tried, told))
     own, every = ({atom.text for atom in w.atoms} if w else set() for w in (of_failing, of_all))
     # Where the conditions of problems hold, they say what an atom more would guess.
     is_more = len(every) > MOST_ATOMS or (asked is not None and asked.held and set() < own < every)

@@ -1,4 +1,4 @@
-"""What values of one option have, and others lack: axes that an array is shared by, edges, signs.
+"""Traits of the values of an option: axes that share an array, edges of a window, signs of a scale.
 
 A fault that shows with some values of an option alone is where they have it.
 """

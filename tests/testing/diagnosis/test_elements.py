@@ -132,7 +132,7 @@ def test_a_fault_of_few_rows_is_asked_with_many():
         rule="agreement-o", sampled=point.recipe, kind="value", recipe="", view="contiguous"
     )
     near = elements.neighbours_of_fault(
-        replace(point.evidence, outcome=outcome), point, point.fault, "", {"o"}
+        replace(point.evidence, outcome=outcome), [point], point.fault, "", {"o"}
     )
     assert (near.base.T, near.is_chancy) == (64, False)
     asked = Asked.of(near, [point], 120, 60.0)
@@ -352,9 +352,10 @@ def test_a_scale_of_1_does_not_refute_a_factor_of_the_scale():
     ("name", "recipe", "where"),
     [
         ("no-keys-sink", "no keys", "sinks and S = 0"),
+        ("empty-row-lse-without-sink", "no keys", "rows that see no key and sinks"),
         ("maximum-of-padding", "low rows", "contents and S % 16 ≠ 0"),
     ],
-    ids=["no query", "contents of a bias, and sinks that take all weight"],
+    ids=["no query", "no row without keys", "contents of a bias, and sinks with all weight"],
 )
 def test_problems_that_have_nothing_to_show_are_no_condition(name, recipe, where):
     trial = trial_of(MISTAKES[name].forward)
