@@ -251,7 +251,9 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
         return "contents"
     if origin := differs_from_own(amount):
         return _say_origin(PlaceAtom(origin[0], 1.0, origin[1]), amount, fault, asked, told)
-    tried = [x for x in told if x in failing or (asked and asked.fails_on(x[0].recipe))]
+    tried = failing
+    if asked is not None and asked.near.of_empty:  # what passes there has no such rows
+        tried = failing + [x for x in told if not x[0].fault and asked.fails_on(x[0].recipe)]
     of_failing, of_all = (_learn(some, fault, bool(source)) for some in (tried, told))
     own, every = ({atom.text for atom in w.atoms} if w else set() for w in (of_failing, of_all))
     # Where the conditions of problems hold, they say what an atom more would guess.
