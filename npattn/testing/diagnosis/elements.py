@@ -177,7 +177,9 @@ class Asked:
                     near = replace(near, traits={name: trait})
                     place = _rename(place, near)
                     refuting = _refute(near, place, told)
-        return cls(near, place, place.held and not refuting)
+        # With some numbers a size passes by chance, all others fail.
+        by_chance = near.is_chancy and bool(re.search(r"\b[A-Z] ≠ \d", place.text))
+        return cls(near, place, place.held and not refuting and not by_chance)
 
     def fails_on(self, recipe: Recipe | None) -> bool | None:
         """Return True if it says that a problem fails; None if it says nothing of it."""

@@ -15,7 +15,7 @@ from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.elements import Asked
 from npattn.testing.diagnosis.explore import try_recipe
 from npattn.testing.diagnosis.place import Sample, Where
-from npattn.testing.places import asking
+from npattn.testing.places import Place, asking
 from tests.testing.diagnosis.failures import (
     RECIPES,
     attend,
@@ -360,6 +360,23 @@ def test_a_scale_of_1_does_not_refute_a_factor_of_the_scale():
 def test_problems_that_have_nothing_to_show_are_no_condition(name, recipe, where):
     trial = trial_of(MISTAKES[name].forward)
     assert only_cause(trial, fail(trial, [recipe])).where == where
+
+
+def test_a_mask_of_samples_that_is_tiled_over_heads_names_its_sample():
+    trial = trial_of(MISTAKES["mask-tiled-over-heads"].forward)
+    cause = only_cause(trial, fail(trial, ["mask of samples"]))
+    assert cause.amount == "sample b has the mask of sample (H · b + h) % B"
+    assert cause.where == "b ≠ (H · b + h) % B and mask shared by heads"
+
+
+@pytest.mark.parametrize("is_chancy", [True, False])
+def test_one_size_that_passes_by_chance_is_no_condition(is_chancy, monkeypatch):
+    near = neighbours(doubled(slice(None), lambda *_: True))
+    near.is_chancy = is_chancy
+    atom = SimpleNamespace(text="S ≠ 9", holds=lambda problem: problem["S"] != 9)
+    place = Place(((atom,),), True, (), 40, 80)
+    monkeypatch.setattr(Neighbours, "place", lambda *_: place)
+    assert Asked.of(near, [], 120, 60.0).held is not is_chancy
 
 
 def test_a_mask_that_is_wrong_on_both_sides_has_no_elements_of_one():
