@@ -37,10 +37,6 @@ RECIPES = {
     "equal widths": Recipe(**SIZES | {"E": 7}, H=2, K=2, seed=20),
     "rows of tiles": Recipe(**SIZES | {"T": 67, "S": 128}, H=3, K=3, seed=19),
     "window": Recipe(**SIZES, H=2, K=2, window=(1, 2), seed=6),
-    "gate of queries": Recipe(**SIZES, H=2, K=2, gate="columns", seed=21),
-    "low rows": Recipe(**SIZES, H=2, K=2, bias="-1e4 rows", seed=22),
-    "mask of samples": Recipe(lead=(3,), H=2, K=2, T=3, S=17, D=7, E=11, mask="padding", seed=23),
-    "causal window": Recipe(**SIZES | {"T": 5, "S": 5}, H=2, K=2, causal=True, window=(1, 0)),
 }
 
 

@@ -27,6 +27,13 @@ from tests.testing.diagnosis.failures import (
 )
 
 LONG = RECIPES["longest"]
+PLAIN = RECIPES["plain"]
+OWN = {
+    "gate of queries": replace(PLAIN, gate="columns", seed=21),
+    "low rows": replace(PLAIN, bias="-1e4 rows", seed=22),
+    "mask of samples": replace(PLAIN, lead=(3,), S=17, mask="padding", seed=23),
+    "causal window": replace(PLAIN, T=5, causal=True, window=(1, 0)),
+}
 
 
 def doubled(part, when):
@@ -42,6 +49,12 @@ def doubled(part, when):
 
 def neighbours(trial, **changes):
     return Neighbours(trial, replace(LONG, **changes), frozenset({"o"}))
+
+
+@pytest.fixture(autouse=True)
+def _own_recipes(monkeypatch):
+    for name, recipe in OWN.items():
+        monkeypatch.setitem(RECIPES, name, recipe)
 
 
 @pytest.mark.thorough
