@@ -123,6 +123,8 @@ class Neighbours:
         for name, value in self.values.items():
             changes[name] = value if sample[name] else getattr(PLAIN, name, None)
         is_tame = CONTENTS in changes and not changes.pop(CONTENTS)
+        if self.base.bias in EXTREME and not is_tame:
+            changes["bias"] = self.base.bias  # whose numbers they are
         recipe = fit(self.trial.space, replace(self.base, **changes), self.base)
         return tame(recipe) if is_tame else recipe
 
@@ -131,8 +133,6 @@ class Neighbours:
         recipe = self.recipe(sample)
         if self.ask is not None:
             return self.ask(recipe)
-        if sample.get(CONTENTS) and not is_special(recipe):
-            return None  # they were those of the bias
         answer = self._fails(recipe)
         return self.fails_again(sample) if answer is False and self.is_chancy else answer
 

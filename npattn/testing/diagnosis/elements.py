@@ -51,6 +51,8 @@ REFUTED = 0.1
 """Share of elements of one problem on which a place that holds on others may be mistaken."""
 ROWS: tuple[dict[str, Any], ...] = ({"T": 64}, {"T": 64, "S": 83})
 """Sizes that are asked where a fault shows in a few rows or keys, which some numbers lack."""
+ATTACKED = 10
+"""Problems that must have been asked and not refused for an attack to have been one."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
 
@@ -168,7 +170,8 @@ class Asked:
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
-        refuting = _refute(near, place, told) if place.held else []
+        held = place.held and place.attacked >= ATTACKED
+        refuting = _refute(near, place, told) if held else []
         for name in OPTIONS:  # with other values of an option it may pass
             if all(not x and name in options_on(r) for r, x in refuting) and name in place.text:
                 failing = [(r, x) for r, x in told if x]
@@ -179,7 +182,7 @@ class Asked:
                     refuting = _refute(near, place, told)
         # With some numbers a size passes by chance, all others fail.
         by_chance = near.is_chancy and bool(re.search(r"\b[A-Z] ≠ \d", place.text))
-        return cls(near, place, place.held and not refuting and not by_chance)
+        return cls(near, place, held and not refuting and not by_chance)
 
     def fails_on(self, recipe: Recipe | None) -> bool | None:
         """Return True if it says that a problem fails; None if it says nothing of it."""
