@@ -78,9 +78,6 @@ def neighbours_of_fault(
 
     def tells(other: Evidence) -> bool:
         trial, problem = other.trial, other.problem
-        results = [other.exact[name] for name in names & {*other.exact}]
-        if results and not any(x.size for x in results):
-            return False
         if of_empty:
             return True
         if fault.form == "rows of zeros" and problem.sinks is not None:

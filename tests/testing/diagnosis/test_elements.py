@@ -364,7 +364,7 @@ def test_a_scale_of_1_does_not_refute_a_factor_of_the_scale():
 @pytest.mark.parametrize(
     ("name", "recipe", "where"),
     [
-        ("no-keys-sink", "no keys", "sinks and S = 0"),
+        ("no-keys-sink", "no keys", "sinks and S = 0"),  # and of T = 0 too
         ("empty-row-lse-without-sink", "no keys", "rows that see no key and sinks"),
         ("maximum-of-padding", "low rows", "contents and S % 16 ≠ 0"),
     ],
