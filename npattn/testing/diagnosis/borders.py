@@ -6,6 +6,7 @@ seed. What could not show the fault, as a row of one key, tells nothing.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from npattn.testing.diagnosis.explore import (
     tame,
     try_recipe,
 )
+from npattn.testing.diagnosis.kinds import traits_of, values_of
 from npattn.testing.places import Answer, Place, Value, find_place
 from npattn.testing.places import Pair as Border
 from npattn.testing.report.outcome import Outcome, recipe_line
@@ -57,6 +59,8 @@ FEW = {"B": range(1, 5), "K": range(1, 5), "G": (1, 2, 3, 4, 8)}
 """Heads and samples that are asked."""
 LONGEST = 520
 """Largest size that is asked, unless the failing problem is larger."""
+WORK = 2**21
+"""Products of the largest problem that is asked, unless the failing one is larger: some 0.2 s."""
 
 
 @dataclass
@@ -69,8 +73,11 @@ class Neighbours:
     weights: bool = False  # gradients come back from the weights too
     # Problem that passes → False if the fault could not have been seen in it
     tells: Callable[[Evidence], bool] = field(default=lambda evidence: True)
+    of_empty: bool = False  # rows that see no key are wrong alone: without any it passes
     # Recipe → whether it fails, None if that tells nothing; default: whether a result is wrong
     ask: Callable[[Recipe], Answer] | None = None
+    # What the values of an option have that fail, by its name: "window[0] = 0"
+    traits: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -97,7 +104,14 @@ class Neighbours:
         sizes |= {"G": recipe.H // max(recipe.K, 1)}
         sizes |= {x: getattr(recipe, x) for x in "TSDE"}
         asked = {x: n for x, n in sizes.items() if x in self.domains}
-        return asked | {name: name in on for name in self.values}
+        lacks = self.list_without_trait(recipe)
+        return asked | {name: name in on and name not in lacks for name in self.values}
+
+    def list_without_trait(self, recipe: Recipe) -> list[str]:
+        """Return the options that are on, with a value that is not one of those that fail."""
+        own = {*options_on(recipe)} & {*self.traits}
+        problem = self.trial.problem(recipe) if own else None
+        return [x for x in own if problem and self.traits[x] not in traits_of(problem, x)]
 
     @cached_property
     def domains(self) -> dict[str, Sequence[int]]:
@@ -126,6 +140,8 @@ class Neighbours:
         for name, value in self.values.items():
             changes[name] = value if sample[name] else getattr(PLAIN, name, None)
         is_tame = CONTENTS in changes and not changes.pop(CONTENTS)
+        if self.base.bias in EXTREME and not is_tame:
+            changes["bias"] = self.base.bias  # whose numbers they are
         recipe = fit(self.trial.space, replace(self.base, **changes), self.base)
         return tame(recipe) if is_tame else recipe
 
@@ -223,16 +239,37 @@ class Neighbours:
         """True if the base passes with any other numbers."""
         return self.is_chancy and True not in self._answers
 
+    def find_trait(self, name: str, told: Iterable[tuple[Recipe, bool]]) -> str:
+        """Return what the values of an option have that fail, and no others; "" if nothing.
+
+        `told` are problems that were tried, with True for those that fail.
+        """
+        answers = [(recipe, x) for recipe, x in told if name in options_on(recipe)]
+        for value in values_of(name, self.base, EXTREME):
+            recipe = replace(self.base, **{name: value})
+            answer = self._fails(recipe)
+            if answer is not None:
+                answers.append((recipe, answer or self.fails_somehow(recipe)))
+        traits = [(traits_of(self.trial.problem(recipe), name), x) for recipe, x in answers]
+        common = set.intersection(*(own for own, x in traits if x))
+        common -= set().union(*(own for own, x in traits if not x))
+        return common.pop() if len(common) == 1 else ""
+
     def _fails(self, recipe: Recipe) -> Answer:
         """Return True if one of the named results is wrong; None if that cannot be known."""
-        if scores_of(recipe) > max(LARGE, 2 * scores_of(self.base)):
+        if _work_of(recipe) > max(WORK, 2 * _work_of(self.base)):
             return None
         evidence = observe_recipe(self.trial, recipe, self.weights)
         if evidence is None:
             return None
         if self.names & {*evidence.wrong}:
             return True
-        return False if self.tells(evidence) else None
+        return False if self.shows(evidence) else None
+
+    def shows(self, evidence: Evidence) -> bool:
+        """Return True if the fault would have been seen in a problem that passes."""
+        has_rows = not self.of_empty or self.trial.empty(evidence.problem).any()
+        return bool(has_rows) and self.tells(evidence)
 
     def place(
         self,
@@ -283,8 +320,10 @@ class Neighbours:
 
         It speaks of those with the numbers and options of the base.
         """
-        other = is_special(recipe) and recipe.distribution != self.base.distribution
-        if other or not {*options_on(recipe)} <= {*self.values}:
+        kinds = [(r.distribution, r.bias in EXTREME and r.bias) for r in (recipe, self.base)]
+        if (is_special(recipe) and kinds[0] != kinds[1]) or not {*options_on(recipe)} <= {
+            *self.values
+        }:
             return None
         return place.holds(self.sample(recipe))
 
@@ -293,7 +332,7 @@ class Neighbours:
 
         One change of what `where` names comes first: numbers may make any other pass by chance.
         """
-        told = {*where.split()}
+        told = {*re.findall(r"\w+", where)}
         start = self.sample(self.base)
 
         def order(pair: Border) -> tuple[bool, int, int]:
@@ -318,6 +357,11 @@ class Neighbours:
 
 def _draw_again(recipe: Recipe) -> Iterator[Recipe]:
     return (replace(recipe, seed=recipe.seed + 4 * n) for n in range(1, SEEDS))
+
+
+def _work_of(recipe: Recipe) -> int:
+    """Return the number of products of the problem of a recipe, of one key at least."""
+    return scores_of(replace(recipe, S=max(recipe.S, 1))) * (recipe.D + recipe.E)
 
 
 def is_special(recipe: Recipe) -> bool:

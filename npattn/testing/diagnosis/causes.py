@@ -358,7 +358,7 @@ class _Diagnosis:
             ):
                 asked = None  # it is of another gradient, whose place is another
             if asked is None and fault.step != "precision":  # which sizes round too far is chance
-                near = neighbours_of_fault(first, points[0], fault, amount, reached)
+                near = neighbours_of_fault(first, points, fault, amount, reached)
                 budget = PLACES[min(len(found), 1)]
                 asked = None if near is None else Asked.of(near, points, *budget)
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
@@ -450,7 +450,7 @@ class _Diagnosis:
         if where is None and has_elements:
             where = say_where(tried, fault, asked, amount)
         elif where != EVERYWHERE and asked is not None:
-            where = " and ".join(filter(None, (where, asked.problems)))
+            where = " and ".join(filter(None, (where, asked.problems))) if asked.held else ""
         where = where or ""
         results = requested_with(like)
         if (where or not has_elements) and results:

@@ -17,18 +17,20 @@ from typing import Any
 import numpy as np
 
 from npattn.errors import NpattnError
+from npattn.oracle.api import evaluate
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.diagnosis.amount import SEEN
+from npattn.testing.diagnosis.amount import NUMBERS, SEEN
 from npattn.testing.diagnosis.borders import LEAST, Neighbours, neighbours_of
 from npattn.testing.diagnosis.evidence import Evidence, group, observe, sizes_of
 from npattn.testing.diagnosis.explore import (
     HIDING,
     OF_SEVERAL_KEYS,
     OFF,
+    VALUES,
     Point,
     fit,
     narrow,
@@ -36,6 +38,7 @@ from npattn.testing.diagnosis.explore import (
     sample_of,
     shown_in,
 )
+from npattn.testing.diagnosis.kinds import OPTIONS
 from npattn.testing.diagnosis.locate import Fault, visible_keys
 from npattn.testing.diagnosis.place import (
     CONFIRMED,
@@ -62,27 +65,41 @@ UNLIKELY = 1e-3
 """Chance, in any of the problems, that so many elements are right where a place holds."""
 ROWS: tuple[dict[str, Any], ...] = ({"T": 64}, {"T": 64, "S": 83})
 """Sizes that are asked where a fault shows in a few rows or keys, which some numbers lack."""
+ATTACKED = 10
+"""Problems that must have been asked and not refused for an attack to have been one."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
 
 
 def neighbours_of_fault(
-    evidence: Evidence, point: Point, fault: Fault, amount: str, results: Set[str]
+    evidence: Evidence, points: Sequence[Point], fault: Fault, amount: str, reached: Set[str]
 ) -> Neighbours | None:
     """Return the problems around a failing one; what could not show the fault tells nothing.
 
-    `results` are those that the fault may make wrong; others are of another one.
+    `points` are the failing problem and those that were tried around it.
+    `reached` are the results that the fault may make wrong; others are of another one.
     """
-    outcome = evidence.outcome
+    outcome, point = evidence.outcome, points[0]
     if outcome is None or point.fault is None:
         return None
     near = neighbours_of(evidence.trial, outcome, point.evidence.wrong)
     if near is None:
         return None
     source = (fault.step == "visible" and amount not in SEEN) or fault.form == "bias of"
+    names = frozenset(point.evidence.wrong) & reached or frozenset(point.evidence.wrong)
+    factor = amount.rpartition("× ")[2]
+    of_empty = all(_is_of_empty_rows(p) for p in points if p.fault is not None)
 
     def tells(other: Evidence) -> bool:
         trial, problem = other.trial, other.problem
+        if of_empty:
+            return True
+        if fault.form == "rows of zeros" and problem.sinks is not None:
+            weights = evaluate(problem, trial.conventions).weights
+            if (trial.visible(problem).any(-1) & ~weights.any(-1)).any():
+                return False  # the sink takes all weight of rows that may have lost it
+        if factor in NUMBERS and "scale" in factor and NUMBERS[factor](problem) == 1:
+            return False
         several = (trial.visible(problem).sum(-1) > 1).any()
         if fault.step in OF_SEVERAL_KEYS and not several:
             return False  # a row of one key has weight 1, whatever its score is
@@ -103,9 +120,9 @@ def neighbours_of_fault(
         return bool(could or trial.visible(problem).all())
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
-    names = frozenset(point.evidence.wrong) & results or frozenset(point.evidence.wrong)
     weights = evidence.cotangents.dweights is not None
     near = replace(near, trial=trial, base=point.recipe, names=names, weights=weights, tells=tells)
+    near = replace(near, of_empty=of_empty)
     for sizes in ROWS if near.is_chancy else ():
         longer = replace(near, base=fit(trial.space, replace(near.base, **sizes), near.base))
         if not longer.is_chancy and longer.fails(longer.sample(longer.base)):
@@ -127,10 +144,15 @@ def _is_shared(mask: Array, axis: int) -> bool:
     return mask.ndim < -axis or not np.diff(mask.astype(np.int8), axis=axis).any()
 
 
-def _hides_alike(recipe: Recipe, base: Recipe) -> bool:
-    """Return True if the options of a recipe that hide keys are those of the base, or off."""
-    on = HIDING & {*options_on(recipe)}
-    return all(getattr(recipe, x) == getattr(base, x) for x in on)
+def _is_of_empty_rows(point: Point) -> bool:
+    """Return True if all that is wrong is of rows that see no key."""
+    fault = point.fault
+    if fault is None or fault.axes[:3] != "bht":
+        return False
+    rows = fault.wrong.any(tuple(range(3, fault.wrong.ndim))).ravel()
+    empty = np.ravel(point.evidence.trial.empty(point.evidence.problem))
+    # A gradient of what rows share is of none.
+    return rows.shape == empty.shape and not (rows & ~empty).any()
 
 
 def _hiding(problem: Problem) -> set[str]:
@@ -168,7 +190,7 @@ class Asked:
         told = [
             (p.recipe, bool(near.names & {*p.evidence.wrong}))
             for p in points
-            if p.fault or near.tells(p.evidence)
+            if p.fault or near.shows(p.evidence)
         ]
         place = near.place(questions, seconds, told)
         if place is None:
@@ -176,13 +198,19 @@ class Asked:
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
-        words = {atom.text.split()[-1] for clause in place.clauses for atom in clause}
-        if words <= HIDING:  # that an option is needed is true if others of its kind pass
-            told = [(r, x) for r, x in told if x or _hides_alike(r, near.base)]
-        refuted = any(
-            near.holds(place, r) == (not x) and (x or not near.fails_somehow(r)) for r, x in told
-        )
-        return cls(near, place, place.held and not refuted)
+        held = place.held and place.attacked >= ATTACKED
+        refuting = _refute(near, place, told) if held else []
+        for name in OPTIONS:  # with other values of an option it may pass
+            if all(not x and name in options_on(r) for r, x in refuting) and name in place.text:
+                failing = [(r, x) for r, x in told if x]
+                trait = near.find_trait(name, failing + refuting) if refuting else ""
+                if trait:
+                    near = replace(near, traits={name: trait})
+                    place = _rename(place, near)
+                    refuting = _refute(near, place, told)
+        # With some numbers a size passes by chance, all others fail.
+        by_chance = near.is_chancy and bool(re.search(r"\b[A-Z] ≠ \d", place.text))
+        return cls(near, place, held and not refuting and not by_chance)
 
     def fails_on(self, recipe: Recipe | None) -> bool | None:
         """Return True if it says that a problem fails; None if it says nothing of it."""
@@ -203,6 +231,38 @@ class Asked:
         return self.place.text if known else ""
 
 
+def _refute(
+    near: Neighbours, place: Place, told: Iterable[tuple[Recipe, bool]]
+) -> list[tuple[Recipe, bool]]:
+    """Return the problems of which a place says otherwise than was seen."""
+    return [
+        (recipe, x)
+        for recipe, x in told
+        if near.holds(place, recipe) == (not x) and (x or not near.fails_somehow(recipe))
+    ]
+
+
+def _rename(place: Place, near: Neighbours) -> Place:
+    """Return a place whose condition on an option is one on its value, and on what follows it.
+
+    A size beyond which a window is no longer as long as the keys was no border of its own.
+    """
+    ((name, trait),) = near.traits.items()
+    clauses = []
+    for clause in place.clauses:
+        own = (
+            atom
+            for atom in clause
+            if name in atom.names
+            or near.sample(near.recipe(atom.pair.passing))[name]
+            or not atom.pair.failing[name]
+        )
+        clauses.append(
+            tuple(replace(atom, text=trait) if atom.text == name else atom for atom in own)
+        )
+    return replace(place, clauses=tuple(clauses))
+
+
 def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount: str) -> str:
     """Return where it is wrong, of points that share a fault; "" if nothing holds.
 
@@ -212,14 +272,20 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
     if fault.facts.get("of_inputs"):
         return _say_inputs(points[0].evidence, fault)
     source = amount if fault.step == "visible" and amount not in SEEN else ""
-    tells = [p for p in points if p.fault or asked is None or asked.near.tells(p.evidence)]
+    near = None if asked is None else asked.near
+    tells = [p for p in points if p.fault or near is None or near.tells(p.evidence)]
+    if near is not None and near.traits:  # what passes for its value of an option tells nothing
+        tells = [p for p in tells if p.fault or not near.list_without_trait(p.recipe)]
     told = [(p, s) for p in tells if (s := sample_of(p, fault)) is not None]
     failing = [(p, s) for p, s in told if (s.wrong & s.known).any()]
     if asked is not None and asked.near.is_of_numbers and not asked.place.clauses:
         return "contents"
     if origin := differs_from_own(amount):
         return _say_origin(PlaceAtom(origin[0], 1.0, origin[1]), amount, fault, asked, told)
-    of_failing, of_all = (_learn(tried, fault, bool(source)) for tried in (failing, told))
+    tried = failing
+    if asked is not None and asked.near.of_empty:  # what passes there has no such rows
+        tried = failing + [x for x in told if not x[0].fault and asked.fails_on(x[0].recipe)]
+    of_failing, of_all = (_learn(some, fault, bool(source)) for some in (tried, told))
     own, every = ({atom.text for atom in w.atoms} if w else set() for w in (of_failing, of_all))
     # Where the conditions of problems hold, they say what an atom more would guess.
     is_more = len(every) > MOST_ATOMS or (asked is not None and asked.held and set() < own < every)
@@ -298,7 +364,7 @@ def _options_in_common(
 
     A problem without the option whose meaning is wrong hides nothing, and tells nothing.
     """
-    named = {*" ".join(conditions).split()}
+    named = {*re.findall(r"\w+", " ".join(conditions))}
     names = sorted((HIDING & {*amount.split()}) - named)
     return [name for name in names if all(s.options >= {name} for _, s in failing)]
 
@@ -371,10 +437,13 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     place, near = asked.place, asked.near
     first = place.clauses[0]
     shared = [atom for atom in first if all(_has(clause, atom) for clause in place.clauses)]
+    options = {trait: name for name, trait in near.traits.items()}  # the condition says the value
+    of_rows = "rows" in best.text
     told = [
-        atom.text
+        options.get(atom.text, atom.text)
         for atom in shared
-        if atom.text in HIDING  # indices say nothing of options
+        # No index says that an option is on, but rows that see no key may.
+        if (options.get(atom.text, atom.text) in VALUES and not of_rows)
         or not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, near))
     ]
     rest = [[atom for atom in clause if not _has(shared, atom)] for clause in place.clauses]

@@ -92,7 +92,7 @@ def _explains_reshape(evidence: Evidence) -> bool:
     def explains(reshape: Callable[[Array], Array]) -> bool:
         other = problem.replace(q=reshape(problem.q), k=reshape(problem.k), v=reshape(problem.v))
         exact = evidence.trial.exact(other, evidence.cotangents)
-        return evidence.reproduced_by([{name: [x] for name, x in exact.items()}])
+        return evidence.reproduced_by({name: [x] for name, x in exact.items()})
 
     def to(x: Array) -> Array:
         return x.swapaxes(-2, -3).reshape(x.shape)

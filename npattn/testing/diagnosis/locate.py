@@ -352,7 +352,8 @@ def weights_fault(
         facts: dict[str, Any] = {"moved": moved} if moved else {}
         both = {"extra": extra, "zeros": lost & ~whole[..., None]}
         facts["kinds"] = [kind for kind, cells in both.items() if cells.any()]
-        told = (clear | ~visible) & ~whole[..., None]
+        # Of rows that see no key, hidden keys with weight may be of the mask too.
+        told = (clear | ~visible) & ~whole[..., None] & ~(fake & ~extra)
         return Fault("visible", p, hidden, told, backward, form, facts)
     if whole.any() and (p.wrong & ~whole[..., None]).sum() <= p.wrong.sum() * (1 - ALL):
         rows = np.broadcast_to(whole[..., None], want.shape) & clear

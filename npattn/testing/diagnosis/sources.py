@@ -39,6 +39,8 @@ WINDOW = (-2, -1, 1, 2)
 
 
 RIGHT_HEAD = "h // G"
+TILED = "(H · b + h) % B"
+"""Sample of a mask of samples that is tiled, and not repeated, over the heads."""
 OF_INDEX = re.compile(r"\w+ (\w) has the \w+ of \w+ (.+)")
 OF_HEAD = re.compile(r"query head h takes \w+ of key head (.+), must be h // G")
 """Amounts that name a source as an expression of the index."""
@@ -127,7 +129,10 @@ def differs_from_own(amount: str) -> tuple[str, Callable[..., Any]] | None:
 
         def other(t: Any) -> Any:
             i, n = t[x], t[x.upper()]
-            source = values[text](i, n) if text in values else int(text) + 0 * i
+            if text == TILED:
+                source = (t["H"] * i + t["h"]) % np.maximum(n, 1)
+            else:
+                source = values[text](i, n) if text in values else int(text) + 0 * i
             return (source != i) & (source >= 0) & (source < n)
 
         return _where_differs(x, text), other
@@ -177,6 +182,13 @@ def masks_like(trial: Trial, problem: Problem, amount: str = "") -> Iterator[tup
         except NpattnError:  # an option that is not legal of this problem
             continue
     mask, visible = problem.mask_array, _flat(trial.visible(problem), problem)
+    told = f"sample b has the mask of sample {TILED}"
+    if mask is not None and min(visible.shape[:2]) > 1 and amount in ("", told):
+        b, h = np.ogrid[: len(visible), : visible.shape[1]]
+        whole = _take(mask, np.arange(len(visible)), 0, problem)
+        tiled = _flat(whole, problem)[(visible.shape[1] * b + h) % len(visible), h]
+        other = problem.replace(mask=tiled.reshape(whole.shape))
+        yield told, _flat(trial.visible(other), problem)
     for axis, text, source in _indices("bhts", visible.shape):
         x = "bhts"[axis]
         told = f"{NAMES[x]} {x} has the mask of {NAMES[x]} {text}"

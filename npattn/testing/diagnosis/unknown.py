@@ -173,8 +173,6 @@ class Unknown:
         return exact[result], tolerance[result]
 
 
-
-
 def _are_apart(a: tuple[Array, Array], b: tuple[Array, Array]) -> bool:
     """Return True if two exact results differ by far more than is allowed somewhere."""
     same = (a[0] == b[0]) | (np.isnan(a[0]) & np.isnan(b[0]))

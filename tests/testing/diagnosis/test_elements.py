@@ -15,7 +15,7 @@ from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.elements import Asked
 from npattn.testing.diagnosis.explore import try_recipe
 from npattn.testing.diagnosis.place import Sample, Where
-from npattn.testing.places import asking
+from npattn.testing.places import Place, asking
 from tests.testing.diagnosis.failures import (
     RECIPES,
     attend,
@@ -27,6 +27,13 @@ from tests.testing.diagnosis.failures import (
 )
 
 LONG = RECIPES["longest"]
+PLAIN = RECIPES["plain"]
+OWN = {
+    "gate of queries": replace(PLAIN, gate="columns", seed=21),
+    "low rows": replace(PLAIN, bias="-1e4 rows", seed=22),
+    "mask of samples": replace(PLAIN, lead=(3,), S=17, mask="padding", seed=23),
+    "causal window": replace(PLAIN, T=5, causal=True, window=(1, 0)),
+}
 
 
 def doubled(part, when):
@@ -42,6 +49,12 @@ def doubled(part, when):
 
 def neighbours(trial, **changes):
     return Neighbours(trial, replace(LONG, **changes), frozenset({"o"}))
+
+
+@pytest.fixture(autouse=True)
+def _own_recipes(monkeypatch):
+    for name, recipe in OWN.items():
+        monkeypatch.setitem(RECIPES, name, recipe)
 
 
 @pytest.mark.thorough
@@ -132,7 +145,7 @@ def test_a_fault_of_few_rows_is_asked_with_many():
         rule="agreement-o", sampled=point.recipe, kind="value", recipe="", view="contiguous"
     )
     near = elements.neighbours_of_fault(
-        replace(point.evidence, outcome=outcome), point, point.fault, "", {"o"}
+        replace(point.evidence, outcome=outcome), [point], point.fault, "", {"o"}
     )
     assert (near.base.T, near.is_chancy) == (64, False)
     asked = Asked.of(near, [point], 120, 60.0)
@@ -342,3 +355,68 @@ def test_a_window_that_is_taken_with_causal_alone_has_its_place(monkeypatch):
     assert cause.step == "visible"
     assert cause.amount == "hidden keys take weight, and visible keys have none"
     assert cause.where == "t < T − 1 and window and T = S"
+
+
+def test_values_of_an_option_that_pass_are_told_apart():
+    """dgate is that of the last query where queries share a gate."""
+    mistake = MISTAKES["dgate-of-last-query"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["gate of queries"]))
+    assert (cause.step, cause.where) == ("dgate", "gate and T > 1")
+    assert cause.passes_when == "fails only where gate shared by queries and T > 1"
+
+
+def test_a_size_that_a_window_exceeds_is_no_border():
+    """With a window of 7 keys the fault ends at S = 8, with another elsewhere."""
+
+    def f(q, k, v, window=None):
+        o = npattn.attention(q, k, v, window=window).astype(q.dtype)
+        return 2 * o if window is not None and (window[0] or 0) >= k.shape[-2] else o
+
+    trial = trial_of(f, features=("window",))
+    near = Neighbours(trial, replace(LONG, S=5, window=(7, 0)), frozenset({"o"}))
+    points = [try_recipe(trial, replace(LONG, S=5, window=(1, 0)))]
+    asked = Asked.of(near, points, 200, 60.0)
+    assert asked.condition == "fails only where window[0] ≥ S"
+    assert asked.fails_on(replace(LONG, S=29, window=(29, 0)))
+    assert asked.fails_on(replace(LONG, S=29, window=(28, 0))) is False
+
+
+def test_a_scale_of_1_does_not_refute_a_factor_of_the_scale():
+    mistake = MISTAKES["dq-unscaled"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["plain"]))
+    assert (cause.step, cause.where, cause.amount) == ("dq", "everywhere", "× 1/scale")
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "where"),
+    [
+        ("no-keys-sink", "no keys", "sinks and S = 0"),  # and of T = 0 too
+        ("empty-row-lse-without-sink", "no keys", "rows that see no key and sinks"),
+        ("maximum-of-padding", "low rows", "contents and S % 16 ≠ 0"),
+    ],
+    ids=["no query", "no row without keys", "contents of a bias, and sinks with all weight"],
+)
+def test_problems_that_have_nothing_to_show_are_no_condition(name, recipe, where):
+    trial = trial_of(MISTAKES[name].forward)
+    assert only_cause(trial, fail(trial, [recipe])).where == where
+
+
+def test_a_mask_of_samples_that_is_tiled_over_heads_names_its_sample():
+    trial = trial_of(MISTAKES["mask-tiled-over-heads"].forward)
+    cause = only_cause(trial, fail(trial, ["mask of samples"]))
+    assert cause.amount == "sample b has the mask of sample (H · b + h) % B"
+    assert cause.where == "b ≠ (H · b + h) % B and mask"
+
+
+@pytest.mark.parametrize(
+    ("is_chancy", "attacked", "held"), [(True, 40, False), (False, 40, True), (False, 7, False)]
+)
+def test_what_may_be_chance_is_no_condition(is_chancy, attacked, held, monkeypatch):
+    near = neighbours(doubled(slice(None), lambda *_: True))
+    near.is_chancy = is_chancy
+    atom = SimpleNamespace(text="S ≠ 9", holds=lambda problem: problem["S"] != 9)
+    place = Place(((atom,),), True, (), attacked, 80)
+    monkeypatch.setattr(Neighbours, "place", lambda *_: place)
+    assert Asked.of(near, [], 120, 60.0).held is held

@@ -1,0 +1,55 @@
+"""Traits of the values of an option: axes that share an array, edges of a window, signs of a scale.
+
+A fault that shows with some values of an option alone is where they have it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from npattn.problem import Problem
+from npattn.testing.cases.options import BIASES, GATES, MASKS
+from npattn.testing.cases.recipe import Recipe
+
+ARRAYS = {"mask": MASKS, "bias": BIASES, "gate": GATES}
+"""Kinds of arrays, by option."""
+AXES = {"h": "heads", "t": "queries", "s": "keys", "e": "columns"}
+SCALES = (0.5, 2.0, 0.0, -0.75)
+OPTIONS = ("window", "scale", *ARRAYS)
+"""Options whose values are of several kinds."""
+
+
+def values_of(name: str, recipe: Recipe, extreme: Iterable[str]) -> Iterator[Any]:
+    """Yield values of an option that is on in a recipe, but for those with extreme numbers."""
+    if name in ARRAYS:
+        yield from (kind for kind in ARRAYS[name] if kind not in extreme)
+        return
+    if name == "scale":
+        yield from SCALES
+        return
+    left, right = recipe.window or (None, None)
+    for n in (0, 1, recipe.S - 1, recipe.S, recipe.S + 1, None):
+        for window in ((n, right), (left, n)):
+            if window != (None, None):
+                yield window
+
+
+def traits_of(problem: Problem, name: str) -> set[str]:
+    """Return conditions on the value of an option that hold: {"gate shared by queries"}."""
+    if name == "window":
+        edges = list(enumerate(problem.window or ()))
+        beyond = {f"window[{i}] ≥ S" for i, n in edges if n is not None and n >= problem.S}
+        return beyond | {f"window[{i}] = {n}" for i, n in edges}
+    if name == "scale":
+        scale = problem.scale or 0.0
+        signs = {"< 0": scale < 0, "= 0": scale == 0, "≤ 0": scale <= 0}
+        return {f"scale {sign}" for sign, holds in signs.items() if holds}
+    shape = (1, 1, 1, *np.shape(getattr(problem, name)))
+    letters = "hte" if name == "gate" else "hts"
+    shared = {AXES[x] for x, n in zip(letters, shape[-3:], strict=True) if n == 1}
+    shared |= {"samples"} if math.prod(shape[:-3]) == 1 else set()
+    return {f"{name} shared by {axis}" for axis in shared}
