@@ -10,7 +10,7 @@ from npattn import engines
 LINES = {
     "s": ("s = scale · q kᵀ + bias", "s = problem.scale * (q @ k"),
     "visible": ("s = −∞ where a key is hidden", "s = np.where(problem.visible"),
-    "p": ("p = exp(s − lse)", "p, p_sink, lse = _softmax("),
+    "p": ("p = exp(s − lse)", "p, p_sink, lse = softmax("),
     "lse": ("lse = log Σ exp(s)", "lse = (m + np.log(total))"),
     "o": ("o = p v", "o = sum_live("),
     "dv": ("dv = pᵀ do", "dv = sum_live("),
