@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
@@ -53,7 +54,7 @@ from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
 
-COARSE = (0.15, 0.1, 0.08, 0.03, 0.0)
+COARSE = (0.2, 0.15, 0.08, 0.03, 0.0)
 """Margin by which elements of fewer axes must be better, by the number of axes that are left."""
 MOST_ATOMS = 2
 """Conditions on elements: more are learned of what one or two do not say, and are no place."""
@@ -325,15 +326,17 @@ def _say_inputs(evidence: Evidence, fault: Fault) -> str:
 
 
 def _is_of_one_length(best: Where, failing: Sequence[tuple[Point, Sample]]) -> bool:
-    """Return True if all problems have one length along an index that a predicate speaks of.
+    """Return True if nearly all problems have one length along an index of a predicate.
 
     Whether its numbers count from the first element or from the last is not known then, unless no
     other length is taken.
     """
-    for x in {*re.findall(r"\b[tsde]\b", best.text)}:
+    for x in {*re.findall(r"\b[bhtsde]\b", best.text)}:
         space = failing[0][0].evidence.trial.space
+        lengths = Counter(s.sizes[LENGTH[x]] for _, s in failing)
+        ((_, most),) = lengths.most_common(1)
         several = len(space.sizes.get(LENGTH[x], (1, 2))) > 1 and not space.few_shapes
-        if several and len({s.sizes[LENGTH[x]] for _, s in failing}) == 1:
+        if several and lengths.total() - most < REFUTED * lengths.total():
             return True
     return False
 
@@ -402,7 +405,7 @@ def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -
         if place is None or place.errors > CONFIRMED:
             continue
         if _is_refuted(place, own):
-            if dropped < len(fault.axes[3:]):
+            if dropped < len(fault.axes[3:]) or not place.atoms:
                 continue
             break  # of more than a row, all that is wrong would be said to be wrong everywhere
         found.append((COARSE[axes - dropped] + place.errors + ATOM * len(place.atoms), place))
