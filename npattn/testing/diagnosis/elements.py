@@ -336,7 +336,8 @@ def _is_of_one_length(best: Where, failing: Sequence[tuple[Point, Sample]]) -> b
         lengths = Counter(s.sizes[LENGTH[x]] for _, s in failing)
         ((_, most),) = lengths.most_common(1)
         several = len(space.sizes.get(LENGTH[x], (1, 2))) > 1 and not space.few_shapes
-        if several and lengths.total() - most < REFUTED * lengths.total():
+        least = REFUTED * lengths.total() if x in "bh" else 1  # of these few lengths are tried
+        if several and lengths.total() - most < least:
             return True
     return False
 

@@ -420,3 +420,12 @@ def test_what_may_be_chance_is_no_condition(is_chancy, attacked, held, monkeypat
     place = Place(((atom,),), True, (), attacked, 80)
     monkeypatch.setattr(Neighbours, "place", lambda *_: place)
     assert Asked.of(near, [], 120, 60.0).held is held
+
+
+@pytest.mark.parametrize(("failing", "text"), [(0, ""), (1, "everywhere")])
+def test_numbers_decide_if_other_problems_pass(failing, text):
+    near = neighbours(doubled(slice(None), lambda *_: True))
+    near._answers = [False, False, False]
+    known = [(replace(LONG, seed=LONG.seed + 4 * n), n < 3 * failing) for n in range(1, 7)]
+    place = near.place(120, 60.0, known)
+    assert place.text == text
