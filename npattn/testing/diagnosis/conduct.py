@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.diagnosis.evidence import collect
+from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.diagnosis.sentences import STATE
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
@@ -19,10 +21,16 @@ CALLS = 8
 """Number of calls on one problem that show whether results vary."""
 
 
-def state_cause(outcomes: Iterable[Outcome], name: str) -> Cause:
+def state_cause(outcomes: Sequence[Outcome], name: str) -> Cause:
     """Return the cause of outcomes that depend on other calls."""
-    where = "everywhere"
-    return Cause(STATE[name], ids(outcomes), "state", where, "depends on earlier calls", name=name)
+    where, amount = _where(outcomes), "depends on earlier calls"
+    return Cause(STATE[name], ids(outcomes), "state", where, amount, name=name)
+
+
+def _where(outcomes: Iterable[Outcome]) -> str:
+    """Return "everywhere" if a problem without options fails; "" if none does."""
+    is_plain = any(o.sampled is None or not options_on(o.sampled) for o in outcomes)
+    return EVERYWHERE if is_plain else ""
 
 
 def exception_causes(outcomes: Iterable[Outcome]) -> Iterator[Cause]:
@@ -51,7 +59,8 @@ def conduct_causes(trial: Trial, outcomes: Iterable[Outcome]) -> Iterator[Cause]
             yield state_cause(group, kind)
         else:
             text = first_line(group[0].message).rstrip(":")
-            yield Cause(text, ids(group), STEPS.get(kind, ""), "everywhere", name=f"{kind}: {text}")
+            step, where = STEPS.get(kind, ""), _where(group)
+            yield Cause(text, ids(group), step, where, name=f"{kind}: {text}")
 
 
 def _varies_within_tolerance(trial: Trial, outcome: Outcome) -> bool:

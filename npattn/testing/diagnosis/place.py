@@ -20,7 +20,8 @@ SIZES = "BHKTSDEG"
 LENGTH = {"t": "T", "s": "S", "d": "D", "e": "E", "h": "H", "b": "B"}
 CONFUSED = {"t": "S", "s": "T", "d": "E", "e": "D", "h": "K"}
 """Lengths that a kernel takes for that of the index; others are no place: h ≥ D says D = 0."""
-TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+TILES = (2, 3, 4, 8, 16, 17, 32, 33, 64, 65, 128)
+"""Tiles, and steps from one to the next that leave out a row between them."""
 MOST = 3000
 """Elements of each kind that are taken from one problem."""
 MISSED = 0.04

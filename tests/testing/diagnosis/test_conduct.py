@@ -138,6 +138,9 @@ def test_what_one_call_does_not_show_has_the_step_of_its_kind(kind, step):
     assert [c.step for c in found] == [step] * bool(step)
     assert not any(c.text.endswith(":") for c in found)
     assert [rule for c in found for rule in c.rules] == [o.id for o in outcomes] * bool(step)
+    assert {c.where for c in found} <= {"everywhere"}
+    hidden = [*conduct_causes(trial, fail(trial, ["mask", "causal"], kind=kind))]
+    assert {c.where for c in hidden} <= {""}  # no problem without options fails
 
 
 @pytest.mark.parametrize("name", [None, "mask-of-first-sample", "dk-unscaled"])
