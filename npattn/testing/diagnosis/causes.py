@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -457,6 +458,8 @@ class _Diagnosis:
             where = results if where in ("", EVERYWHERE) else f"{where} and {results}"
         if not where and len(tried) == 1 and asked is None and of_hidden:
             where = "hidden keys"  # one problem alone shows it, which its rule has changed
+        if amount == "0" and np.mean([_is_in_part(point, where) for point in like]) > 0.5:
+            amount = "0 in part"
         if fault.backward and step in AGAIN:
             where = f"{BACKWARD} {where}".rstrip()
         return Cause(
@@ -582,6 +585,17 @@ def _is_alike(one: Cause, other: Cause) -> bool:
     """Return True if two gradients are wrong by as much on the same problems: in one loop."""
     both = {one.step, other.step} <= {*GRADIENTS} and one.where and one.amount
     return bool(both) and (one.where, one.amount) == (other.where, other.amount)
+
+
+def _is_in_part(point: Point, where: str) -> bool:
+    """Return True if what is wrong varies along an index that a place does not name."""
+    fault = point.fault
+    if fault is None or fault.wrong.shape != fault.quantity.want.shape:
+        return False
+    wrong, unknown = fault.wrong, abs(fault.quantity.want) <= fault.quantity.tolerance
+    unknown = unknown | ~fault.known
+    others = (i for i, x in enumerate(fault.axes) if not re.search(rf"\b{x}\b", where))
+    return any((wrong.any(i) != (wrong | unknown).all(i)).any() for i in others)
 
 
 def _with_step(point: Point, step: str, other: str, form: str = "") -> Point:

@@ -23,6 +23,7 @@ from tests.testing.diagnosis.failures import (
     fail,
     only_cause,
     trial_of,
+    trial_with,
 )
 
 
@@ -292,3 +293,17 @@ def test_the_first_cause_has_the_time_for_its_place_whatever_was_read_before(mon
     outcomes = [*fail(trial, ["longest"], rule="both")]
     outcomes += fail(trial, ["longest"], rule="dv", comparisons=own)
     assert {c.step: c.where for c in diagnose(trial, outcomes)}["dv"] == "S > 16"
+
+
+def test_a_gradient_that_is_0_in_part_of_what_its_place_names_says_so():
+    """The padding of each sample is stored over the first key of the next."""
+
+    def spill(x):
+        stored = x.copy()
+        stored[1:, 0, 0] = 0
+        return stored
+
+    for change, amount in ((spill, "0 in part"), (np.zeros_like, "0")):
+        trial = trial_with(dk=lambda up, *args, change=change: change(up(*args)))
+        cause = only_cause(trial, fail(trial, ["bias", "plain"]))
+        assert (cause.step, cause.amount) == ("dk", amount)
