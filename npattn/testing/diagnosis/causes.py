@@ -324,6 +324,7 @@ class _Diagnosis:
         told: set[str] = set()
         found: list[tuple[Cause, list[Outcome]]] = []
         places: dict[str, Asked] = {}  # by the amount: gradients of one loop have it in common
+        asked_of: dict[str, Asked | None] = {}
         for turn in range(READ):
             if not left or (turn and time.process_time() > self.end):
                 break
@@ -376,10 +377,11 @@ class _Diagnosis:
             mine += [o for o in outcomes if o not in mine and self._is_so_alone(o, explains)]
             outcomes = [o for o in outcomes if o not in mine]
             left = [e for e in left if e not in claimed]
-            known = [x for x in found if x[0].where and _own_names(first) <= _reach(x[0].step)]
+            known = [x for x in found if _explains(x[0], asked_of[x[0].name], first)]
             if fault.step == "precision" and known:  # small errors are what it makes there
                 known[0][1].extend(mine)
                 continue
+            asked_of[cause.name] = asked
             told.add(fault.step)
             if amount and asked is not None:
                 places.setdefault(amount, asked)
@@ -648,6 +650,12 @@ def _common_fault(points: Sequence[Point]) -> Fault | None:
     counts[faults[0].step, faults[0].backward, faults[0].axes] += len(faults) // 8
     (best, _), *_ = counts.most_common(1)
     return next(f for f in faults if (f.step, f.backward, f.axes) == best)
+
+
+def _explains(cause: Cause, asked: Asked | None, evidence: Evidence) -> bool:
+    """Return True if a cause fails on a problem by its place, and reaches what is wrong there."""
+    fails = asked is not None and asked.fails_on(evidence.recipe)
+    return bool(fails and cause.where and _own_names(evidence) <= _reach(cause.step))
 
 
 def _is_downstream(step: str, evidence: Evidence) -> bool:

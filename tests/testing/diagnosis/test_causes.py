@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,3 +308,23 @@ def test_a_gradient_that_is_0_in_part_of_what_its_place_names_says_so():
         trial = trial_with(dk=lambda up, *args, change=change: change(up(*args)))
         cause = only_cause(trial, fail(trial, ["bias", "plain"]))
         assert (cause.step, cause.amount) == ("dk", amount)
+
+
+@pytest.mark.parametrize(
+    ("fails", "where", "wrong", "explained"),
+    [
+        (True, "T > 3", "dk", True),
+        (False, "T > 3", "dk", False),  # right there by its place
+        (None, "T > 3", "dk", False),  # of which the place says nothing
+        (True, "", "dk", False),
+        (True, "T > 3", "dv", False),  # which dq and dk do not reach
+    ],
+)
+def test_errors_that_are_small_belong_to_a_cause_whose_place_has_them(
+    fails, where, wrong, explained
+):
+    asked = SimpleNamespace(fails_on=lambda recipe: fails)
+    evidence = SimpleNamespace(recipe=None, outcome=None, wrong={wrong: 2.0})
+    cause = SimpleNamespace(step="dp", where=where)
+    assert causes._explains(cause, asked, evidence) is explained
+    assert not causes._explains(cause, None, evidence)
