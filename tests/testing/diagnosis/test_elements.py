@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,10 +11,13 @@ import pytest
 
 import npattn
 from npattn.mistakes import MISTAKES
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis import elements
 from npattn.testing.diagnosis.borders import Neighbours
 from npattn.testing.diagnosis.elements import Asked
-from npattn.testing.diagnosis.explore import try_recipe
+from npattn.testing.diagnosis.evidence import observe
+from npattn.testing.diagnosis.explore import Point, narrow, sample_of, try_recipe
+from npattn.testing.diagnosis.locate import locate
 from npattn.testing.diagnosis.place import Sample, Where
 from npattn.testing.places import Place, asking
 from tests.testing.diagnosis.failures import (
@@ -429,3 +433,43 @@ def test_numbers_decide_if_other_problems_pass(failing, text):
     known = [(replace(LONG, seed=LONG.seed + 4 * n), n < 3 * failing) for n in range(1, 7)]
     place = near.place(120, 60.0, known)
     assert place.text == text
+
+
+def test_the_chance_of_right_elements_is_bounded_from_above():
+    right, every = np.array([5, 1, 0, 2]), np.array([36, 7, 11, 300])
+    p = right.sum() / every.sum()
+    bound = elements._bound_chance(right, every)
+    for k, n, own in zip(right.tolist(), every.tolist(), bound, strict=True):
+        exact = sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+        assert exact <= own * (1 + 1e-9)
+    assert bound[0] < 0.01
+    assert (bound[2:] == 1).all()  # no more than all together have
+
+
+@pytest.mark.parametrize(
+    ("shape", "lead", "expected"),
+    [((2, 3, 1, 5), 2, False), ((2, 1, 1, 5), 2, True), ((3, 1, 5), 1, False), (None, 2, False)],
+    ids=["its own", "shared by heads", "one sample", "no mask"],
+)
+def test_heads_that_share_a_mask_tell_nothing_of_one_of_another_head(shape, lead, expected):
+    recipe = Recipe(lead=(lead,), H=3, K=3, T=1, S=5, D=7, E=11, seed=13)
+    rng = np.random.default_rng(17)
+    mask = None if shape is None else rng.random(shape) < 0.5
+    failing = replace(recipe, lead=(2,)).problem().replace(mask=rng.random((2, 3, 1, 5)) < 0.5)
+    own = recipe.problem().replace(mask=mask)
+    assert elements._shares_masks(own, failing) is expected
+    assert not elements._shares_masks(own, own)
+
+
+def test_keys_that_another_option_hides_tell_nothing():
+    """The infinities of a bias are lost; causal hides one of their keys too."""
+    trial = trial_of(attention_with(bias=lambda up, c: np.maximum(c.bias, 0)).forward)
+    recipe = replace(LONG, T=3, S=5, causal=True, bias="-inf padding")
+    problem = replace(recipe, bias=None).problem()
+    bias = np.where(np.arange(5)[None] < 3, 0, -np.inf).astype("float32")
+    evidence = observe(trial, problem.replace(bias=bias), trial.cotangents(recipe, problem))
+    point = Point(recipe, evidence, locate(evidence))
+    assert point.fault.facts["kinds"] == ["extra"]
+    known = narrow(sample_of(point, point.fault), point, point.fault, {"bias"}).known
+    hidden = (np.arange(5) > 2) & (np.arange(5) <= np.arange(3)[:, None] + 2)
+    assert (known == hidden).all()
