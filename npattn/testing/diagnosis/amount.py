@@ -145,7 +145,7 @@ def _weights(faults: Faults) -> str:
     return _factor(ratios)
 
 
-def _dropped(faults: Faults) -> str:
+def _say_dropped(faults: Faults) -> str:
     q = faults[0][0].quantity
     lost = (abs(q.got) <= q.tolerance) & (q.want > q.tolerance)
     return "other weights are dropped" if lost.any() else "dropped weights are not 0"
@@ -465,7 +465,7 @@ def _strides(here: Array, there: Array) -> tuple[int, int] | None:
 OF_SCORES: dict[str, str | Callable[[Faults], str]] = {
     "empty rows": _fake_rows,
     "rows": _row_sums,
-    "dropout": _dropped,
+    "dropout": _say_dropped,
     "scale": partial(_share, "scale", "q·k"),
     "bias": partial(_share, "bias", "the bias"),
     "softcap": _softcap,

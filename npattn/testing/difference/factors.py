@@ -55,7 +55,7 @@ class Plain:
     answer: Answer
 
     @property
-    def unchanged(self) -> Moved:
+    def moves(self) -> Moved:
         return {name: (x, x.array) for name, x in self.answer.judged.items()}
 
     @property
@@ -82,14 +82,14 @@ def answer_plain(sides: Sides, recipe: Recipe) -> tuple[Plain, Plain]:
 def change_factors(sides: Sides, plain: tuple[Plain, Plain], seed: int) -> Iterator[Change]:
     """Yield how far each factor moves the results of either, and the two from each other."""
     one, other = plain
-    yield Change(PLAIN, (0.0, 0.0), (0.0, 0.0), _apart(one.unchanged, other.unchanged))
+    yield Change(PLAIN, (0.0, 0.0), (0.0, 0.0), _apart(one.moves, other.moves))
     for name, (needs, factor) in FACTORS.items():
         a, b = (_try(needs, factor, side) for side in plain)
         yield Change(name, _largest(a), _largest(b), _apart(a, b))
     longest = max(plain_recipes(sides.a.space, seed), key=lambda r: r.S)
     if longest.S > one.recipe.S:
         with suppress(ImplementationError):
-            a, b = (side.unchanged for side in answer_plain(sides, longest))
+            a, b = (side.moves for side in answer_plain(sides, longest))
             yield Change(f"{longest.S} keys", "", "", _apart(a, b))
 
 
