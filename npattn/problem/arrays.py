@@ -159,7 +159,7 @@ def diagonal(T: int, S: int, alignment: str | None) -> int:
 def band(aligned: Array, s: Array, left_keys: int | None, right_keys: int | None) -> Array:
     """Return True where key s is at most `left_keys` before, `right_keys` after the aligned one.
 
-    The shapes of `aligned` and s, as (T, 1) and (S,), broadcast to that of the result. `aligned`
+    `aligned` and s, of shapes such as (T, 1) and (S,), broadcast to the result. `aligned`
     holds the key aligned with each query; None is unlimited.  [6, 7]
     """
     inside = None if right_keys is None else s <= aligned + min(right_keys, FAR)

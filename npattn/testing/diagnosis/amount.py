@@ -209,7 +209,7 @@ OTHER_BIAS = "the bias of another sample or head"
 
 
 def _heads(faults: Faults) -> str:
-    """Say of which key head or sample keys, or values alone, come."""
+    """Name the key head or the sample from which keys or values are taken."""
     what = "keys" if faults[0][0].step == "s" else "values"
     pairs = [(*places, p) for f, p in faults for places in f.facts["moved"].items()]
     if not pairs:
@@ -408,7 +408,7 @@ def _constant(faults: Faults) -> str:
 
 
 def _value_shift(faults: Faults) -> str:
-    """Say of which other keys the values are that keys take: a weight is lost, and found there."""
+    """Name the keys whose values are taken: a weight is lost at one key, and found at another."""
     moves = []
     for fault, problem in faults:
         q = fault.quantity
@@ -438,7 +438,7 @@ def _origins(faults: Faults) -> str:
 
 
 def _origin(got: Array, want: Array, wrong: Array, slack: Array) -> Moved:
-    """Return the wrong places of which another alone has this value, if most have one."""
+    """Return wrong places with the one other place that has their value, if most have one."""
     order = np.argsort(want, None)
     places = np.argwhere(wrong & np.isfinite(got))
     places = places[:: max(1, len(places) // MOST)]
@@ -485,4 +485,4 @@ OF_RESULTS: dict[str, str | Callable[[Faults], str]] = {
     "dweights": "dweights is left out, or counted otherwise",
     "parts": "each part of the keys has its own",
 }
-"""The same of other steps."""
+"""Amount of a fault of another step, by its step."""

@@ -50,7 +50,7 @@ HEADS = ((1, 1), (4, 2), (2, 2), (2, 1), (10, 2), (4, 4), (6, 3), (8, 2), (5, 1)
 MOST, LEAST, LEARNING = 40, 16, 1.5
 """Most problems to learn a place from; processor time for them, once the least were tried."""
 LEARNED = LARGE
-"""Scores of the largest of them."""
+"""Scores of the largest problem to learn a place from."""
 SEEDS = 4
 """Numbers that are asked where a fault shows with some, and not with others."""
 CONTENTS = "contents"
@@ -110,7 +110,7 @@ class Neighbours:
         return asked | {name: name in on and name not in lacks for name in self.values}
 
     def list_without_trait(self, recipe: Recipe) -> list[str]:
-        """Return the options that are on, with a value that is not one of those that fail."""
+        """Return the options that are on, but have a value with which it passes."""
         own = {*options_on(recipe)} & {*self.traits}
         problem = self.trial.problem(recipe) if own else None
         return [x for x in own if problem and self.traits[x] not in traits_of(problem, x)]

@@ -70,7 +70,7 @@ STEP_OF = {
 
 
 def convention_candidates(declared: Conventions, fields: int = 1) -> Iterator[Candidate]:
-    """Yield every other value of so many fields of the conventions."""
+    """Yield every set of other values of the given number of fields."""
     others = [
         (field, value)
         for field, values in (LEGAL | NUMBERS).items()

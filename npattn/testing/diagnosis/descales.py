@@ -127,7 +127,7 @@ def _is_of_inputs(arrays: Mapping[str, Array], evidence: Evidence) -> bool:
 
 
 def _is_of_factor(x: str, y: str, change: Change, evidence: Evidence) -> bool:
-    """Return True if the results are those with another factor of an input."""
+    """Return True if another factor of an input gives the results."""
     array = getattr(evidence.problem, x)
     stored = array.astype(np.float64) / _factor(x, np.asarray, array.shape, evidence)
     other = stored * _factor(y, change, array.shape, evidence)
@@ -135,7 +135,7 @@ def _is_of_factor(x: str, y: str, change: Change, evidence: Evidence) -> bool:
 
 
 def _is_tiled(evidence: Evidence) -> bool:
-    """Return True if the results are those of query heads with the factors of key head h % K."""
+    """Return True if query head h with the factors of key head h % K gives the results."""
     problem, quantized = evidence.problem, evidence.trial.implementation.quantized
     assert quantized is not None
     groups = problem.H // max(problem.K, 1)
@@ -187,7 +187,7 @@ def _is_of_stored(x: str, power: int, evidence: Evidence) -> bool:
 
 
 def _is_cut(output: QuantizedOutput, evidence: Evidence) -> bool:
-    """Return True if each number is before the exact one, by less than the gap between numbers."""
+    """Return True if each number is nearer to 0 than the exact one, by less than the gap there."""
     factor, top = output.descales(evidence.problem), largest(output.dtype)
     want = np.clip(evidence.exact["o"] / factor, -top, top)
     before = evidence.trial.before_delivery(evidence.problem) / factor

@@ -107,7 +107,7 @@ def neighbours_of_fault(
         if problem.bias_array is not None and not problem.bias_array.any():
             return False  # it adds nothing and hides nothing
         if fault.step == "visible" and _shares_masks(problem, point.evidence.problem):
-            return False  # that of another place is the same
+            return False  # another head, sample or query has the same mask
         if source:  # without the option whose meaning is wrong, that it passes is a condition
             off = (
                 HIDING - _hiding(problem) - ({"bias"} if problem.bias_array is not None else set())
@@ -132,7 +132,7 @@ def neighbours_of_fault(
 
 
 def _shares_masks(problem: Problem, failing: Problem) -> bool:
-    """Return True if samples, heads or queries share a mask, and have their own where it fails."""
+    """Return True if samples, heads or queries share a mask, and do not in a failing problem."""
     own, other = problem.mask_array, failing.mask_array
     if own is None or other is None:
         return False
@@ -429,7 +429,7 @@ def _is_refuted(place: Where, samples: Sequence[Sample]) -> bool:
 
 
 def _bound_chance(right: Array, every: Array) -> Array:
-    """Return Chernoff's bound of the chance of so many or more, at the share of all together."""
+    """Return Chernoff's bound of P(X ≥ right), X of `every` draws at the common share."""
     share, p = right / np.maximum(every, 1), right.sum() / max(every.sum(), 1)
     with np.errstate(all="ignore"):
         kl = [np.where(x > 0, x * np.log(x / y), 0) for x, y in ((share, p), (1 - share, 1 - p))]

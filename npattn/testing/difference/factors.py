@@ -184,7 +184,7 @@ def _continue(side: Plain) -> Moved:
 
 
 def _picks(pick: Callable[[Problem], Pick], *names: str) -> Callable[[Plain], Moved]:
-    """Return the factor that asks for some entries alone, and what it gives of these results."""
+    """Return the factor that asks for some entries, and the named results that it moves."""
     return lambda side: _part(side, pick(side.answer.problem), names)
 
 

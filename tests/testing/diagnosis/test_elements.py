@@ -289,7 +289,7 @@ def test_values_left_out_have_their_keys_and_the_condition_of_their_problems():
 
 
 def test_another_gradient_that_is_wrong_is_of_no_condition():
-    """dk is wrong on every problem, dv on those of more than 16 keys."""
+    """dk is wrong on every problem, dv on problems of more than 16 keys."""
 
     def backward(dout, q, k, v, *, out, lse):
         grads = npattn.backward(npattn.forward(q, k, v), dout)
@@ -473,3 +473,16 @@ def test_keys_that_another_option_hides_tell_nothing():
     known = narrow(sample_of(point, point.fault), point, point.fault, {"bias"}).known
     hidden = (np.arange(5) > 2) & (np.arange(5) <= np.arange(3)[:, None] + 2)
     assert (known == hidden).all()
+
+
+def test_a_bias_of_zeros_tells_nothing():
+    trial = trial_of(lambda q, k, v, bias=None: 2 * attend(q, k, v), features=("bias",))
+    (outcome,) = fail(trial, ["bias"])
+    point = try_recipe(trial, RECIPES["bias"])
+    evidence = replace(point.evidence, outcome=outcome)
+    near = elements.neighbours_of_fault(evidence, [point], point.fault, "", {"o"})
+    right = trial_of(lambda q, k, v, bias: npattn.attention(q, k, v, bias=bias))
+    problem = point.evidence.problem
+    for factor in (1, 0):
+        other = problem.replace(bias=factor * problem.bias_array)
+        assert near.tells(observe(right, other, point.evidence.cotangents)) is bool(factor)

@@ -65,7 +65,7 @@ def test_a_suspicion_is_read_under_a_sharper_model():
 
 @pytest.mark.parametrize("name", ["plain", "groups", "causal"])
 def test_no_place_is_told_that_a_failure_at_hand_may_refute(name, monkeypatch):
-    """Of problems that all share key heads, or have an option, it may be that others pass."""
+    """Plain problems may pass where all that fail share key heads, or have an option."""
     monkeypatch.setattr(roundings, "_holds", lambda trial, outcomes: trial.rounding.name == "eager")
     trial = replace(trial_of(eager, dtype="float16"), rounding=Rounding.fused())
     outcomes = [replace(o, rule="agreement-o") for o in fail(trial, [name, "groups of 3"])]
