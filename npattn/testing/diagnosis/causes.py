@@ -17,7 +17,7 @@ import numpy as np
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
-from npattn.testing.diagnosis.borders import Neighbours, find_pair
+from npattn.testing.diagnosis.borders import LEAST, Neighbours, find_pair
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
@@ -464,6 +464,9 @@ class _Diagnosis:
             amount = "0 in part"
         if fault.backward and step in AGAIN:
             where = f"{BACKWARD} {where}".rstrip()
+        # Those that a slow machine tries too: the matrix must be the same on each.
+        early = [p for p in tried[:LEAST] if any(p is x for x in like)] or like
+        early = early if has_elements else []
         return Cause(
             say(step, where, amount),
             (),
@@ -474,9 +477,7 @@ class _Diagnosis:
             confirmed=len(tried),
             name=f"{step or 'unknown'}{where and f' where {where}'}",
             pair=None if asked is None else asked.near.pair(asked.place, where),
-            reading=next(
-                filter(None, map(_read_window, sorted(like, key=_readability) * has_elements)), None
-            ),
+            reading=next(filter(None, map(_read_window, sorted(early, key=_readability))), None),
         )
 
     def _claims(self, fault: Fault, asked: Asked | None, evidence: Evidence) -> bool:

@@ -13,7 +13,7 @@ from npattn.conventions import Conventions
 from npattn.mistakes import MISTAKES, Attention
 from npattn.testing import check
 from npattn.testing.comparison import Comparison
-from npattn.testing.diagnosis import causes
+from npattn.testing.diagnosis import borders, causes
 from npattn.testing.diagnosis.evidence import collect
 from tests.testing.diagnosis import wrong_kernels
 from tests.testing.diagnosis.failures import (
@@ -308,6 +308,18 @@ def test_a_gradient_that_is_0_in_part_of_what_its_place_names_says_so():
         trial = trial_with(dk=lambda up, *args, change=change: change(up(*args)))
         cause = only_cause(trial, fail(trial, ["bias", "plain"]))
         assert (cause.step, cause.amount) == ("dk", amount)
+
+
+def test_the_matrix_is_the_same_however_many_problems_there_was_time_for(monkeypatch):
+    def f(q, k, v):
+        return attend(q, k, v) * (2 if k.shape[-2] > 16 else 1)
+
+    lines = set()
+    for most in (borders.LEAST, borders.MOST):
+        monkeypatch.setattr(borders, "MOST", most)
+        trial = trial_of(f)
+        lines.add(only_cause(trial, fail(trial, ["longest"])).reading.problem)
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize(
