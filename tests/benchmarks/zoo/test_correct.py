@@ -211,7 +211,7 @@ def test_rounded_query_may_reach_steeper_part_of_softcap():
 def test_frameworks_pass_in_their_dtypes(name, dtype):
     one = here(name)
     report = check(one.implementation(), conventions=one.conventions, dtypes=dtype, sizes=one.sizes,
-                   examples=1, only=["agreement-o", "agreement-dq"])  # fmt: skip
+                   examples=3, only=["agreement-o", "agreement-dq"])  # fmt: skip
     assert report.tested
     assert one.alarms(report) == [], str(report)
 
