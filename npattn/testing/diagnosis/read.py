@@ -199,7 +199,7 @@ class Reader:
     def _exact_columns(self, problem: Problem, units: Array) -> tuple[Array, Array]:
         """Return o and its tolerance for v of some unit columns, (S, n), as (B, H, T, n)."""
         v = np.broadcast_to(units, (*problem.v.shape[:-1], units.shape[-1]))
-        own = problem.replace(v=v.astype(problem.v.dtype), gate=None)
+        own = problem.replace(v=v.astype(problem.v.dtype, order="C"), gate=None)  # BLAS needs it
         o_shape = (*self._o_shape(problem)[:-1], units.shape[-1])
         zeros = Cotangents(np.zeros(o_shape, problem.q.dtype), None)
         exact = self.forward.exact(own, zeros)
