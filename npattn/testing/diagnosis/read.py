@@ -148,8 +148,8 @@ class Reader:
     def p(self) -> tuple[Quantity, Array]:
         """The weights by v = I, and True where two placements of the units disagree."""
         problem = self.without_gate(self.problem)
-        want, tolerance = self.exact_weights(problem)
         first, second = (read(self.kv_head) for read, _ in self.readings)
+        want, tolerance = self.exact_weights(problem)
         whole = np.ones(want.shape, bool)
         apart = _disagree(first, second, 2 * tolerance, self.rounding)
         return Quantity("p", "bhts", first, want, tolerance, whole), apart
