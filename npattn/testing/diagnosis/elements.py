@@ -448,7 +448,7 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
         for atom in shared
         # No index says that an option is on, but rows that see no key may.
         if (options.get(atom.text, atom.text) in VALUES and not of_rows)
-        or not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, near))
+        or not all(_implies(best, near.recipe(x), near, fault) for x in _passing(atom, first, near))
     ]
     rest = [[atom for atom in clause if not _has(shared, atom)] for clause in place.clauses]
     if len(rest) > 1 and any(len(atoms) > 1 for atoms in rest):
@@ -461,12 +461,15 @@ def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
     return told
 
 
-def _passing(atom: Atom, near: Neighbours) -> list[Any]:
+def _passing(atom: Atom, clause: Sequence[Atom], near: Neighbours) -> list[Any]:
     """Return problems that pass for lack of a condition: of one head, no place holds anyway."""
-    passing = atom.pair.passing
-    other = {"G": "K", "K": "G"}.get(atom.pair.name)
+    name, passing = atom.pair.name, atom.pair.passing
+    other = {"G": "K", "K": "G"}.get(name)
     several = dict(passing) | ({other: 2} if other in passing else {})
-    return [passing, *([several] if near.fails(several) is False else [])]
+    # Beside the border another condition may be broken as well.
+    sizes = ({**atom.pair.failing, name: n} for n in near.domains.get(name, ()))
+    alone = [x for x in sizes if [a for a in clause if not a.holds(x)] == [atom]]
+    return [passing, *alone[:1], *alone[-1:], *([several] if near.fails(several) is False else [])]
 
 
 def _has(clause: Iterable[Atom], atom: Atom) -> bool:

@@ -33,6 +33,7 @@ from tests.testing.diagnosis.failures import (
 LONG = RECIPES["longest"]
 PLAIN = RECIPES["plain"]
 OWN = {
+    "last tile": replace(PLAIN, T=37, seed=24),
     "gate of queries": replace(PLAIN, gate="columns", seed=21),
     "low rows": replace(PLAIN, bias="-1e4 rows", seed=22),
     "mask of samples": replace(PLAIN, lead=(3,), S=17, mask="padding", seed=23),
@@ -259,6 +260,19 @@ def test_what_the_elements_say_is_no_condition(steps, name, where, amount):
     trial = trial_of(wrong.forward)
     cause = only_cause(trial, fail(trial, [name]))
     assert (cause.where, cause.amount) == (where, amount)
+
+
+def test_a_condition_that_holds_beside_its_border_is_said():
+    """At T = 16 no row is beyond the last tile; at T = 1 the one that there is, is right."""
+
+    def f(q, k, v):
+        o, T = attend(q, k, v).copy(), q.shape[-2]
+        o[..., T // 16 * 16 if T > 16 else T :, :] = 0
+        return o
+
+    trial = trial_of(f)
+    cause = only_cause(trial, fail(trial, ["last tile"]))
+    assert cause.where == "t ≥ 16 · (T // 16) and T > 16 and T % 16 ≠ 0"
 
 
 @pytest.mark.parametrize(("lengths", "where"), [((17, 17), ""), ((17, 23), "s < 4")])
