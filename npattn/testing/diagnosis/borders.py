@@ -271,7 +271,8 @@ class Neighbours:
     def shows(self, evidence: Evidence) -> bool:
         """Return True if the fault would have been seen in a problem that passes."""
         has_rows = not self.of_empty or self.trial.empty(evidence.problem).any()
-        return bool(has_rows) and self.tells(evidence)
+        has_queries = evidence.problem.T or not self.base.T
+        return bool(has_rows and has_queries) and self.tells(evidence)
 
     def place(
         self,

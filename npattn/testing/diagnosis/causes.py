@@ -683,12 +683,16 @@ def _own_names(evidence: Evidence) -> set[str]:
     return named & {*evidence.wrong} or {*evidence.wrong}
 
 
-def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, int, int]:
-    """Return the sort key that puts first what tells most: required, plain, unchanged, small."""
+def _telling(evidence: Evidence) -> tuple[bool, bool, int, bool, bool, int, int]:
+    """Return the sort key that puts first what tells most: required, plain, unchanged, small.
+
+    Problems without a score come last: most results of them are 0.
+    """
     outcome = evidence.outcome
     assert outcome is not None
     plain = outcome.sampled is not None and outcome.sampled.distribution == "normal"
     changed = outcome.sampled is None or "then changed" in outcome.recipe
     first = 0 if "o" in evidence.wrong else 1 if "lse" in evidence.wrong else 2
     options = len(options_on(outcome.sampled)) if outcome.sampled is not None else 0
-    return outcome.level not in REQUIRED, changed, first, not plain, options, evidence.size
+    empty, level = not evidence.size, outcome.level not in REQUIRED
+    return level, changed, first, empty, not plain, options, evidence.size

@@ -93,11 +93,12 @@ class Reading:
 
 def _cell(x: float, wrong: bool) -> str:
     """Return a number in two digits, with a mark if it is out of tolerance."""
-    return (two_digits(float(x)) + ("*" if wrong else " ")).rjust(CELL)
+    text = "nan" if wrong and math.isnan(x) else two_digits(float(x))  # and not what is unread
+    return (text + ("*" if wrong else " ")).rjust(CELL)
 
 
 def two_digits(x: float) -> str:
-    """Return a number in at most five characters: "0.25", "−1.3", "31", "2e4", "nan"."""
+    """Return a number in at most five characters: "0.25", "−1.3", "31", "2e4", "–" for NaN."""
     if math.isnan(x) or math.isinf(x):
         return "–" if math.isnan(x) else "∞" if x > 0 else "−∞"
     size = abs(x)

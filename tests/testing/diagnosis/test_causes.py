@@ -310,6 +310,21 @@ def test_a_gradient_that_is_0_in_part_of_what_its_place_names_says_so():
         assert (cause.step, cause.amount) == ("dk", amount)
 
 
+def test_a_cause_is_read_from_a_problem_that_has_scores():
+    """Without a key, most gradients are 0, and right."""
+
+    def nan(up, *args):
+        dq, *rest = up(*args)
+        return np.full_like(dq, np.nan), *rest
+
+    wrong = attention_with(gradients=nan)
+    trial = trial_of(wrong.forward, wrong.backward)
+    outcomes = [*fail(trial, ["no keys"], rule="first"), *fail(trial, ["plain"], rule="second")]
+    cause, *_ = diagnose(trial, outcomes)
+    assert cause.reading.got.shape == (3, 7)
+    assert "S=5" in cause.reading.problem
+
+
 def test_the_matrix_is_the_same_however_many_problems_there_was_time_for(monkeypatch):
     def f(q, k, v):
         return attend(q, k, v) * (2 if k.shape[-2] > 16 else 1)

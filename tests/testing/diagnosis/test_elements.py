@@ -500,3 +500,16 @@ def test_a_bias_of_zeros_tells_nothing():
     for factor in (1, 0):
         other = problem.replace(bias=factor * problem.bias_array)
         assert near.tells(observe(right, other, point.evidence.cotangents)) is bool(factor)
+
+
+def test_a_problem_without_queries_tells_nothing_of_others():
+    """Sums over no row are 0, and right, whatever is wrong with the rows."""
+    wrong = attention_with(gradients=lambda up, *args: [2 * x for x in up(*args)])
+    trial = trial_of(wrong.forward, wrong.backward)
+    near = Neighbours(trial, PLAIN, frozenset({"dv"}))
+    sizes = near.sample(PLAIN)
+    assert near.fails(sizes) is True
+    assert near.fails(sizes | {"T": 0}) is None
+    assert (
+        Neighbours(trial, replace(PLAIN, T=0), frozenset({"dv"})).fails(sizes | {"T": 0}) is False
+    )

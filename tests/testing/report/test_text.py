@@ -91,6 +91,15 @@ def test_pair_and_matrix_of_the_first_cause_are_shown():
     ]
 
 
+def test_a_result_that_is_not_a_number_is_told_from_one_that_was_not_read():
+    got, want = np.array([np.nan, np.nan, 3.0]), np.array([2.0, np.nan, 3.0])
+    marks = np.array([True, False, False])
+    reading = Reading(
+        "lse", "t", Excerpt((), 0, 0, got[None], want[None], got[None]), marks[None], ""
+    )
+    assert [line.split() for line in reading.lines()[-1:]] == [["nan*", "–", "3", "2*", "–", "3"]]
+
+
 @pytest.mark.parametrize("most", [1, 6, 12])
 def test_feedback_fits_a_prompt(most):
     got = np.arange(16.0).reshape(8, 2)
