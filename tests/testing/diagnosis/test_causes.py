@@ -319,7 +319,7 @@ def test_a_cause_is_read_from_a_problem_that_has_scores():
 
     wrong = attention_with(gradients=nan)
     trial = trial_of(wrong.forward, wrong.backward)
-    outcomes = [*fail(trial, ["no keys"], rule="first"), *fail(trial, ["plain"], rule="second")]
+    outcomes = [*fail(trial, ["no keys"], rule="first"), *fail(trial, ["mask"], rule="second")]
     cause, *_ = diagnose(trial, outcomes)
     assert cause.reading.got.shape == (3, 7)
     assert "S=5" in cause.reading.problem
