@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import count, zip_longest
 from typing import Any
 
+from npattn.problem import Problem
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
@@ -99,20 +100,20 @@ class Neighbours:
         recipe = replace(self.base, **changes)
         return self.trial.space.takes(recipe) and not self.trial.refuses_recipe(recipe)
 
-    def sample(self, recipe: Recipe) -> dict[str, Value]:
-        """Return sizes and options of a recipe, as far as they are asked."""
+    def sample(self, recipe: Recipe, problem: Problem | None = None) -> dict[str, Value]:
+        """Return sizes and options of a recipe, or of what was made of it, as far as asked."""
         on = [*options_on(recipe), *([CONTENTS] if is_special(recipe) else [])]
         sizes = {"B": recipe.lead[0] if recipe.lead else 1, "K": recipe.K}
         sizes |= {"G": recipe.H // max(recipe.K, 1)}
         sizes |= {x: getattr(recipe, x) for x in "TSDE"}
         asked = {x: n for x, n in sizes.items() if x in self.domains}
-        lacks = self.list_without_trait(recipe)
+        lacks = self.list_without_trait(recipe, problem)
         return asked | {name: name in on and name not in lacks for name in self.values}
 
-    def list_without_trait(self, recipe: Recipe) -> list[str]:
+    def list_without_trait(self, recipe: Recipe, problem: Problem | None = None) -> list[str]:
         """Return the options that are on, but have a value with which it passes."""
         own = {*options_on(recipe)} & {*self.traits}
-        problem = self.trial.problem(recipe) if own else None
+        problem = self.trial.problem(recipe) if own and problem is None else problem
         return [x for x in own if problem and self.traits[x] not in traits_of(problem, x)]
 
     @cached_property
@@ -255,6 +256,7 @@ class Neighbours:
         traits = [(traits_of(self.trial.problem(recipe), name), x) for recipe, x in answers]
         common = set.intersection(*(own for own, x in traits if x))
         common -= set().union(*(own for own, x in traits if not x))
+        common = {x for x in common if " shared by " in x} or common
         return common.pop() if len(common) == 1 else ""
 
     def _fails(self, recipe: Recipe) -> Answer:
@@ -319,17 +321,18 @@ class Neighbours:
             return False
         return replace(self.recipe(self.sample(recipe)), seed=recipe.seed) == recipe
 
-    def holds(self, place: Place, recipe: Recipe) -> bool | None:
+    def holds(self, place: Place, recipe: Recipe, problem: Problem | None = None) -> bool | None:
         """Return True if a place says that a recipe fails; None if it speaks of no such recipes.
 
-        It speaks of those with the numbers and options of the base.
+        It speaks of those with the numbers and options of the base. `problem` is what a rule has
+        made of the recipe.
         """
         kinds = [(r.distribution, r.bias in EXTREME and r.bias) for r in (recipe, self.base)]
         if (is_special(recipe) and kinds[0] != kinds[1]) or not {*options_on(recipe)} <= {
             *self.values
         }:
             return None
-        return place.holds(self.sample(recipe))
+        return place.holds(self.sample(recipe, problem))
 
     def pair(self, place: Place, where: str = "") -> Pair:
         """Return the nearest problem that passes, with recipes to paste.

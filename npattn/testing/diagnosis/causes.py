@@ -368,7 +368,9 @@ class _Diagnosis:
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             amount = describe(like)
             of_hidden = first.outcome is not None and first.outcome.rule.startswith("hidden-")
-            if asked is not None and any(asked.fails_on(e.recipe) is False for e in claimed):
+            if asked is not None and any(
+                asked.fails_on(e.recipe, e.problem) is False for e in claimed
+            ):
                 asked = replace(asked, held=False)
             cause = self._state(fault, like, amount, points, asked, of_hidden)
             rules = {e.outcome.rule for e in claimed if e.outcome}
@@ -491,7 +493,12 @@ class _Diagnosis:
             return _is_downstream(fault.step, evidence)
         downstream = _is_downstream(fault.step, evidence)
         shows = fault.backward or fault.step not in FORWARD or {"o", "lse"} & {*evidence.wrong}
-        if downstream and shows and asked is not None and asked.fails_on(evidence.recipe):
+        if (
+            downstream
+            and shows
+            and asked is not None
+            and asked.fails_on(evidence.recipe, evidence.problem)
+        ):
             return True
         own = locate(evidence) if evidence.size <= SMALL else None
         if own is not None and any(_same_step(x, fault) for x in (own, own.facts.get("read", own))):
@@ -654,7 +661,7 @@ def _common_fault(points: Sequence[Point]) -> Fault | None:
 
 def _explains(cause: Cause, asked: Asked | None, evidence: Evidence) -> bool:
     """Return True if a cause fails on a problem by its place, and reaches what is wrong there."""
-    fails = asked is not None and asked.fails_on(evidence.recipe)
+    fails = asked is not None and asked.fails_on(evidence.recipe, evidence.problem)
     return bool(fails and cause.where and _own_names(evidence) <= _reach(cause.step))
 
 

@@ -196,6 +196,7 @@ class Asked:
         place = near.place(questions, seconds, told)
         if place is None:
             return None
+        place = _join_heads(place)
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
@@ -213,9 +214,11 @@ class Asked:
         by_chance = near.is_chancy and bool(re.search(r"\b[A-Z] ≠ \d", place.text))
         return cls(near, place, held and not refuting and not by_chance)
 
-    def fails_on(self, recipe: Recipe | None) -> bool | None:
+    def fails_on(self, recipe: Recipe | None, problem: Problem | None = None) -> bool | None:
         """Return True if it says that a problem fails; None if it says nothing of it."""
-        return self.near.holds(self.place, recipe) if self.held and recipe is not None else None
+        if recipe is None or not self.held:
+            return None
+        return self.near.holds(self.place, recipe, problem)
 
     @property
     def condition(self) -> str:
@@ -230,6 +233,20 @@ class Asked:
         is_fit = len(clauses) > 1 and (numbers or sum(map(len, clauses)) > MOST_OF_CLAUSES)
         known = self.held and self.place.text != EVERYWHERE and not is_fit
         return self.place.text if known else ""
+
+
+def _join_heads(place: Place) -> Place:
+    """Return a place that says "H > 1" for K > 1 or G > 1, with all else the same."""
+    several = [{atom.text: atom for atom in clause} for clause in place.clauses]
+    if len(several) == 2 and {*several[0]} ^ {*several[1]} == {"K > 1", "G > 1"}:
+        first = tuple(
+            replace(x, text="H > 1", names=("K", "G"), holds=lambda p: p["K"] * p["G"] > 1)
+            if x.text in ("K > 1", "G > 1")
+            else x
+            for x in place.clauses[0]
+        )
+        return replace(place, clauses=(first,))
+    return place
 
 
 def _refute(

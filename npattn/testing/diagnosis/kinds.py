@@ -39,7 +39,11 @@ def values_of(name: str, recipe: Recipe, extreme: Iterable[str]) -> Iterator[Any
 
 
 def traits_of(problem: Problem, name: str) -> set[str]:
-    """Return conditions on the value of an option that hold: {"gate shared by queries"}."""
+    """Return conditions on the value of an option that hold.
+
+    An array that is shared may have an axis of length 1 or none:
+    {"bias shared by heads", "bias.shape[-3] = 1"}.
+    """
     if name == "window":
         edges = list(enumerate(problem.window or ()))
         beyond = {f"window[{i}] ≥ S" for i, n in edges if n is not None and n >= problem.S}
@@ -48,8 +52,9 @@ def traits_of(problem: Problem, name: str) -> set[str]:
         scale = problem.scale or 0.0
         signs = {"< 0": scale < 0, "= 0": scale == 0, "≤ 0": scale <= 0}
         return {f"scale {sign}" for sign, holds in signs.items() if holds}
-    shape = (1, 1, 1, *np.shape(getattr(problem, name)))
-    letters = "hte" if name == "gate" else "hts"
+    own = np.shape(getattr(problem, name))
+    shape, letters = (1, 1, 1, *own), "hte" if name == "gate" else "hts"
     shared = {AXES[x] for x, n in zip(letters, shape[-3:], strict=True) if n == 1}
     shared |= {"samples"} if math.prod(shape[:-3]) == 1 else set()
-    return {f"{name} shared by {axis}" for axis in shared}
+    ones = {f"{name}.shape[{i}] = 1" for i in range(-len(own), 0) if own[i] == 1}
+    return {f"{name} shared by {axis}" for axis in shared} | ones

@@ -350,8 +350,8 @@ def test_the_matrix_is_the_same_however_many_problems_there_was_time_for(monkeyp
 def test_errors_that_are_small_belong_to_a_cause_whose_place_has_them(
     fails, where, wrong, explained
 ):
-    asked = SimpleNamespace(fails_on=lambda recipe: fails)
-    evidence = SimpleNamespace(recipe=None, outcome=None, wrong={wrong: 2.0})
+    asked = SimpleNamespace(fails_on=lambda recipe, problem: fails)
+    evidence = SimpleNamespace(recipe=None, problem=None, outcome=None, wrong={wrong: 2.0})
     cause = SimpleNamespace(step="dp", where=where)
     assert causes._explains(cause, asked, evidence) is explained
     assert not causes._explains(cause, None, evidence)

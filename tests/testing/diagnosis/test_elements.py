@@ -384,6 +384,30 @@ def test_values_of_an_option_that_pass_are_told_apart():
     assert cause.passes_when == "fails only where gate shared by queries and T > 1"
 
 
+def test_an_axis_of_length_1_is_told_from_one_that_lacks():
+    """A bias (B, 1, T, S) gets the gradient of the first head, one (T, S) that of all."""
+
+    def first_head(up, ds, shape):
+        return up(ds[..., :1, :, :] if len(shape) > 2 and shape[-3] == 1 else ds, shape)
+
+    wrong = attention_with(reduce_bias=first_head)
+    trial = trial_of(wrong.forward, wrong.backward)
+    cause = only_cause(trial, fail(trial, ["bias by sample"]))
+    assert (cause.step, cause.where) == ("dbias", "bias and H > 1")
+    assert cause.passes_when == "fails only where bias.shape[-3] = 1 and H > 1"
+
+
+def test_a_place_speaks_of_the_array_that_a_rule_has_made():
+    """A bias (T, S) may be asked as (1, 1, T, S)."""
+    recipe = replace(RECIPES["bias"], bias="matrix")
+    trial = trial_of(attention_with().forward)
+    near = replace(neighbours(trial), traits={"bias": "bias.shape[-3] = 1"})
+    problem = recipe.problem()
+    assert near.sample(recipe)["bias"] is False
+    changed = problem.replace(bias=problem.bias_array[None, None])
+    assert near.sample(recipe, changed)["bias"] is True
+
+
 def test_a_size_that_a_window_exceeds_is_no_border():
     """With a window of 7 keys the fault ends at S = 8, with another elsewhere."""
 
