@@ -33,7 +33,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "causal": (True,),
     "window": ((1, 0), (0, 1), (3, None)),
     "bias": ("full", "matrix", "-inf padding"),
-    "scale": (0.5, -0.75, 0.0),
+    "scale": (0.3, -0.75, 0.0),  # not 1 / √D for any D
     "softcap": (2.0,),
     "score_mod": ("distance",),
     "sinks": (True,),

@@ -18,7 +18,7 @@ from npattn.testing.cases.recipe import Recipe
 ARRAYS = {"mask": MASKS, "bias": BIASES, "gate": GATES}
 """Kinds of arrays, by option."""
 AXES = {"h": "heads", "t": "queries", "s": "keys", "e": "columns"}
-SCALES = (0.5, 2.0, 0.0, -0.75)
+SCALES = (0.3, 2.0, 0.0, -0.75)
 OPTIONS = ("window", "scale", *ARRAYS)
 """Options whose values are of several kinds."""
 
