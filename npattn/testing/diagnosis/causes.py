@@ -6,15 +6,17 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.borders import LEAST, Neighbours, find_pair
@@ -28,7 +30,17 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
-from npattn.testing.diagnosis.explore import Point, enlarge, fit, scores_of, tame, try_recipe
+from npattn.testing.diagnosis.explore import (
+    PLAIN,
+    VALUES,
+    Point,
+    enlarge,
+    fit,
+    observe_recipe,
+    scores_of,
+    tame,
+    try_recipe,
+)
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
@@ -221,6 +233,8 @@ class _Diagnosis:
     outcomes: list[Outcome]
     evidence: dict[str, Evidence] = field(default_factory=dict)
     vanished: set[str] = field(default_factory=set)
+    # Queries more than a failing problem has: no array has a shape that another had
+    unseen: Iterator[int] = field(default_factory=lambda: count(UNSEEN, 5))
 
     def causes(self) -> Iterator[Cause]:
         """Yield causes that together have every outcome once."""
@@ -233,18 +247,30 @@ class _Diagnosis:
                 self.evidence[outcome.rule] = evidence
             elif evidence is not None and _of_one_call(outcome):
                 self.vanished.add(outcome.rule)
-        unsteady = [e for e in self._smallest()[:REPEATED] if self._differs(e)]
-        if unsteady:
+        told = sorted(self.evidence.values(), key=_telling)
+        unsteady = any(map(self._differs, self._smallest()[:REPEATED]))
+        if unsteady or (told and self._is_kept(told[0], _change_options)):
             yield from exception_causes(raised)
-            yield state_cause(left, "unsteady")
+            cause = state_cause(left, "unsteady" if unsteady else "after")
+            yield cause if unsteady else replace(cause, where="")  # that of some options
             return
+        written = [o for o in left if o.kind == "change"]
+        if written:  # a call that comes after, for lse or gradients, has other arrays
+            later = [e for e in told if e.outcome in written or e.is_right("o", 0)]
+            mine = [e.outcome for e in later if e.outcome and e.outcome not in written]
+            left = [o for o in left if o not in written + mine]
+            self.evidence = {
+                name: e for name, e in self.evidence.items() if not any(e is x for x in later)
+            }
+            first, *others = conduct_causes(self.trial, written)
+            yield from (replace(first, rules=first.rules + ids(mine)), *others)
         views = [e for e in self._smallest() if e.view != "contiguous" and _is_right_in_order(e)]
         if views:
             mine = [e.outcome for e in views if e.outcome]
             left = [o for o in left if o not in mine]
             for e in views:
                 self.evidence.pop(e.outcome.rule if e.outcome else "")
-            if self._keeps_order(views[0]):
+            if self._is_kept(views[0], lambda recipe: [replace(recipe, view="contiguous")]):
                 yield state_cause(mine, "after")
             else:
                 names = ", ".join(sorted({e.view for e in views}))
@@ -283,18 +309,24 @@ class _Diagnosis:
     def _smallest(self) -> list[Evidence]:
         return sorted(self.evidence.values(), key=attrgetter("rank"))
 
-    def _keeps_order(self, view: Evidence) -> bool:
-        """Return True if a view is right as the first array of a shape, and wrong as the second."""
-        sampled = None if view.outcome is None else view.outcome.sampled
+    def _is_kept(self, evidence: Evidence, others: Callable[[Recipe], Iterable[Recipe]]) -> bool:
+        """Return True if a problem is right as the first of its sizes, and wrong after another."""
+        sampled = None if evidence.outcome is None else evidence.outcome.sampled
         if sampled is None:
             return False
-        wrong = []
-        for n, views in enumerate(((view.view,), ("contiguous", view.view))):
-            unseen = replace(sampled, T=sampled.T + UNSEEN + n, S=sampled.S + UNSEEN + n + 2)
-            unseen = fit(self.trial.space, unseen, sampled)
-            points = [try_recipe(self.trial, replace(unseen, view=x)) for x in views]
-            wrong.append(points[-1] is not None and bool(points[-1].evidence.wrong))
-        return wrong == [False, True]
+        recipe = replace(sampled, view=evidence.view)
+
+        def fails(*before: Recipe) -> bool | None:
+            n, found = next(self.unseen), None
+            for own in (*before, recipe):
+                unseen = replace(own, T=own.T + n, S=own.S + n + 2)
+                found = observe_recipe(self.trial, fit(self.trial.space, unseen, own))
+            return None if found is None else bool(found.wrong)
+
+        # Each twice: a condition on sizes is not met by turns.
+        return fails() is False and any(
+            fails(x) and fails(x) and fails() is False for x in others(recipe)
+        )
 
     def _whole(self) -> tuple[Found, list[Evidence]]:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
@@ -530,6 +562,8 @@ class _Diagnosis:
     def _differs(self, evidence: Evidence) -> bool:
         """Return True if another call on the same problem gives other results."""
         assert evidence.outcome is not None
+        # One call more: what goes wrong at every third may do so in step.
+        self.trial.implementation.forward(evidence.problem, evidence.view)
         again = self._collect(evidence.outcome)
         return again is None or not again.equals(evidence)
 
@@ -543,6 +577,13 @@ class _Diagnosis:
         if not alone:
             return f"also wrong, and not explained: {', '.join(results)}"
         return f"no step was found: {', '.join(results)} out of tolerance"
+
+
+def _change_options(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield the recipe without each option that it has, and with each other."""
+    on = options_on(recipe)
+    for name, values in VALUES.items():
+        yield replace(recipe, **{name: getattr(PLAIN, name) if name in on else values[0]})
 
 
 def _cause_of(candidate: Candidate, confirmed: int) -> Cause:

@@ -229,6 +229,59 @@ def test_strides_that_are_misread_are_a_layout():
     assert (cause.step, cause.where, cause.name) == ("layout", "everywhere", "strides")
 
 
+def test_options_that_another_call_of_a_shape_had_are_state():
+    """The bias is kept; which call comes first is not told by the failing problem."""
+    kept = {}
+
+    def f(q, k, v, bias=None, causal=False):
+        own = kept.setdefault((q.shape, k.shape), bias)
+        return npattn.attention(q, k, v, bias=own, causal=causal).astype(q.dtype)
+
+    trial = trial_of(f, features=("bias", "causal"))
+    plain = RECIPES["bias"].problem()
+    f(plain.q, plain.k, plain.v)
+    cause = only_cause(trial, fail(trial, ["bias"]))
+    assert (cause.step, cause.where) == ("state", "")
+
+
+def test_sizes_that_fail_in_turn_are_no_state():
+    """As the second call of its shape it has an odd number of rows, and fails."""
+
+    def f(q, k, v, causal=False):
+        return attend(q, k, v, causal=causal) * q.dtype.type(1 + q.shape[-2] % 2)
+
+    trial = trial_of(f, features=("causal",))
+    assert only_cause(trial, fail(trial, ["causal"])).step == "p"
+
+
+def test_what_every_third_call_does_is_state():
+    """Each problem takes three calls, of which the first is wrong."""
+    wrong = MISTAKES["result-changes"]
+    trial = trial_of(wrong.forward, wrong.backward)
+    (outcome,) = fail(trial, ["plain"])
+    while not (evidence := collect(trial, outcome)).wrong:
+        wrong.forward(evidence.problem.q, evidence.problem.k, evidence.problem.v)
+    assert evidence.equals(collect(trial, outcome))
+    cause = only_cause(trial, [outcome])
+    assert cause.text.startswith("two calls on the same problem give different results")
+
+
+def test_what_comes_after_a_call_that_writes_to_its_arrays_is_of_that_call():
+    """q is scaled in place: lse, of a second call, is that of another q."""
+
+    def scaled(up, *arrays, **options):
+        c = up(*arrays, **options)
+        arrays[0][...] *= 2
+        return c
+
+    wrong = attention_with(inputs=scaled)
+    trial = trial_of(wrong.forward, features=("return_lse",))
+    outcomes = fail(trial, ["plain"], rule="lse")
+    outcomes += fail(trial, ["wide"], rule="written", kind="change", message="q was written to")
+    (cause,) = diagnose(trial, outcomes)
+    assert (cause.text, cause.step, len(cause.rules)) == ("q was written to", "state", 2)
+
+
 def test_a_failure_that_a_second_call_does_not_show_is_state():
     trial = trial_of(attend)
     comparison = Comparison("o", 3.0, (0,), 1.0, 2.0, 0.1, 1, 1)
