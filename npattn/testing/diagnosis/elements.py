@@ -54,8 +54,8 @@ from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
 
-COARSE = (0.2, 0.15, 0.08, 0.03, 0.0)
-"""Margin by which elements of fewer axes must be better, by the number of axes that are left."""
+COARSE = 0.05
+"""Margin by which elements must be better, for each axis that is left out."""
 MOST_ATOMS = 2
 """Conditions on elements: more are learned of what one or two do not say, and are no place."""
 MOST_OF_CLAUSES = 3
@@ -409,7 +409,7 @@ def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -
             if dropped < len(fault.axes[3:]) or not place.atoms:
                 continue
             break  # of more than a row, all that is wrong would be said to be wrong everywhere
-        found.append((COARSE[axes - dropped] + place.errors + ATOM * len(place.atoms), place))
+        found.append((COARSE * dropped + place.errors + ATOM * len(place.atoms), place))
     return min(found, key=lambda x: x[0])[1] if found else None
 
 

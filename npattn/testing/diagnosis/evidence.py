@@ -179,6 +179,11 @@ def _top(x: Array) -> float:
     return float(np.max(abs(x), initial=0.0, where=np.isfinite(x)))
 
 
+def scores_shape(problem: Problem) -> tuple[int, ...]:
+    """Return the shape of the scores of a problem: (*lead, H, T, S), without H if it has none."""
+    return (*problem.lead, *(() if problem.headless else (problem.H,)), problem.T, problem.S)
+
+
 def problem_size(problem: Problem, letter: str) -> int:
     """Return a size by its letter; B counts all samples."""
     return math.prod(problem.lead) if letter == "B" else int(getattr(problem, letter))

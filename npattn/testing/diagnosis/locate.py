@@ -22,7 +22,7 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.comparison import compare_arrays
-from npattn.testing.diagnosis.evidence import Evidence, observe
+from npattn.testing.diagnosis.evidence import Evidence, observe, scores_shape
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
 from npattn.testing.diagnosis.sources import biases_like
 from npattn.testing.report.pair import AXES
@@ -97,9 +97,6 @@ def _is_small(evidence: Evidence, fault: Fault) -> bool:
         signs = np.sign((results["lse"].got - results["lse"].want)[results["lse"].wrong])
         if len(np.unique(signs)) < 2:
             return False
-    log = fault.facts.get("log", np.zeros(()))
-    if log.shape == fault.wrong.shape and abs(log[fault.wrong]).max(initial=0) >= limit:
-        return False
     return all(_is_rounded(q, limit) for q in (fault.quantity, *results.values()))
 
 
@@ -125,8 +122,7 @@ def is_one_factor(q: Quantity) -> bool:
         if len(wrong) < 3 or not np.std(wrong) < abs(np.mean(wrong)) / 4:
             return False
         part = share / np.mean(wrong)
-        shows = q.tolerance <= abs(np.mean(wrong) * q.want)
-    between = shows & ~q.wrong & (part > 0.25) & (part < 0.75)
+    between = ~q.wrong & (part > 0.25) & (part < 0.75)
     return bool(between.sum() <= len(wrong) / 4)
 
 
@@ -435,14 +431,8 @@ def visible_keys(trial: Trial, problem: Problem) -> Array:
     visible = trial.visible(problem)
     if problem.bias_array is None:
         return visible
-    bias = np.broadcast_to(problem.bias_array, evidence_shape(problem))
+    bias = np.broadcast_to(problem.bias_array, scores_shape(problem))
     return np.asarray(visible & ~np.isneginf(bias.reshape(visible.shape)))
-
-
-def evidence_shape(problem: Any) -> tuple[int, ...]:
-    """Return the shape of the scores of a problem."""
-    heads = () if problem.headless else (problem.H,)
-    return (*problem.lead, *heads, problem.T, problem.S)
 
 
 def _find_rows(
@@ -615,14 +605,13 @@ def _regress(
 ) -> tuple[str, float] | None:
     """Return the share of q·k or bias that is too much; None if none fits. (B, H, T, S) arrays."""
     problem = evidence.problem
-    scale = problem.scale if problem.scale is not None else 1 / max(problem.D, 1) ** 0.5
-    raw = scale * reader.products
+    raw = (problem.scale or 0.0) * reader.products
     features = {"scale": raw}
     if problem.softcap is not None:
         features["softcap"] = raw - problem.softcap * np.tanh(raw / problem.softcap)
     if problem.bias_array is not None:
         bias = np.asarray(problem.bias_array, np.float64)
-        whole = np.broadcast_to(bias, evidence_shape(problem)).reshape(log.shape)
+        whole = np.broadcast_to(bias, scores_shape(problem)).reshape(log.shape)
         features["bias"] = np.where(np.isfinite(whole), whole, 0)
     if problem.score_mod is not None:
         features = {}
@@ -849,8 +838,7 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
         slack = 4 * (dq.tolerance + evidence.rounding * abs(error).max(-1, keepdims=True))
     rows &= (abs(error) > 2 * slack).any(-1)  # others are near along anything
     if rows.any() and (rest <= slack)[rows].mean() > ALL:
-        scale = problem.scale if problem.scale is not None else 1 / problem.D**0.5
-        shift = np.nan_to_num(share) / (scale or 1)
+        shift = np.nan_to_num(share) / (problem.scale or 1)
         return Fault("delta", dq, rows, np.ones(rows.shape, bool), form="delta",
                      facts={"shift": shift, "bad": rows})  # fmt: skip
     return None

@@ -25,7 +25,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.comparison import compare_arrays
-from npattn.testing.diagnosis.evidence import rounding_of
+from npattn.testing.diagnosis.evidence import rounding_of, scores_shape
 from npattn.testing.trial import Trial
 
 MOST_CALLS = 400
@@ -207,8 +207,7 @@ class Reader:
         return self.flat(exact["o"]), self.flat(allowed["o"])
 
     def _o_shape(self, problem: Problem) -> tuple[int, ...]:
-        heads = () if problem.headless else (problem.H,)
-        return (*problem.lead, *heads, problem.T, problem.E)
+        return (*scores_shape(problem)[:-1], problem.E)
 
     def without_gate(self, problem: Problem) -> Problem:
         if problem.gate is None:
@@ -264,7 +263,7 @@ class Reader:
             same = np.array_equal(self._call(other, other.v), o, equal_nan=True)
         except Unreadable:
             return False
-        return bool(same and np.any(self.problem.v) and np.any(o))
+        return bool(same and np.any(o))
 
     def knows_other_queries(self) -> bool:
         """Return True if o is right with other queries: what was kept is not read then."""
@@ -372,7 +371,7 @@ class Reader:
         """dS of some queries, as dk shows it: dk[s] = scale · dS[t, s] · q[t]."""
         problem, B, H = self.problem, self.B, self.problem.H
         T, S = problem.T, problem.S
-        scale = problem.scale if problem.scale is not None else 1 / math.sqrt(problem.D or 1)
+        scale = problem.scale
         latent = self.trial.implementation.latent is not None
         if latent or problem.score_mod is not None or not scale or not problem.D:
             raise Unreadable("dk does not tell dS")
@@ -454,8 +453,7 @@ class Reader:
     def queries(self) -> Array:
         """q as (B, H, T, D), float64."""
         p = self.problem
-        heads = () if p.headless else (p.H,)
-        q = np.broadcast_to(p.q, (*p.lead, *heads, p.T, p.D))
+        q = np.broadcast_to(p.q, (*scores_shape(p)[:-1], p.D))
         return q.reshape(self.B, p.H, p.T, p.D).astype(np.float64)
 
     @cached_property
@@ -470,8 +468,7 @@ class Reader:
     def flat_scores(self, x: Array | float) -> Array:
         """Return an array that broadcasts against the scores as (B, H, T, S)."""
         p = self.problem
-        whole = (*p.lead, *(() if p.headless else (p.H,)), p.T, p.S)
-        return np.broadcast_to(x, whole).reshape(self.B, p.H, p.T, p.S)
+        return np.broadcast_to(x, scores_shape(p)).reshape(self.B, p.H, p.T, p.S)
 
     @cached_property
     def dv_without_dout(self) -> Array:

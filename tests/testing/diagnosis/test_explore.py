@@ -76,6 +76,16 @@ def test_rows_that_see_nothing_are_left_out_where_they_are_known_to_be_wrong():
     assert try_recipe(trial(), empty).fault is None
 
 
+def test_a_problem_of_much_work_is_not_asked():
+    """It takes longer than all other questions, unless the failing one does as well."""
+    several = {"S": 1031, "T": 521, "mask": None, "distribution": "normal"}
+    long = replace(BASE, **several)
+    near = Neighbours(trial(), BASE, frozenset({"o"}), ask=None)
+    assert near.fails(near.sample(long)) is None
+    near = Neighbours(trial(), replace(long, T=263), frozenset({"o"}))
+    assert near.fails(near.sample(long)) is False
+
+
 def test_a_problem_that_is_right_has_no_wrong_element():
     wrong = attention_with(dk=lambda up, *args: 2 * up(*args))
     own = trial_of(wrong.forward, wrong.backward)
