@@ -18,26 +18,28 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.borders import Neighbours, find_pair
-from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
     exception_causes,
     first_line,
     ids,
+    say_unlike,
     state_cause,
 )
 from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
-from npattn.testing.diagnosis.evidence import Evidence, collect, observe
+from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found, collect, observe
 from npattn.testing.diagnosis.explore import Point, enlarge, fit, scores_of, tame, try_recipe
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
-from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
+from npattn.testing.diagnosis.roundings import (
+    collect_suspicion,
+    find_looser_model,
+    find_sharper_failures,
+)
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sentences import BACKWARD, say
 from npattn.testing.diagnosis.sequences import find_sequence_causes
-from npattn.testing.diagnosis.suspicion import collect_suspicion
-from npattn.testing.diagnosis.unlike import say_unlike
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause

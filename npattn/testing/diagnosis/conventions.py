@@ -17,8 +17,7 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array
 from npattn.profiles import PROFILES
 from npattn.testing.adapters.storage import read_shown
-from npattn.testing.diagnosis.candidates import Candidate
-from npattn.testing.diagnosis.evidence import Arrays, Evidence
+from npattn.testing.diagnosis.evidence import Arrays, Candidate, Evidence
 from npattn.testing.diagnosis.sentences import CONVENTIONS
 from npattn.testing.report.cause import STEPS
 

@@ -19,8 +19,7 @@ from npattn.testing.adapters.quantized import QuantizedOutput
 from npattn.testing.bounds.delivery import half_gap
 from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.comparison import compare_arrays, compare_result
-from npattn.testing.diagnosis.candidates import Candidate
-from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.evidence import Candidate, Evidence
 
 POWERS = range(4, 10)
 """Powers of two that P in float8 may be multiplied by: FlashAttention 3 has 8."""

@@ -1,14 +1,19 @@
-"""Evidence for a diagnosis: a failing problem, what the implementation returned, what is right."""
+"""Evidence for a diagnosis: a failing problem, what the implementation returned, what is right.
+
+Also what may explain it as a whole, conventions, layouts, precision: each `Candidate` predicts
+every result of a problem, right ones included, and is tried on problems that pass as well.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
@@ -250,3 +255,22 @@ def sample(trial: Trial, recipes: Iterable[Recipe]) -> Iterator[Evidence]:
             yield observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
         except (ImplementationError, NpattnError):
             continue
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Possible cause of failures."""
+
+    name: str  # unique among the candidates
+    text: str  # the cause in words, for the user who made the mistake
+    explains: Callable[[Evidence], bool]  # evidence → True if it reproduces what was observed
+    step: str  # as of a `Cause`
+    where: str = "everywhere"
+    amount: str = ""
+    conventions: Conventions | None = None  # Conventions under which the results would be right
+    # number of fields that differ from the declared conventions; a single one is preferred
+    changes: int = 1
+
+
+Found = list[tuple[Candidate, list[Evidence]]]
+"""Candidates, each with what it explains."""

@@ -10,9 +10,8 @@ from functools import partial
 from npattn.errors import NpattnError
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.conventions import realign
-from npattn.testing.diagnosis.evidence import Arrays, Evidence
+from npattn.testing.diagnosis.evidence import Arrays, Candidate, Evidence
 from npattn.testing.report.outcome import Outcome
 from npattn.testing.trial import Trial
 

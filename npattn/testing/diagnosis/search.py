@@ -15,15 +15,13 @@ from operator import attrgetter
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.borders import Neighbours
-from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conventions import convention_candidates, profile_candidates
 from npattn.testing.diagnosis.descales import descale_candidates
-from npattn.testing.diagnosis.dtypes import dtype_candidates
-from npattn.testing.diagnosis.evidence import Evidence, sample
+from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found, sample
 from npattn.testing.diagnosis.explore import scores_of
 from npattn.testing.diagnosis.layouts import layout_candidates
 from npattn.testing.diagnosis.locate import is_one_factor, result
-from npattn.testing.diagnosis.precision import precision_candidates
+from npattn.testing.diagnosis.precision import dtype_candidates, precision_candidates
 from npattn.testing.trial import Trial
 
 PROBES = 12

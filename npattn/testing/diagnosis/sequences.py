@@ -16,8 +16,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.storage import MISREADINGS
-from npattn.testing.diagnosis.candidates import Candidate, Found
-from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found
 from npattn.testing.trial import GRADIENTS
 
 SLOTS = "it reads slots that no sequence has: behind the last key, or in pages that no table names"
