@@ -311,7 +311,7 @@ class _Diagnosis:
             rest = [e for e in rest if not any(e in own for _, own in found)]
         if f.storage is not None or f.packing is not None:
             # What reads a δ of another sequence depends on it too, and reads none of its keys.
-            stored, _ = find_sequence_causes([e for e in rest if {"o", "lse", "dv"} & {*e.wrong}])
+            stored = find_sequence_causes([e for e in rest if {"o", "lse", "dv"} & {*e.wrong}])
             claimed = [e for _, own in stored for e in own]
             rest = [e for e in rest if e not in claimed]
         return stored + found, rest
@@ -547,7 +547,7 @@ def _cause_of(candidate: Candidate, confirmed: int) -> Cause:
         (),
         candidate.step,
         candidate.where,
-        candidate.amount or candidate.name,
+        candidate.name,
         conventions=candidate.conventions,
         confirmed=confirmed,
         name=candidate.name,

@@ -266,7 +266,6 @@ class Candidate:
     explains: Callable[[Evidence], bool]  # evidence → True if it reproduces what was observed
     step: str  # as of a `Cause`
     where: str = "everywhere"
-    amount: str = ""
     conventions: Conventions | None = None  # Conventions under which the results would be right
     # number of fields that differ from the declared conventions; a single one is preferred
     changes: int = 1

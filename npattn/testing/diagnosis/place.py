@@ -281,7 +281,11 @@ def _heads(table: Table) -> Iterator[Atom]:
 
 def _diagonal(table: Table) -> Iterator[Atom]:
     """Yield atoms that compare s with t, aligned at either end, and tiles on the diagonal."""
-    for name, distance in (("t + S − T", _bottom_right), ("t", _top_left)):
+    aligned: dict[str, Callable[..., Array]] = {
+        "t + S − T": lambda t: np.asarray(t["t"] + t["S"] - t["T"] - t["s"]),
+        "t": lambda t: np.asarray(t["t"] - t["s"]),
+    }
+    for name, distance in aligned.items():
         d = distance(table)
         bad, good = d[table.y], d[~table.y]
         low, high = int(bad.min()), int(bad.max())
@@ -297,16 +301,6 @@ def _diagonal(table: Table) -> Iterator[Atom]:
                        lambda t, f=distance, n=high: f(t) <= n)  # fmt: skip
     for m in (16, 32, 64):
         yield Atom(f"s // {m} = t // {m}", 1.5, lambda t, m=m: t["s"] // m == t["t"] // m)
-
-
-def _bottom_right(t: Table) -> Array:
-    """Keys between a key and the diagonal that ends at the last key."""
-    return np.asarray(t["t"] + t["S"] - t["T"] - t["s"])
-
-
-def _top_left(t: Table) -> Array:
-    """Keys between a key and the diagonal that begins at the first key."""
-    return np.asarray(t["t"] - t["s"])
 
 
 def _shift(name: str, n: int) -> str:

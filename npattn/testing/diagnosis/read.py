@@ -22,8 +22,9 @@ import numpy as np
 
 from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
-from npattn.problem.arrays import Array, finfo
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
+from npattn.testing.bounds.ulp import half_ulp
 from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import rounding_of, scores_shape
 from npattn.testing.trial import Trial
@@ -65,12 +66,6 @@ class Quantity:
     def wrong_rows(self) -> Array:
         """Rows with an element out of tolerance."""
         return np.asarray(self.wrong.any(-1))
-
-
-def half_ulp_of(x: Array, dtype: Any) -> Array:
-    """Largest rounding of values that are delivered in a dtype."""
-    info = finfo(dtype)
-    return np.asarray(abs(x) * float(info.eps) / 2 + float(info.smallest_subnormal) / 2)
 
 
 def _disagree(first: Array, second: Array, tolerance: Array, rounding: float) -> Array:
@@ -194,7 +189,7 @@ class Reader:
         units = (np.eye(S, len(part), -part.start) for part in columns)
         read = [self._exact_columns(problem, x) for x in units]
         want, tolerance = (np.concatenate(x, -1) for x in zip(*read, strict=True))
-        return want, tolerance + half_ulp_of(want, problem.q.dtype)
+        return want, tolerance + half_ulp(want.astype(problem.q.dtype))
 
     def _exact_columns(self, problem: Problem, units: Array) -> tuple[Array, Array]:
         """Return o and its tolerance for v of some unit columns, (S, n), as (B, H, T, n)."""
@@ -339,7 +334,7 @@ class Reader:
         cotangents = Cotangents(np.array(do), self._zero_dlse())
         exact = self.trial.exact(own, cotangents)
         allowed = self.trial.tolerance(own, cotangents, exact)["dv"]
-        allowed = allowed + half_ulp_of(exact["dv"], problem.q.dtype)
+        allowed = allowed + half_ulp(exact["dv"].astype(problem.q.dtype))
         return self.by_query_head(allowed, 2).swapaxes(-1, -2)
 
     def _read_by_dv(
@@ -409,7 +404,7 @@ class Reader:
         cotangents = Cotangents(self.cotangents.dout, self._zero_dlse())
         exact = self.trial.exact(self.problem, cotangents)
         tolerance = self.trial.tolerance(self.problem, cotangents, exact)["dk"]
-        return np.asarray(2 * tolerance + half_ulp_of(exact["dk"], self.problem.q.dtype))
+        return np.asarray(2 * tolerance + half_ulp(exact["dk"].astype(self.problem.q.dtype)))
 
     @cached_property
     def _dout(self) -> Array:

@@ -27,12 +27,10 @@ ALONE = (
 )
 
 
-def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evidence]]:
-    """Find what is wrong by the places of sequences, or by the order of a packed array.
-
-    Returned are the causes, with what each explains of the failing problems, and what none does.
-    """
-    left, found = list(evidence), []
+def find_sequence_causes(evidence: Sequence[Evidence]) -> Found:
+    """Find what is wrong by the places of sequences, or by the order of a packed array."""
+    left = list(evidence)
+    found: Found = []
     for text, explains in CAUSES:
         claimed = [e for e in left if explains(e)]
         if claimed:
@@ -48,7 +46,7 @@ def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
         found = [(whole, [e for _, own in reads for e in own])] + [
             x for x in found if x not in reads
         ]
-    return [(_of_backward(c, own), own) for c, own in found], left
+    return [(_of_backward(c, own), own) for c, own in found]
 
 
 def _any_explains(candidates: Sequence[Candidate], evidence: Evidence) -> bool:
