@@ -26,10 +26,10 @@ from npattn.testing.diagnosis.conduct import (
     say_unlike,
     state_cause,
 )
+from npattn.testing.diagnosis.conventions import AXES, raises_by_layout
 from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
 from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found, collect, observe
 from npattn.testing.diagnosis.explore import Point, enlarge, fit, scores_of, tame, try_recipe
-from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.diagnosis.roundings import (

@@ -26,7 +26,7 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import NUMBERS, SEEN
 from npattn.testing.diagnosis.borders import LEAST, Neighbours, neighbours_of
-from npattn.testing.diagnosis.evidence import Evidence, group, observe, sizes_of
+from npattn.testing.diagnosis.evidence import Evidence, group, observe
 from npattn.testing.diagnosis.explore import (
     HIDING,
     OF_SEVERAL_KEYS,
@@ -37,6 +37,7 @@ from npattn.testing.diagnosis.explore import (
     narrow,
     sample,
     sample_of,
+    shape_of,
     shown_in,
 )
 from npattn.testing.diagnosis.kinds import OPTIONS
@@ -481,11 +482,7 @@ def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bo
         problem = near.trial.problem(passing)
     except NpattnError:
         return False
-    sizes = sizes_of(problem)
-    letters = {x: sizes[x.upper()] for x in fault.axes}
-    if fault.axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
-        letters["h"] = sizes["K"]
-    every = np.ones(tuple(letters[x] for x in fault.axes), bool)
+    every = np.ones(shape_of(fault, problem), bool)
     if fault.step == "visible" and fault.axes == "bhts":  # of hidden keys, or of visible ones
         every &= shown_in(visible_keys(near.trial, problem).reshape(every.shape), fault)
     if not every.any():

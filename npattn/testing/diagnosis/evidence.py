@@ -126,10 +126,19 @@ class Evidence:
                 return False
         return True
 
-    def reproduced_by(self, predicted: Arrays) -> bool:
+    def is_within(self, exact: Mapping[str, Array], tolerance: Mapping[str, Array]) -> bool:
+        """Return True if all results are within a tolerance of others."""
+        return all(
+            compare_result(name, x, exact[name], tolerance[name]).passed
+            for name, arrays in self.observed.items()
+            for x in arrays
+        )
+
+    def reproduced_by(self, predicted: Mapping[str, Array | list[Array]]) -> bool:
         """Return True if predicted results are those observed, the right ones as well."""
-        return self.observed.keys() <= predicted.keys() and all(
-            self.reproduces(name, predicted[name]) for name in self.observed
+        each = {name: x if isinstance(x, list) else [x] for name, x in predicted.items()}
+        return self.observed.keys() <= each.keys() and all(
+            self.reproduces(name, each[name]) for name in self.observed
         )
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
@@ -189,15 +198,10 @@ def scores_shape(problem: Problem) -> tuple[int, ...]:
     return (*problem.lead, *(() if problem.headless else (problem.H,)), problem.T, problem.S)
 
 
-def problem_size(problem: Problem, letter: str) -> int:
-    """Return a size by its letter; B counts all samples."""
-    return math.prod(problem.lead) if letter == "B" else int(getattr(problem, letter))
-
-
 def sizes_of(problem: Problem) -> dict[str, int]:
-    """Return the sizes of a problem by their letters, G too."""
-    sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
-    return sizes | {"G": sizes["H"] // max(sizes["K"], 1)}
+    """Return the sizes of a problem by their letters; B counts all samples."""
+    sizes = {x: int(getattr(problem, x)) for x in "HKTSDE"}
+    return {"B": math.prod(problem.lead), **sizes, "G": problem.H // max(problem.K, 1)}
 
 
 # --- gathering it ---------------------------------------------------------------------------------

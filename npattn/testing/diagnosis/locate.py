@@ -154,8 +154,8 @@ def _locate(evidence: Evidence) -> Fault | None:
         return _whole("" if first == "o" else first, evidence, first)
     if first in ("o", "lse"):
         if "o" in wrong and reader.ignores_v(evidence.observed["o"][way]):
-            o = result(evidence, "o")  # of which no weights can be read
-            return Fault("state" if reader.knows_other_queries() else "o", o, o.wrong, o.known)
+            kept = reader.knows_other_queries()  # no weights can be read of it
+            return _whole("state" if kept else "o", evidence, "o")
         return _forward(evidence, reader)
     return _backward(evidence, reader)
 
@@ -315,8 +315,7 @@ def weights_fault(
         return Fault("s", p, rows, rows | True, backward, "bias of", {"sources": biases})
     negative = clear & (got < -tol)
     if not backward and negative.sum() > p.wrong.sum() / 2:  # no weight is: o was changed
-        o = result(evidence, "o")
-        return Fault("o", o, o.wrong, o.known)
+        return _whole("o", evidence, "o")
     if fake.any() and fake.sum() >= p.wrong.sum() * ALL:
         rows = empty[..., None] & np.ones(want.shape, bool)
         own: dict[str, Any] = {"where": "rows that see no key"}
@@ -354,8 +353,7 @@ def weights_fault(
     if whole.any() and (p.wrong & ~whole[..., None]).sum() <= p.wrong.sum() * (1 - ALL):
         rows = np.broadcast_to(whole[..., None], want.shape) & clear
         if lse is not None and not lse.wrong[whole].any() and not backward:
-            o = result(evidence, "o")
-            return Fault("o", o, o.wrong, o.known, form="zeros")
+            return _whole("o", evidence, "o", "zeros")
         return Fault("visible", p, rows, clear, backward, "rows of zeros")
     moved = _find_rows(got, want, tol, p.wrong_rows)
     if moved:

@@ -16,7 +16,6 @@ import numpy as np
 
 from npattn.problem.arrays import Array
 
-SIZES = "BHKTSDEG"
 LENGTH = {"t": "T", "s": "S", "d": "D", "e": "E", "h": "H", "b": "B"}
 CONFUSED = {"t": "S", "s": "T", "d": "E", "e": "D", "h": "K"}
 """Lengths that a kernel takes for that of the index; others are no place: h ≥ D says D = 0."""
@@ -37,7 +36,7 @@ EVERYWHERE = "everywhere"
 class Sample:
     """Elements of one problem, some of them wrong."""
 
-    # by letter: those of `SIZES`, or others of a function that is not attention
+    # by letter: B H K T S D E G, or others of a function that is not attention
     sizes: dict[str, int]
     options: frozenset[str]  # those that are on
     axes: str  # letters of the axes of `wrong` and `known`

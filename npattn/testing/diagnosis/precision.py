@@ -16,7 +16,7 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.comparison import compare_arrays, compare_result
+from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import Candidate, Evidence
 from npattn.testing.rules.systematic_error import (
     EXCESSIVE,
@@ -161,11 +161,7 @@ def _rounds_alike(model: Rounding, evidence: Evidence) -> bool:
     """Return True if all results are within the tolerance of a model."""
     trial = replace(evidence.trial, rounding=model, memo={})
     tolerance = trial.tolerance(evidence.problem, evidence.cotangents, evidence.exact)
-    return all(
-        compare_result(name, array, evidence.exact[name], tolerance[name]).passed
-        for name, arrays in evidence.observed.items()
-        for array in arrays
-    )
+    return evidence.is_within(evidence.exact, tolerance)
 
 
 def describe_precision(trial: Trial, seed: int) -> str:

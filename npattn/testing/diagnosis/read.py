@@ -22,11 +22,9 @@ import numpy as np
 
 from npattn.oracle.api import evaluate
 from npattn.problem import Cotangents, Problem
-from npattn.problem.arrays import Array
+from npattn.problem.arrays import Array, finfo
 from npattn.testing.adapters.base import ImplementationError
-from npattn.testing.bounds.ulp import half_ulp
-from npattn.testing.comparison import compare_arrays
-from npattn.testing.diagnosis.evidence import rounding_of, scores_shape
+from npattn.testing.diagnosis.evidence import group, observe, rounding_of, scores_shape
 from npattn.testing.trial import Trial
 
 MOST_CALLS = 400
@@ -66,6 +64,12 @@ class Quantity:
     def wrong_rows(self) -> Array:
         """Rows with an element out of tolerance."""
         return np.asarray(self.wrong.any(-1))
+
+
+def half_ulp_of(x: Array, dtype: Any) -> Array:
+    """Largest rounding of values that are delivered in a dtype."""
+    info = finfo(dtype)
+    return np.asarray(abs(x) * float(info.eps) / 2 + float(info.smallest_subnormal) / 2)
 
 
 def _disagree(first: Array, second: Array, tolerance: Array, rounding: float) -> Array:
@@ -189,7 +193,7 @@ class Reader:
         units = (np.eye(S, len(part), -part.start) for part in columns)
         read = [self._exact_columns(problem, x) for x in units]
         want, tolerance = (np.concatenate(x, -1) for x in zip(*read, strict=True))
-        return want, tolerance + half_ulp(want.astype(problem.q.dtype))
+        return want, tolerance + half_ulp_of(want, problem.q.dtype)
 
     def _exact_columns(self, problem: Problem, units: Array) -> tuple[Array, Array]:
         """Return o and its tolerance for v of some unit columns, (S, n), as (B, H, T, n)."""
@@ -197,9 +201,8 @@ class Reader:
         own = problem.replace(v=v.astype(problem.v.dtype), gate=None)
         o_shape = (*self._o_shape(problem)[:-1], units.shape[-1])
         zeros = Cotangents(np.zeros(o_shape, problem.q.dtype), None)
-        exact = self.forward.exact(own, zeros)
-        allowed = self.forward.tolerance(own, zeros, exact)
-        return self.flat(exact["o"]), self.flat(allowed["o"])
+        exact, allowed = (self.flat(x["o"]) for x in self.forward.oracle(own, zeros))
+        return exact, allowed
 
     def _o_shape(self, problem: Problem) -> tuple[int, ...]:
         return (*scores_shape(problem)[:-1], problem.E)
@@ -264,27 +267,27 @@ class Reader:
         """Return True if o is right with other queries: what was kept is not read then."""
         fresh = self.problem.replace(q=-np.asarray(self.problem.q))
         try:
-            got = self._call(fresh, fresh.v)
-        except Unreadable:
+            return "o" not in observe(self.forward, fresh, self.cotangents, self.view).wrong
+        except ImplementationError:
             return False
-        zeros = Cotangents(np.zeros_like(got), None)
-        exact = self.forward.exact(fresh, zeros)
-        allowed = self.forward.tolerance(fresh, zeros, exact)
-        return compare_arrays("o", got, exact["o"], allowed["o"]).passed
 
     # --- the backward ---
 
     def gradients(self, problem: Problem, cotangents: Cotangents) -> dict[str, Array]:
         """Return the gradients of one call by name."""
-        found: dict[str, Array] = {}
-        f = self.trial.implementation
         try:
-            results = f.gradients(problem, cotangents, self.view)
+            results = self.trial.implementation.gradients(problem, cotangents, self.view)
         except ImplementationError as err:
             raise Unreadable(f"it raised {err}") from err
-        for name, x in results.pairs:
-            found.setdefault(name, x)
-        return found
+        return {name: arrays[0] for name, arrays in group(results).items()}
+
+    def _rows_of(self, name: str, problem: Problem, do: Array) -> Array:
+        """Return dk or dv of cotangents of o, (B, H, T, E), by query heads, (B, H, S, …)."""
+        do = do.reshape(self._o_shape(problem)).astype(problem.q.dtype)
+        found = self.gradients(problem, Cotangents(do, self._zero_dlse())).get(name)
+        if found is None or found.shape != getattr(problem, name[1:]).shape:
+            raise Unreadable(f"{name} is not returned")
+        return self.by_query_head(np.asarray(found, np.float64), 2)
 
     def _zero_dlse(self) -> Array | None:
         dlse = self.cotangents.dlse
@@ -332,9 +335,8 @@ class Reader:
         do = np.broadcast_to(np.eye(T, dtype=problem.q.dtype), (*self._o_shape(problem)[:-1], T))
         own = problem.replace(v=v, gate=None)
         cotangents = Cotangents(np.array(do), self._zero_dlse())
-        exact = self.trial.exact(own, cotangents)
-        allowed = self.trial.tolerance(own, cotangents, exact)["dv"]
-        allowed = allowed + half_ulp(exact["dv"].astype(problem.q.dtype))
+        exact, allowed = (x["dv"] for x in self.trial.oracle(own, cotangents))
+        allowed = allowed + half_ulp_of(exact, problem.q.dtype)
         return self.by_query_head(allowed, 2).swapaxes(-1, -2)
 
     def _read_by_dv(
@@ -351,11 +353,7 @@ class Reader:
             for n in range(calls):
                 here = mine & (call == n)
                 do = here[..., None] & (column[..., None] == np.arange(E))
-                do = do.reshape(self._o_shape(problem)).astype(problem.q.dtype)
-                dv = self.gradients(problem, Cotangents(do, self._zero_dlse())).get("dv")
-                if dv is None or dv.shape != problem.v.shape:
-                    raise Unreadable("dv is not returned")
-                rows = self.by_query_head(np.asarray(dv, np.float64), 2)  # (B, H, S, E)
+                rows = self._rows_of("dv", problem, do)  # (B, H, S, E)
                 at = np.broadcast_to(column[:, :, None], (B, H, S, T))
                 values = np.take_along_axis(rows, at, -1).swapaxes(-1, -2)
                 found = np.where(here[..., None], values, found)
@@ -382,18 +380,15 @@ class Reader:
         for bs, hs in sources:
             where: Any = np.ix_(bs, hs)
             for t in rows:
+                place = np.ix_(bs, hs, np.array([t]))
                 do: Array = np.zeros((B, H, T, problem.E))
-                do[np.ix_(bs, hs, np.array([t]))] = self._dout[np.ix_(bs, hs, np.array([t]))]
-                do = do.reshape(self._o_shape(problem)).astype(problem.q.dtype)
-                dk = self.gradients(problem, Cotangents(do, self._zero_dlse())).get("dk")
-                if dk is None or dk.shape != problem.k.shape:
-                    raise Unreadable("dk is not returned")
-                own = self.by_query_head(np.asarray(dk, np.float64), 2)[where]
+                do[place] = self._dout[place]
+                own = self._rows_of("dk", problem, do)[where]
                 with np.errstate(all="ignore"):
                     value = np.einsum("bhsd,bhd->bhs", own, q[where][:, :, t])
                     value = value / norm[where][:, :, t][..., None] / scale
-                got[np.ix_(bs, hs, np.array([t]))] = value[:, :, None]
-                known[np.ix_(bs, hs, np.array([t]))] = (norm[where][:, :, t] > 0)[..., None, None]
+                got[place] = value[:, :, None]
+                known[place] = (norm[where][:, :, t] > 0)[..., None, None]
         exact = self.exact_steps
         want = exact["p"] * (exact["keep"] * exact["dp"] - exact["delta"][..., None])
         return Quantity(
@@ -402,9 +397,8 @@ class Reader:
 
     def _tolerance_of_dk(self) -> Array:
         cotangents = Cotangents(self.cotangents.dout, self._zero_dlse())
-        exact = self.trial.exact(self.problem, cotangents)
-        tolerance = self.trial.tolerance(self.problem, cotangents, exact)["dk"]
-        return np.asarray(2 * tolerance + half_ulp(exact["dk"].astype(self.problem.q.dtype)))
+        exact, allowed = (x["dk"] for x in self.trial.oracle(self.problem, cotangents))
+        return np.asarray(2 * allowed + half_ulp_of(exact, self.problem.q.dtype))
 
     @cached_property
     def _dout(self) -> Array:

@@ -15,11 +15,14 @@ from operator import attrgetter
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.borders import Neighbours
-from npattn.testing.diagnosis.conventions import convention_candidates, profile_candidates
+from npattn.testing.diagnosis.conventions import (
+    convention_candidates,
+    layout_candidates,
+    profile_candidates,
+)
 from npattn.testing.diagnosis.descales import descale_candidates
 from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found, sample
-from npattn.testing.diagnosis.explore import scores_of
-from npattn.testing.diagnosis.layouts import layout_candidates
+from npattn.testing.diagnosis.explore import LARGE, scores_of
 from npattn.testing.diagnosis.locate import is_one_factor, result
 from npattn.testing.diagnosis.precision import dtype_candidates, precision_candidates
 from npattn.testing.trial import Trial
@@ -30,8 +33,6 @@ REFUTED = 0.1
 """Share of those on which the implementation may be right, against what a candidate predicts."""
 MOST = 0.5
 """Share of those on which it matters that it must reproduce: another mistake may meet it."""
-LARGE = 2**16
-"""Scores of the largest problem on which every candidate is tried."""
 NEAR = 4
 """Smallest failing problems around which others are tried."""
 RIVALS = 4
