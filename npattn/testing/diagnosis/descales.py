@@ -202,7 +202,5 @@ def _is_wrapped(output: QuantizedOutput, evidence: Evidence) -> bool:
     within = reach <= largest(output.dtype) * output.descales(evidence.problem)
     limits = np.where(within, evidence.tolerance["o"], np.inf)
     return _all_pass(
-        "o",
-        evidence,
-        lambda o: compare_arrays("o", np.where(within, o, 0), exact, limits).passed,
+        "o", evidence, lambda o: compare_arrays("o", np.where(within, o, 0), exact, limits).passed
     )

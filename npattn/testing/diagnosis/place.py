@@ -145,27 +145,24 @@ def learn(samples: Sequence[Sample]) -> Where | None:
     def mistakes(x: Array) -> float:
         return float(weight[x != y].sum())
 
-    best = (mistakes(np.ones(len(y), bool)), 0.0, ())
     scored = sorted(
         ((mistakes(x), a.cost, i) for i, (a, x) in enumerate(zip(atoms, values, strict=True)))
     )
-    pool: list[tuple[float, float, tuple[int, ...]]] = [best]
-    singles = [(m, c, (i,)) for m, c, i in scored]
-    pool += singles
+    pool: list[tuple[float, float, tuple[int, ...]]] = [(mistakes(y | True), 0.0, ())]
+    pool += [(m, c, (i,)) for m, c, i in scored]
     keep = [i for _, _, i in sorted(scored, key=lambda x: x[0] + WORTH * x[1])[:90]]
-    pairs = []
-    for i, j in combinations(keep, 2):
-        both = values[i] & values[j]
-        pairs.append((mistakes(both), atoms[i].cost + atoms[j].cost, (i, j)))
+    pairs = [
+        (mistakes(values[i] & values[j]), atoms[i].cost + atoms[j].cost, (i, j))
+        for i, j in combinations(keep, 2)
+    ]
     pairs.sort(key=_price)
     pool += pairs[:40]
-    for m, c, (i, j) in pairs[:25]:
-        if m <= WORTH:
-            continue
-        for n in keep:
-            if n not in (i, j):
-                x = values[i] & values[j] & values[n]
-                pool.append((mistakes(x), c + atoms[n].cost, (i, j, n)))
+    pool += [
+        (mistakes(values[i] & values[j] & values[n]), c + atoms[n].cost, (i, j, n))
+        for m, c, (i, j) in pairs[:25]
+        for n in keep
+        if m > WORTH and n not in (i, j)
+    ]
     errors, _, chosen = min(pool, key=_price)
     ordered = tuple(atoms[i] for i in _in_order(chosen, atoms))
     return Where(" and ".join(atom.text for atom in ordered) or EVERYWHERE, errors, ordered)

@@ -7,7 +7,7 @@ best of them on problems on which nothing failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
@@ -69,11 +69,13 @@ def search(
     return found, [whole[e] for e in (*skipped, *left)]
 
 
+@dataclass(eq=False)
 class _Judge:
     """Judge of candidates: the failing problems, and others on which none failed yet."""
 
-    def __init__(self, trial: Trial, evidence: Sequence[Evidence], without: Container[str]) -> None:
-        self.trial, self.evidence, self.without = trial, evidence, without
+    trial: Trial
+    evidence: Sequence[Evidence]
+    without: Container[str]
 
     @cached_property
     def formats(self) -> list[Candidate]:

@@ -23,12 +23,7 @@ from npattn.testing.difference.answer import (
 )
 from npattn.testing.difference.factors import answer_plain, change_factors
 from npattn.testing.difference.measure import Measurement, measure, sample_recipes
-from npattn.testing.difference.precision import (
-    PASSES,
-    explain_errors,
-    predict_roundings,
-    remaining,
-)
+from npattn.testing.difference.precision import PASSES, explain_errors, predict_roundings, remaining
 from npattn.testing.difference.profiles import diff_conventions, diff_profiles
 from npattn.testing.difference.record import Change, ConventionDifference, Difference
 from npattn.testing.difference.wrong import compare_pair, explain_wrong, is_plain
