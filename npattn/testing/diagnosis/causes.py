@@ -410,10 +410,9 @@ class _Diagnosis:
         """
         outcome = evidence.outcome
         assert outcome is not None
-        alone = Point(outcome.sampled, evidence, locate(evidence)) if outcome.sampled else None
-        if alone is None:
+        if outcome.sampled is None:
             return []
-        recipe = replace(alone.recipe, view=evidence.view)
+        recipe = replace(outcome.sampled, view=evidence.view)
         weights = evidence.cotangents.dweights is not None
         trial = replace(self.trial, gradients=self.trial.gradients - without, memo={})
         if outcome.rule not in RULES:  # structure that is answered wrongly is not sampled otherwise
@@ -425,12 +424,12 @@ class _Diagnosis:
             point = try_recipe(trial, base, weights)
             if point is not None and point.fault is not None:
                 short = replace(trial, gradients=frozenset(), memo={})
-                quick = try_recipe(short, base)
+                quick = try_recipe(short, base) if trial.gradients else None
                 if quick is not None and quick.fault and _same_step(quick.fault, point.fault):
                     trial, point = short, quick  # the forward shows it, and the rest is dear
                 near = Neighbours(trial, base, weights=weights)
                 return _agree([point, *near.points()])
-        return [alone]
+        return [Point(outcome.sampled, evidence, locate(evidence))]
 
     def _is_of_contents(self, point: Point) -> bool:
         """Return True if a problem that fails is right with tame numbers: no mask is wrong then."""

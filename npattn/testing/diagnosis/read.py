@@ -31,8 +31,8 @@ MOST_CALLS = 400
 """Most calls of a reading."""
 LARGEST = 2**21
 """Elements of the largest quantity that is read."""
-BLOCK = 2**22
-"""Elements of unit columns of v that are evaluated at once: of 8192 keys, 512 columns."""
+BLOCK = 2**18
+"""Elements of unit columns of v that are evaluated at once, as a cache holds: of 8192 keys, 32."""
 ROWS = 12
 """Queries whose dS is read, those at the edges of tiles first."""
 

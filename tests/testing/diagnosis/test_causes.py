@@ -15,7 +15,7 @@ from npattn.testing import check
 from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis import causes
 from npattn.testing.diagnosis.evidence import collect
-from npattn.testing.diagnosis.explore import Point
+from npattn.testing.diagnosis.explore import Point, try_recipe
 from npattn.testing.diagnosis.locate import Fault
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.pair import Pair
@@ -292,6 +292,17 @@ def test_a_cause_that_is_known_needs_no_sharper_model(known, monkeypatch):
     monkeypatch.setattr(causes._Diagnosis, "causes", lambda _: iter([own]))
     only_cause(trial, [outcome])
     assert bool(asked) is (not known)
+
+
+@pytest.mark.parametrize("backward", [None, lambda dout, q, k, v, *, out, lse: (q, k, v)])
+def test_a_failing_problem_is_read_again_without_gradients_if_it_has_any(backward, monkeypatch):
+    recipes = []
+    monkeypatch.setattr(causes, "try_recipe", lambda *x: recipes.append(x[1]) or try_recipe(*x))
+    trial = trial_of(lambda q, k, v: 2 * attend(q, k, v), backward)
+    (outcome,) = fail(trial, ["plain"])
+    points = causes._Diagnosis(trial, [outcome])._points(collect(trial, outcome))
+    assert len(points) > 10
+    assert len(recipes) == (1 if backward is None else 2)
 
 
 def test_problems_around_a_failing_one_have_gradients_of_the_weights_too():
