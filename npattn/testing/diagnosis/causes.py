@@ -240,7 +240,8 @@ class _Diagnosis:
             yield from exception_causes(raised)
             yield state_cause(left, "unsteady")
             return
-        views = [e for e in self._smallest() if e.view != "contiguous" and _is_right_in_order(e)]
+        views = [e for e in self._smallest() if e.view != "contiguous"]
+        views = [e for e in views if not observe(e.trial, e.problem, e.cotangents).wrong]
         if views:
             mine = [e.outcome for e in views if e.outcome]
             left = [o for o in left if o not in mine]
@@ -567,12 +568,6 @@ def _point_of(evidence: Evidence) -> list[Point]:
     if evidence.size > SMALL:
         return []
     return [Point(outcome.sampled, evidence, locate(evidence))]
-
-
-def _is_right_in_order(evidence: Evidence) -> bool:
-    """Return True if the same arrays are right when they are contiguous."""
-    own = observe(evidence.trial, evidence.problem, evidence.cotangents)
-    return not own.wrong
 
 
 def _same(one: Fault, other: Fault) -> bool:

@@ -84,7 +84,7 @@ class FillReader:
         recipe = self.f.recipe(mask=self.kind)
         recipe = recipe if not self.f.has("scale") else self.f.recipe(mask=self.kind, scale=1.0)
         self.problem = self.f.problem(recipe)
-        visible = np.zeros(self.f.mask_of(self.problem).shape, bool)
+        visible = np.zeros_like(self.problem.mask_array, bool)
         visible[..., 0] = True
         self.mask = ~visible if self.f.conventions.mask_true == "hide" else visible
         assert self.problem.scale is not None
@@ -169,7 +169,7 @@ def _find_lack(f: Unknown, topic: str) -> str:
 def probe_mask(f: Unknown) -> str | None:
     """Determine the polarity: the share of keys where mask is True, whose values are 1."""
     problem = f.problem(f.recipe(mask=f.kind("mask")))
-    mask, v = np.zeros(np.shape(f.mask_of(problem)), bool), np.zeros_like(problem.v)
+    mask, v = np.zeros_like(problem.mask_array, bool), np.zeros_like(problem.v)
     mask[..., ::2], v[..., ::2, :] = True, 1
     flat = problem.replace(q=np.zeros_like(problem.q), v=v, mask=mask)
     share = float(f.call(flat)["o"].astype(float).mean())

@@ -102,8 +102,7 @@ class Evidence:
     @property
     def size(self) -> int:
         """Number of scores."""
-        problem = self.problem
-        return math.prod((*problem.lead, problem.H, problem.T, problem.S))
+        return math.prod(scores_shape(self.problem))
 
     @property
     def rank(self) -> tuple[bool, int]:

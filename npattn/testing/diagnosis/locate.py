@@ -665,7 +665,8 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
         if "dv" in core:
             return _from_dv(evidence, reader, core)
         delta = _delta_by_dq(evidence, reader) if "dq" in core else None
-        if core == ["dq"] and not (result(evidence, "dq").wrong_rows & _sees_some(evidence)).any():
+        sees = reader.flat(visible_keys(evidence.trial, evidence.problem)).any(-1)  # (B, H, T)
+        if core == ["dq"] and not (result(evidence, "dq").wrong_rows & sees).any():
             return _whole("dq", evidence, "dq")  # δ is multiplied by weights, which are 0
         if (name := _is_right_without(evidence)) is not None:
             q = result(evidence, core[0])
@@ -688,12 +689,6 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
     if fault is None or "dq" not in evidence.observed:
         return _whole(core[0], evidence, core[0])
     return fault
-
-
-def _sees_some(evidence: Evidence) -> Array:
-    """Return which rows see a key, (B, H, T)."""
-    rows = visible_keys(evidence.trial, evidence.problem).any(-1)
-    return np.asarray(rows.reshape(-1, evidence.problem.H, evidence.problem.T))
 
 
 def _is_right_without(evidence: Evidence) -> str | None:

@@ -5,7 +5,7 @@ A misreading that the judge can share is the cause if every wrong result is righ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,8 +41,8 @@ def find_sequence_causes(evidence: Sequence[Evidence]) -> Found:
     if len(reads) > 1:  # of whom a wrong place is depends on the problem
         reads.sort(key=lambda x: -len(x[1]))
         text = "; ".join(candidate.text for candidate, _ in reads)
-        explains = [candidate.explains for candidate, _ in reads]
-        whole = Candidate(text, text, lambda e: any(f(e) for f in explains), "visible", "")
+        tests = [candidate.explains for candidate, _ in reads]
+        whole = Candidate(text, text, lambda e: any(f(e) for f in tests), "visible", "")
         found = [(whole, [e for _, own in reads for e in own])] + [
             x for x in found if x not in reads
         ]
@@ -151,7 +151,7 @@ WITHOUT = {
 }
 LAYOUTS = (MISREADINGS["columns"], MISREADINGS["order"], ALONE)
 READS = (SLOTS, OTHERS, "it reads the mask of another sequence")
-CAUSES = (
+CAUSES: tuple[tuple[str, Callable[[Evidence], bool]], ...] = (
     *(
         (text, partial(_is_right_with, NEEDS.get(name, "cosines"), {"misread": name}))
         for name, text in MISREADINGS.items()

@@ -102,12 +102,6 @@ class Unknown:
             return False
         return True
 
-    def mask_of(self, problem: Problem) -> Array:
-        """Return the mask of a problem, which has one, as an array."""
-        mask = problem.mask_array
-        assert mask is not None
-        return np.asarray(mask)
-
     def hide_rows(self, option: str, kind: str) -> Problem:
         """Return a problem in which mask, or a bias of −inf, hides all keys of some queries."""
         problem = self.problem(self.recipe(**{option: kind}))
