@@ -11,6 +11,7 @@ from npattn.testing.diagnosis.explore import (
     EXTREME,
     enlarge,
     sample_of,
+    shape_of,
     try_recipe,
 )
 from tests.testing.diagnosis.failures import attention_with, trial_of
@@ -97,6 +98,9 @@ def test_a_problem_that_is_right_has_no_wrong_element():
     sample = sample_of(right, like)
     assert not sample.wrong.any()
     assert sample.sizes["G"] == 2
+    dk = replace(like, quantity=replace(like.quantity, name="dk"))
+    heads = [shape_of(fault, right.evidence.problem)[1] for fault in (like, dk)]
+    assert heads == [4, 2]
 
 
 def test_a_bias_of_normal_numbers_gets_no_special_ones():
