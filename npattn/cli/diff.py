@@ -11,8 +11,7 @@ from npattn.cli.flags import GroupedCommand, add_flags, given_flags
 from npattn.cli.target import report_import_errors
 from npattn.errors import OptionError
 from npattn.testing.adapters.load import load_callable, load_object
-from npattn.testing.difference.diff import DTYPES, EXAMPLES, INCOMPARABLE, diff
-from npattn.testing.difference.names import choose_kind
+from npattn.testing.difference.diff import DTYPES, EXAMPLES, INCOMPARABLE, choose_kind, diff
 from npattn.testing.targets import load_implementation
 
 

@@ -55,12 +55,12 @@ NUMBERS: dict[str, Name] = {
     "1/2": lambda p: 0.5,
     "ln 2": lambda p: math.log(2),
     "log₂ e": lambda p: 1 / math.log(2),
-    "the scale": lambda p: _scale(p),
-    "1/scale": lambda p: 1 / (_scale(p) or math.nan),
+    "the scale": lambda p: p.scale or 0.0,
+    "1/scale": lambda p: 1 / (p.scale or math.nan),
     **{name.strip("()"): f for name, f in SIZES.items()},
     **{f"1/{name}": _inverse(f) for name, f in SIZES.items()},
     "1/(√D · scale), the default scale in place of the one given": lambda p: (
-        1 / (math.sqrt(p.D or 1) * (_scale(p) or math.nan))
+        1 / (math.sqrt(p.D or 1) * (p.scale or math.nan))
     ),
     "√(D/E)": lambda p: math.sqrt(p.D / (p.E or 1)),
     "√(D/H)": lambda p: math.sqrt(p.D / (p.H or 1)),
@@ -72,10 +72,6 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 POWERS = {f"2{str(n).translate(RAISED)}": 2.0**n for n in (*range(-24, -2), *range(3, 25))}
 POWERS |= {f"e{str(n).translate(RAISED)}": math.exp(n) for n in range(-60, 61) if n}
 """Powers that are named too: constants of formats and of clamps."""
-
-
-def _scale(problem: Problem) -> float:
-    return problem.scale if problem.scale is not None else 1 / math.sqrt(problem.D or 1)
 
 
 def recognise(values: Sequence[tuple[float, Problem]]) -> str:
@@ -130,11 +126,16 @@ Moved = dict[tuple[int, ...], tuple[int, ...]]
 """Place of a wrong element → the place whose value it has."""
 
 
+def _list_ratios(faults: Faults) -> list[tuple[float, Problem]]:
+    """Return the factors of wrong weights, or of wrong rows."""
+    return [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
+
+
 def _weights(faults: Faults) -> str:
     """Return how many times weights are counted, or their factor."""
     if faults[0][0].form != "factor":
         return ""
-    ratios = [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
+    ratios = _list_ratios(faults)
     values = np.array([x for x, _ in ratios if np.isfinite(x)])
     if not len(values):
         return ""
@@ -153,12 +154,11 @@ def _say_dropped(faults: Faults) -> str:
 
 def _row_sums(faults: Faults) -> str:
     """Say what rows sum to, how often a sink counts in them, or their factor."""
-    sums, counts, ratios = [], [], []
+    sums, counts, ratios = [], [], _list_ratios(faults)
     for fault, problem in faults:
         got, want = (x.sum(-1)[fault.wrong] for x in (fault.quantity.got, fault.quantity.want))
         sums += [(float(x), problem) for x in got[:MOST]]
         ratio = np.exp(fault.facts["log"][fault.wrong])
-        ratios += [(float(x), problem) for x in ratio[:MOST]]
         share = 1 - want  # of the sink, if there is one and nothing is dropped
         counts_sink = problem.sinks is not None and problem.dropout_mask is None
         if counts_sink and share.max(initial=0) > 0.2:
@@ -376,6 +376,8 @@ def _result(faults: Faults) -> str:
     fault, _ = faults[0]
     if fault.form == "factor" and "value" in fault.facts:
         return _factor([(f.facts["value"], p) for f, p in faults])
+    if fault.step == "o" and fault.form == "rows":
+        return _factor(_list_ratios(faults))
     got, _ = _wrong_numbers(faults)
     text = "0" if not np.any(got) else _factor(_numbers(faults, _ratio)) or _origins(faults)
     if text and fault.step in ("dk", "dv") and any(_is_of_some_rows(f) for f, _ in faults):

@@ -20,16 +20,17 @@ from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import describe
 from npattn.testing.diagnosis.borders import LEAST, Neighbours, find_pair
-from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
     exception_causes,
     first_line,
     ids,
+    say_unlike,
     state_cause,
 )
+from npattn.testing.diagnosis.conventions import AXES, raises_by_layout
 from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
-from npattn.testing.diagnosis.evidence import Evidence, collect, observe
+from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found, collect, observe
 from npattn.testing.diagnosis.explore import (
     PLAIN,
     VALUES,
@@ -41,15 +42,16 @@ from npattn.testing.diagnosis.explore import (
     tame,
     try_recipe,
 )
-from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
-from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
+from npattn.testing.diagnosis.roundings import (
+    collect_suspicion,
+    find_looser_model,
+    find_sharper_failures,
+)
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sentences import BACKWARD, say
 from npattn.testing.diagnosis.sequences import find_sequence_causes
-from npattn.testing.diagnosis.suspicion import collect_suspicion
-from npattn.testing.diagnosis.unlike import say_unlike
 from npattn.testing.excerpt import Excerpt
 from npattn.testing.levels import REQUIRED
 from npattn.testing.report.cause import Cause
@@ -264,7 +266,8 @@ class _Diagnosis:
             }
             first, *others = conduct_causes(self.trial, written)
             yield from (replace(first, rules=first.rules + ids(mine)), *others)
-        views = [e for e in self._smallest() if e.view != "contiguous" and _is_right_in_order(e)]
+        views = [e for e in self._smallest() if e.view != "contiguous"]
+        views = [e for e in views if not observe(e.trial, e.problem, e.cotangents).wrong]
         if views:
             mine = [e.outcome for e in views if e.outcome]
             left = [o for o in left if o not in mine]
@@ -341,7 +344,7 @@ class _Diagnosis:
             rest = [e for e in rest if not any(e in own for _, own in found)]
         if f.storage is not None or f.packing is not None:
             # What reads a δ of another sequence depends on it too, and reads none of its keys.
-            stored, _ = find_sequence_causes([e for e in rest if {"o", "lse", "dv"} & {*e.wrong}])
+            stored = find_sequence_causes([e for e in rest if {"o", "lse", "dv"} & {*e.wrong}])
             claimed = [e for _, own in stored for e in own]
             rest = [e for e in rest if e not in claimed]
         return stored + found, rest
@@ -593,7 +596,7 @@ def _cause_of(candidate: Candidate, confirmed: int) -> Cause:
         (),
         candidate.step,
         candidate.where,
-        candidate.amount or candidate.name,
+        candidate.name,
         conventions=candidate.conventions,
         confirmed=confirmed,
         name=candidate.name,
@@ -614,12 +617,6 @@ def _point_of(evidence: Evidence) -> list[Point]:
     if evidence.size > SMALL:
         return []
     return [Point(outcome.sampled, evidence, locate(evidence))]
-
-
-def _is_right_in_order(evidence: Evidence) -> bool:
-    """Return True if the same arrays are right when they are contiguous."""
-    own = observe(evidence.trial, evidence.problem, evidence.cotangents)
-    return not own.wrong
 
 
 def _same(one: Fault, other: Fault) -> bool:

@@ -18,9 +18,8 @@ from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.quantized import QuantizedOutput
 from npattn.testing.bounds.delivery import half_gap
 from npattn.testing.bounds.ulp import half_ulp
-from npattn.testing.comparison import compare_arrays, compare_result
-from npattn.testing.diagnosis.candidates import Candidate
-from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.comparison import compare_arrays
+from npattn.testing.diagnosis.evidence import Candidate, Evidence
 
 POWERS = range(4, 10)
 """Powers of two that P in float8 may be multiplied by: FlashAttention 3 has 8."""
@@ -119,11 +118,7 @@ def _is_of_inputs(arrays: Mapping[str, Array], evidence: Evidence) -> bool:
     trial, problem = evidence.trial, evidence.problem.replace(**arrays)
     exact = trial.exact(problem, evidence.cotangents)
     tolerance = trial.tolerance(problem, evidence.cotangents, exact, asked=evidence.problem)
-    return all(
-        compare_result(name, x, exact[name], tolerance[name]).passed
-        for name, observed in evidence.observed.items()
-        for x in observed
-    )
+    return evidence.is_within(exact, tolerance)
 
 
 def _is_of_factor(x: str, y: str, change: Change, evidence: Evidence) -> bool:
@@ -207,7 +202,5 @@ def _is_wrapped(output: QuantizedOutput, evidence: Evidence) -> bool:
     within = reach <= largest(output.dtype) * output.descales(evidence.problem)
     limits = np.where(within, evidence.tolerance["o"], np.inf)
     return _all_pass(
-        "o",
-        evidence,
-        lambda o: compare_arrays("o", np.where(within, o, 0), exact, limits).passed,
+        "o", evidence, lambda o: compare_arrays("o", np.where(within, o, 0), exact, limits).passed
     )

@@ -26,7 +26,7 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import NUMBERS, SEEN
 from npattn.testing.diagnosis.borders import LEAST, Neighbours, neighbours_of
-from npattn.testing.diagnosis.evidence import Evidence, group, observe, sizes_of
+from npattn.testing.diagnosis.evidence import Evidence, group, observe
 from npattn.testing.diagnosis.explore import (
     HIDING,
     OF_SEVERAL_KEYS,
@@ -37,6 +37,7 @@ from npattn.testing.diagnosis.explore import (
     narrow,
     sample,
     sample_of,
+    shape_of,
     shown_in,
 )
 from npattn.testing.diagnosis.kinds import OPTIONS
@@ -54,8 +55,8 @@ from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
 
-COARSE = (0.2, 0.15, 0.08, 0.03, 0.0)
-"""Margin by which elements of fewer axes must be better, by the number of axes that are left."""
+COARSE = 0.05
+"""Margin by which elements must be better, for each axis that is left out."""
 MOST_ATOMS = 2
 """Conditions on elements: more are learned of what one or two do not say, and are no place."""
 MOST_OF_CLAUSES = 3
@@ -426,7 +427,7 @@ def _learn(tried: Sequence[tuple[Point, Sample]], fault: Fault, follows: bool) -
             if dropped < len(fault.axes[3:]) or not place.atoms:
                 continue
             break  # of more than a row, all that is wrong would be said to be wrong everywhere
-        found.append((COARSE[axes - dropped] + place.errors + ATOM * len(place.atoms), place))
+        found.append((COARSE * dropped + place.errors + ATOM * len(place.atoms), place))
     return min(found, key=lambda x: x[0])[1] if found else None
 
 
@@ -501,11 +502,7 @@ def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bo
         problem = near.trial.problem(passing)
     except NpattnError:
         return False
-    sizes = sizes_of(problem)
-    letters = {x: sizes[x.upper()] for x in fault.axes}
-    if fault.axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
-        letters["h"] = sizes["K"]
-    every = np.ones(tuple(letters[x] for x in fault.axes), bool)
+    every = np.ones(shape_of(fault, problem), bool)
     if fault.step == "visible" and fault.axes == "bhts":  # of hidden keys, or of visible ones
         every &= shown_in(visible_keys(near.trial, problem).reshape(every.shape), fault)
     if not every.any():

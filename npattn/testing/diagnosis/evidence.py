@@ -1,14 +1,19 @@
-"""Evidence for a diagnosis: a failing problem, what the implementation returned, what is right."""
+"""Evidence for a diagnosis: a failing problem, what the implementation returned, what is right.
+
+Also what may explain it as a whole, conventions, layouts, precision: each `Candidate` predicts
+every result of a problem, right ones included, and is tried on problems that pass as well.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from npattn.conventions import Conventions
 from npattn.errors import NpattnError
 from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
@@ -97,8 +102,7 @@ class Evidence:
     @property
     def size(self) -> int:
         """Number of scores."""
-        problem = self.problem
-        return math.prod((*problem.lead, problem.H, problem.T, problem.S))
+        return math.prod(scores_shape(self.problem))
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -121,10 +125,19 @@ class Evidence:
                 return False
         return True
 
-    def reproduced_by(self, predicted: Arrays) -> bool:
+    def is_within(self, exact: Mapping[str, Array], tolerance: Mapping[str, Array]) -> bool:
+        """Return True if all results are within a tolerance of others."""
+        return all(
+            compare_result(name, x, exact[name], tolerance[name]).passed
+            for name, arrays in self.observed.items()
+            for x in arrays
+        )
+
+    def reproduced_by(self, predicted: Mapping[str, Array | list[Array]]) -> bool:
         """Return True if predicted results are those observed, the right ones as well."""
-        return self.observed.keys() <= predicted.keys() and all(
-            self.reproduces(name, predicted[name]) for name in self.observed
+        each = {name: x if isinstance(x, list) else [x] for name, x in predicted.items()}
+        return self.observed.keys() <= each.keys() and all(
+            self.reproduces(name, each[name]) for name in self.observed
         )
 
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
@@ -179,15 +192,15 @@ def _top(x: Array) -> float:
     return float(np.max(abs(x), initial=0.0, where=np.isfinite(x)))
 
 
-def problem_size(problem: Problem, letter: str) -> int:
-    """Return a size by its letter; B counts all samples."""
-    return math.prod(problem.lead) if letter == "B" else int(getattr(problem, letter))
+def scores_shape(problem: Problem) -> tuple[int, ...]:
+    """Return the shape of the scores of a problem: (*lead, H, T, S), without H if it has none."""
+    return (*problem.lead, *(() if problem.headless else (problem.H,)), problem.T, problem.S)
 
 
 def sizes_of(problem: Problem) -> dict[str, int]:
-    """Return the sizes of a problem by their letters, G too."""
-    sizes = {x: problem_size(problem, x) for x in "BHKTSDE"}
-    return sizes | {"G": sizes["H"] // max(sizes["K"], 1)}
+    """Return the sizes of a problem by their letters; B counts all samples."""
+    sizes = {x: int(getattr(problem, x)) for x in "HKTSDE"}
+    return {"B": math.prod(problem.lead), **sizes, "G": problem.H // max(problem.K, 1)}
 
 
 # --- gathering it ---------------------------------------------------------------------------------
@@ -245,3 +258,21 @@ def sample(trial: Trial, recipes: Iterable[Recipe]) -> Iterator[Evidence]:
             yield observe(trial, problem, trial.cotangents(recipe, problem), recipe.view)
         except (ImplementationError, NpattnError):
             continue
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Possible cause of failures."""
+
+    name: str  # unique among the candidates
+    text: str  # the cause in words, for the user who made the mistake
+    explains: Callable[[Evidence], bool]  # evidence → True if it reproduces what was observed
+    step: str  # as of a `Cause`
+    where: str = "everywhere"
+    conventions: Conventions | None = None  # Conventions under which the results would be right
+    # number of fields that differ from the declared conventions; a single one is preferred
+    changes: int = 1
+
+
+Found = list[tuple[Candidate, list[Evidence]]]
+"""Candidates, each with what it explains."""

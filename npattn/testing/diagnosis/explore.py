@@ -21,7 +21,7 @@ from npattn.testing.cases.options import BIASES, GATES
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import Space
-from npattn.testing.diagnosis.evidence import Evidence, observe, problem_size, sizes_of
+from npattn.testing.diagnosis.evidence import Evidence, observe, sizes_of
 from npattn.testing.diagnosis.locate import Fault, locate, visible_keys
 from npattn.testing.diagnosis.place import Sample
 from npattn.testing.report.cause import STEPS
@@ -139,6 +139,14 @@ def _is_later(fault: Fault, like: Fault) -> bool:
     return order[0] < order[1]
 
 
+def shape_of(fault: Fault, problem: Problem) -> tuple[int, ...]:
+    """Return the shape of the elements that a fault would have in another problem."""
+    sizes = sizes_of(problem)
+    if fault.axes[:2] == "bh" and fault.quantity.name in ("dk", "dv"):
+        sizes["H"] = sizes["K"]
+    return tuple(sizes[x.upper()] for x in fault.axes)
+
+
 def sample_of(point: Point, like: Fault) -> Sample | None:
     """Return the elements of a point for learning; None if it has another fault."""
     fault, problem, axes = point.fault, point.evidence.problem, like.axes
@@ -146,10 +154,7 @@ def sample_of(point: Point, like: Fault) -> Sample | None:
     if fault is not None and _is_later(fault, like):
         fault = None  # all before it was right
     if fault is None:
-        letters = {x: problem_size(problem, x.upper()) for x in axes}
-        if axes[0:2] == "bh" and like.quantity.name in ("dk", "dv"):
-            letters["h"] = problem_size(problem, "K")
-        shape = tuple(letters[x] for x in axes)
+        shape = shape_of(like, problem)
         wrong, known = np.zeros(shape, bool), np.ones(shape, bool)
     elif (fault.step, fault.backward, fault.axes) == (like.step, like.backward, like.axes):
         wrong, known = fault.wrong, fault.known | fault.wrong

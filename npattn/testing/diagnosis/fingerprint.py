@@ -7,7 +7,6 @@ value whose exact result it returns is its own. Conventions that no result tells
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
@@ -201,21 +200,18 @@ def fingerprint_first(
 def format_conventions(conventions: Conventions) -> str:
     """Format conventions as an expression, those at their default left out."""
     own = [
-        f"{f.name}={_format_number(x) if isinstance(x, float) else json.dumps(x)}"
+        f"{f.name}={json.dumps(x)}"
         for f in fields(conventions)
         if (x := getattr(conventions, f.name)) != f.default
     ]
-    return f"Conventions({', '.join(own)})"
+    text = f"Conventions({', '.join(own)})"
+    return text.replace("Infinity", "math.inf").replace("NaN", "math.nan")
 
 
 def _format_profiles(names: tuple[str, ...]) -> str:
     if set(names) == set(PROFILES):
         return "all that are known: what was determined tells none apart"
     return ", ".join(names) or "none that is known"
-
-
-def _format_number(x: float) -> str:
-    return repr(x) if math.isfinite(x) else f"{'-' if x < 0 else ''}math.{abs(x)}"
 
 
 def _find_attention(candidates: Sequence[Implementation], dtype: str) -> Trial:

@@ -22,7 +22,7 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array, sum_to
 from npattn.testing.bounds.rounding import unit_roundoff
 from npattn.testing.comparison import compare_arrays
-from npattn.testing.diagnosis.evidence import Evidence, observe
+from npattn.testing.diagnosis.evidence import Evidence, observe, scores_shape
 from npattn.testing.diagnosis.read import Quantity, Reader, Unreadable
 from npattn.testing.diagnosis.sources import biases_like
 from npattn.testing.report.pair import AXES
@@ -97,9 +97,6 @@ def _is_small(evidence: Evidence, fault: Fault) -> bool:
         signs = np.sign((results["lse"].got - results["lse"].want)[results["lse"].wrong])
         if len(np.unique(signs)) < 2:
             return False
-    log = fault.facts.get("log", np.zeros(()))
-    if log.shape == fault.wrong.shape and abs(log[fault.wrong]).max(initial=0) >= limit:
-        return False
     return all(_is_rounded(q, limit) for q in (fault.quantity, *results.values()))
 
 
@@ -125,8 +122,7 @@ def is_one_factor(q: Quantity) -> bool:
         if len(wrong) < 3 or not np.std(wrong) < abs(np.mean(wrong)) / 4:
             return False
         part = share / np.mean(wrong)
-        shows = q.tolerance <= abs(np.mean(wrong) * q.want)
-    between = shows & ~q.wrong & (part > 0.25) & (part < 0.75)
+    between = ~q.wrong & (part > 0.25) & (part < 0.75)
     return bool(between.sum() <= len(wrong) / 4)
 
 
@@ -158,8 +154,8 @@ def _locate(evidence: Evidence) -> Fault | None:
         return _whole("" if first == "o" else first, evidence, first)
     if first in ("o", "lse"):
         if "o" in wrong and reader.ignores_v(evidence.observed["o"][way]):
-            o = result(evidence, "o")  # of which no weights can be read
-            return Fault("state" if reader.knows_other_queries() else "o", o, o.wrong, o.known)
+            kept = reader.knows_other_queries()  # no weights can be read of it
+            return _whole("state" if kept else "o", evidence, "o")
         return _forward(evidence, reader)
     return _backward(evidence, reader)
 
@@ -319,8 +315,7 @@ def weights_fault(
         return Fault("s", p, rows, rows | True, backward, "bias of", {"sources": biases})
     negative = clear & (got < -tol)
     if not backward and negative.sum() > p.wrong.sum() / 2:  # no weight is: o was changed
-        o = result(evidence, "o")
-        return Fault("o", o, o.wrong, o.known)
+        return _whole("o", evidence, "o")
     if fake.any() and fake.sum() >= p.wrong.sum() * ALL:
         rows = empty[..., None] & np.ones(want.shape, bool)
         own: dict[str, Any] = {"where": "rows that see no key"}
@@ -358,8 +353,7 @@ def weights_fault(
     if whole.any() and (p.wrong & ~whole[..., None]).sum() <= p.wrong.sum() * (1 - ALL):
         rows = np.broadcast_to(whole[..., None], want.shape) & clear
         if lse is not None and not lse.wrong[whole].any() and not backward:
-            o = result(evidence, "o")
-            return Fault("o", o, o.wrong, o.known, form="zeros")
+            return _whole("o", evidence, "o", "zeros")
         return Fault("visible", p, rows, clear, backward, "rows of zeros")
     moved = _find_rows(got, want, tol, p.wrong_rows)
     if moved:
@@ -435,14 +429,8 @@ def visible_keys(trial: Trial, problem: Problem) -> Array:
     visible = trial.visible(problem)
     if problem.bias_array is None:
         return visible
-    bias = np.broadcast_to(problem.bias_array, evidence_shape(problem))
+    bias = np.broadcast_to(problem.bias_array, scores_shape(problem))
     return np.asarray(visible & ~np.isneginf(bias.reshape(visible.shape)))
-
-
-def evidence_shape(problem: Any) -> tuple[int, ...]:
-    """Return the shape of the scores of a problem."""
-    heads = () if problem.headless else (problem.H,)
-    return (*problem.lead, *heads, problem.T, problem.S)
 
 
 def _find_rows(
@@ -615,14 +603,13 @@ def _regress(
 ) -> tuple[str, float] | None:
     """Return the share of q·k or bias that is too much; None if none fits. (B, H, T, S) arrays."""
     problem = evidence.problem
-    scale = problem.scale if problem.scale is not None else 1 / max(problem.D, 1) ** 0.5
-    raw = scale * reader.products
+    raw = (problem.scale or 0.0) * reader.products
     features = {"scale": raw}
     if problem.softcap is not None:
         features["softcap"] = raw - problem.softcap * np.tanh(raw / problem.softcap)
     if problem.bias_array is not None:
         bias = np.asarray(problem.bias_array, np.float64)
-        whole = np.broadcast_to(bias, evidence_shape(problem)).reshape(log.shape)
+        whole = np.broadcast_to(bias, scores_shape(problem)).reshape(log.shape)
         features["bias"] = np.where(np.isfinite(whole), whole, 0)
     if problem.score_mod is not None:
         features = {}
@@ -678,7 +665,8 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
         if "dv" in core:
             return _from_dv(evidence, reader, core)
         delta = _delta_by_dq(evidence, reader) if "dq" in core else None
-        if core == ["dq"] and not (result(evidence, "dq").wrong_rows & _sees_some(evidence)).any():
+        sees = reader.flat(visible_keys(evidence.trial, evidence.problem)).any(-1)  # (B, H, T)
+        if core == ["dq"] and not (result(evidence, "dq").wrong_rows & sees).any():
             return _whole("dq", evidence, "dq")  # δ is multiplied by weights, which are 0
         if (name := _is_right_without(evidence)) is not None:
             q = result(evidence, core[0])
@@ -701,12 +689,6 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
     if fault is None or "dq" not in evidence.observed:
         return _whole(core[0], evidence, core[0])
     return fault
-
-
-def _sees_some(evidence: Evidence) -> Array:
-    """Return which rows see a key, (B, H, T)."""
-    rows = visible_keys(evidence.trial, evidence.problem).any(-1)
-    return np.asarray(rows.reshape(-1, evidence.problem.H, evidence.problem.T))
 
 
 def _is_right_without(evidence: Evidence) -> str | None:
@@ -849,8 +831,7 @@ def _delta_by_dq(evidence: Evidence, reader: Reader) -> Fault | None:
         slack = 4 * (dq.tolerance + evidence.rounding * abs(error).max(-1, keepdims=True))
     rows &= (abs(error) > 2 * slack).any(-1)  # others are near along anything
     if rows.any() and (rest <= slack)[rows].mean() > ALL:
-        scale = problem.scale if problem.scale is not None else 1 / problem.D**0.5
-        shift = np.nan_to_num(share) / (scale or 1)
+        shift = np.nan_to_num(share) / (problem.scale or 1)
         return Fault("delta", dq, rows, np.ones(rows.shape, bool), form="delta",
                      facts={"shift": shift, "bad": rows})  # fmt: skip
     return None

@@ -16,7 +16,6 @@ import numpy as np
 
 from npattn.problem.arrays import Array
 
-SIZES = "BHKTSDEG"
 LENGTH = {"t": "T", "s": "S", "d": "D", "e": "E", "h": "H", "b": "B"}
 CONFUSED = {"t": "S", "s": "T", "d": "E", "e": "D", "h": "K"}
 """Lengths that a kernel takes for that of the index; others are no place: h ≥ D says D = 0."""
@@ -37,7 +36,7 @@ EVERYWHERE = "everywhere"
 class Sample:
     """Elements of one problem, some of them wrong."""
 
-    # by letter: those of `SIZES`, or others of a function that is not attention
+    # by letter: B H K T S D E G, or others of a function that is not attention
     sizes: dict[str, int]
     options: frozenset[str]  # those that are on
     axes: str  # letters of the axes of `wrong` and `known`
@@ -146,27 +145,24 @@ def learn(samples: Sequence[Sample]) -> Where | None:
     def mistakes(x: Array) -> float:
         return float(weight[x != y].sum())
 
-    best = (mistakes(np.ones(len(y), bool)), 0.0, ())
     scored = sorted(
         ((mistakes(x), a.cost, i) for i, (a, x) in enumerate(zip(atoms, values, strict=True)))
     )
-    pool: list[tuple[float, float, tuple[int, ...]]] = [best]
-    singles = [(m, c, (i,)) for m, c, i in scored]
-    pool += singles
+    pool: list[tuple[float, float, tuple[int, ...]]] = [(mistakes(y | True), 0.0, ())]
+    pool += [(m, c, (i,)) for m, c, i in scored]
     keep = [i for _, _, i in sorted(scored, key=lambda x: x[0] + WORTH * x[1])[:90]]
-    pairs = []
-    for i, j in combinations(keep, 2):
-        both = values[i] & values[j]
-        pairs.append((mistakes(both), atoms[i].cost + atoms[j].cost, (i, j)))
+    pairs = [
+        (mistakes(values[i] & values[j]), atoms[i].cost + atoms[j].cost, (i, j))
+        for i, j in combinations(keep, 2)
+    ]
     pairs.sort(key=_price)
     pool += pairs[:40]
-    for m, c, (i, j) in pairs[:25]:
-        if m <= WORTH:
-            continue
-        for n in keep:
-            if n not in (i, j):
-                x = values[i] & values[j] & values[n]
-                pool.append((mistakes(x), c + atoms[n].cost, (i, j, n)))
+    pool += [
+        (mistakes(values[i] & values[j] & values[n]), c + atoms[n].cost, (i, j, n))
+        for m, c, (i, j) in pairs[:25]
+        for n in keep
+        if m > WORTH and n not in (i, j)
+    ]
     errors, _, chosen = min(pool, key=_price)
     ordered = tuple(atoms[i] for i in _in_order(chosen, atoms))
     return Where(" and ".join(atom.text for atom in ordered) or EVERYWHERE, errors, ordered)
@@ -210,52 +206,52 @@ def _bounds(below: int, low: int) -> list[int]:
 
 def _along(table: Table, x: str) -> Iterator[Atom]:
     """Yield atoms of one index: equal to a number, beyond a border, at an end, or by tiles."""
-    y, column = table.y, table[x]
+    y, column, length = table.y, table[x], LENGTH[x]
     bad, good = column[y], column[~y]
     low, high = int(bad.min()), int(bad.max())
-    length = LENGTH[x]
+
+    def beyond(text: str, cost: float, border: Callable[..., Any]) -> Atom:
+        return Atom(f"{x} ≥ {text}", cost, lambda t: t[x] >= border(t))
+
+    def before(text: str, cost: float, border: Callable[..., Any]) -> Atom:
+        return Atom(f"{x} < {text}", cost, lambda t: t[x] < border(t))
+
     if low == high:
-        yield Atom(f"{x} = {low}", 1.0, lambda t, n=low: t[x] == n)
+        yield Atom(f"{x} = {low}", 1.0, lambda t: t[x] == low)
     below = good[good < low]
     if low > 0 and len(below):
-        for n in {low, *_bounds(int(below.max()) + 1, low + 1)}:
-            if n:
-                cost = _round(n)
-                yield Atom(f"{x} ≥ {n}", cost, lambda t, n=n: t[x] >= n)
+        for n in {low, *_bounds(int(below.max()) + 1, low + 1)} - {0}:
+            yield beyond(f"{n}", _round(n), lambda _, n=n: n)
     above = good[good > high]
     if len(above):
         for n in {high + 1, *_bounds(high + 1, int(above.min()) + 1)}:
-            yield Atom(f"{x} < {n}", _round(n), lambda t, n=n: t[x] < n)
+            yield before(f"{n}", _round(n), lambda _, n=n: n)
     if other := CONFUSED.get(x):
-        yield Atom(f"{x} ≥ {other}", 1.2, lambda t: t[x] >= t[other])
-        yield Atom(f"{x} < {other}", 1.4, lambda t: t[x] < t[other])
+        yield beyond(other, 1.2, lambda t: t[other])
+        yield before(other, 1.4, lambda t: t[other])
     if x in "ts":
         a, b = ("S", "T") if x == "s" else ("T", "S")
-        yield Atom(f"{x} ≥ {a} − {b}", 1.4, lambda t: t[x] >= t[a] - t[b])
-        yield Atom(f"{x} < {a} − {b}", 1.3, lambda t: t[x] < t[a] - t[b])
+        yield beyond(f"{a} − {b}", 1.4, lambda t: t[a] - t[b])
+        yield before(f"{a} − {b}", 1.3, lambda t: t[a] - t[b])
     end = table[length] - column
-    if int(end[y].max()) < int(end.max()):
-        n = int(end[y].max())
-        text = f"{x} = {length} − 1" if n == 1 else f"{x} ≥ {length} − {n}"
-        yield Atom(text, 1.1 * _round(n), lambda t, n=n: t[length] - t[x] <= n)
-    if int(end[y].min()) > 1:
-        n = int(end[y].min())
-        cost = 1.3 * _round(n)
-        yield Atom(f"{x} < {length} − {n - 1}", cost, lambda t, n=n: t[length] - t[x] >= n)
+    near, far = int(end[y].min()), int(end[y].max())
+    if far < int(end.max()):
+        text = f"{x} = {length} − 1" if far == 1 else f"{x} ≥ {length} − {far}"
+        yield Atom(text, 1.1 * _round(far), lambda t: t[length] - t[x] <= far)
+    if near > 1:
+        yield before(f"{length} − {near - 1}", 1.3 * _round(near), lambda t: t[length] - near + 1)
     for m in TILES:
         if int(column.max()) >= m or m <= 4:
             yield from _modulus(table, x, m)
-        if m >= 4:
-            yield Atom(f"{x} ≥ {m} · ({length} // {m})", 1.5,
-                       lambda t, m=m: t[x] >= m * (t[length] // m))  # fmt: skip
-            yield Atom(f"{x} < {m} · ({length} // {m})", 1.6,
-                       lambda t, m=m: t[x] < m * (t[length] // m))  # fmt: skip
-            yield Atom(f"{x} ≥ {m} · (⌈{length} / {m}⌉ − 1)", 1.6,
-                       lambda t, m=m: t[x] >= m * (-(-t[length] // m) - 1))  # fmt: skip
-            yield Atom(f"{x} < {m} · (⌈{length} / {m}⌉ − 1)", 1.6,
-                       lambda t, m=m: t[x] < m * (-(-t[length] // m) - 1))  # fmt: skip
-            yield Atom(f"{x} ≥ {m} · ⌈{length} / {2 * m}⌉", 1.7,
-                       lambda t, m=m: t[x] >= m * -(-t[length] // (2 * m)))  # fmt: skip
+        if m < 4:
+            continue
+        whole = f"{m} · ({length} // {m})", lambda t, m=m: m * (t[length] // m)
+        last = f"{m} · (⌈{length} / {m}⌉ − 1)", lambda t, m=m: m * (-(-t[length] // m) - 1)
+        for cost, (text, border) in ((1.5, whole), (1.6, last)):
+            yield beyond(text, cost, border)
+            yield before(text, 1.6, border)
+        half = f"{m} · ⌈{length} / {2 * m}⌉"
+        yield beyond(half, 1.7, lambda t, m=m: m * -(-t[length] // (2 * m)))
 
 
 def _modulus(table: Table, x: str, m: int) -> Iterator[Atom]:
@@ -281,7 +277,11 @@ def _heads(table: Table) -> Iterator[Atom]:
 
 def _diagonal(table: Table) -> Iterator[Atom]:
     """Yield atoms that compare s with t, aligned at either end, and tiles on the diagonal."""
-    for name, distance in (("t + S − T", _bottom_right), ("t", _top_left)):
+    aligned: dict[str, Callable[..., Array]] = {
+        "t + S − T": lambda t: np.asarray(t["t"] + t["S"] - t["T"] - t["s"]),
+        "t": lambda t: np.asarray(t["t"] - t["s"]),
+    }
+    for name, distance in aligned.items():
         d = distance(table)
         bad, good = d[table.y], d[~table.y]
         low, high = int(bad.min()), int(bad.max())
@@ -297,16 +297,6 @@ def _diagonal(table: Table) -> Iterator[Atom]:
                        lambda t, f=distance, n=high: f(t) <= n)  # fmt: skip
     for m in (16, 32, 64):
         yield Atom(f"s // {m} = t // {m}", 1.5, lambda t, m=m: t["s"] // m == t["t"] // m)
-
-
-def _bottom_right(t: Table) -> Array:
-    """Keys between a key and the diagonal that ends at the last key."""
-    return np.asarray(t["t"] + t["S"] - t["T"] - t["s"])
-
-
-def _top_left(t: Table) -> Array:
-    """Keys between a key and the diagonal that begins at the first key."""
-    return np.asarray(t["t"] - t["s"])
 
 
 def _shift(name: str, n: int) -> str:

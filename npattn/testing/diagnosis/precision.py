@@ -1,4 +1,7 @@
-"""The precision in which an implementation computes, told from its errors on plain problems."""
+"""The precision in which an implementation computes, told from its errors on plain problems.
+
+A result that is rounded to a narrower dtype on the way is told from its elements.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from functools import partial
 
 import numpy as np
 
+from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
+from npattn.testing.bounds.ulp import real
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.comparison import compare_arrays, compare_result
-from npattn.testing.diagnosis.candidates import Candidate
-from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.comparison import compare_arrays
+from npattn.testing.diagnosis.evidence import Candidate, Evidence
 from npattn.testing.rules.systematic_error import (
     EXCESSIVE,
     ErrorSample,
@@ -157,11 +161,7 @@ def _rounds_alike(model: Rounding, evidence: Evidence) -> bool:
     """Return True if all results are within the tolerance of a model."""
     trial = replace(evidence.trial, rounding=model, memo={})
     tolerance = trial.tolerance(evidence.problem, evidence.cotangents, evidence.exact)
-    return all(
-        compare_result(name, array, evidence.exact[name], tolerance[name]).passed
-        for name, arrays in evidence.observed.items()
-        for array in arrays
-    )
+    return evidence.is_within(evidence.exact, tolerance)
 
 
 def describe_precision(trial: Trial, seed: int) -> str:
@@ -196,3 +196,37 @@ def _describe_float64(trial: Trial) -> list[str]:
     if model is None:
         return ["float64 agrees in no precision"]
     return [] if model == wide.rounding else [f"float64 computed in {model.name}"]
+
+
+NARROW = ("float32", "float16", "bfloat16")
+"""Dtypes, the widest first: what is a number of one may be one of the next as well."""
+PARTIAL_SUMS = 8
+"""Most roundings of partial sums by which such a result may be off."""
+
+
+def dtype_candidates(evidence: Evidence) -> Iterator[Candidate]:
+    """Yield each dtype that is narrower than that of the inputs, the narrowest first."""
+    names = ", ".join(sorted(evidence.wrong))
+    for dtype in reversed(NARROW):
+        if unit_roundoff(dtype) > unit_roundoff(evidence.problem.q.dtype):
+            text = f"{names} is rounded to {dtype} on the way: each element is a {dtype} number"
+            yield Candidate(f"{names}: {dtype}", text, partial(_explains_dtype, dtype), "precision")
+
+
+def _explains_dtype(dtype: str, evidence: Evidence) -> bool:
+    return all(
+        _is_rounded(array, evidence.exact[name], dtype)
+        for name in evidence.wrong
+        for array in evidence.observed[name]
+    )
+
+
+def _is_rounded(array: Array, exact: Array, dtype: str) -> bool:
+    """Return True if each element is a number of a dtype, and near the exact one."""
+    array = real(array)
+    if array.shape != exact.shape or not np.isfinite(exact).all():
+        return False
+    with np.errstate(over="ignore"):
+        same = array.astype(dtype).astype(array.dtype) == array
+    allowed = PARTIAL_SUMS * unit_roundoff(dtype) * abs(exact).max(initial=0.0)
+    return bool(same.all() and (abs(array - exact) <= allowed).all())

@@ -7,7 +7,7 @@ best of them on problems on which nothing failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
@@ -15,15 +15,16 @@ from operator import attrgetter
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
 from npattn.testing.diagnosis.borders import Neighbours
-from npattn.testing.diagnosis.candidates import Candidate, Found
-from npattn.testing.diagnosis.conventions import convention_candidates, profile_candidates
+from npattn.testing.diagnosis.conventions import (
+    convention_candidates,
+    layout_candidates,
+    profile_candidates,
+)
 from npattn.testing.diagnosis.descales import descale_candidates
-from npattn.testing.diagnosis.dtypes import dtype_candidates
-from npattn.testing.diagnosis.evidence import Evidence, sample
-from npattn.testing.diagnosis.explore import scores_of
-from npattn.testing.diagnosis.layouts import layout_candidates
+from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found, sample
+from npattn.testing.diagnosis.explore import LARGE, scores_of
 from npattn.testing.diagnosis.locate import is_one_factor, result
-from npattn.testing.diagnosis.precision import precision_candidates
+from npattn.testing.diagnosis.precision import dtype_candidates, precision_candidates
 from npattn.testing.trial import Trial
 
 PROBES = 12
@@ -32,8 +33,6 @@ REFUTED = 0.1
 """Share of those on which the implementation may be right, against what a candidate predicts."""
 MOST = 0.5
 """Share of those on which it matters that it must reproduce: another mistake may meet it."""
-LARGE = 2**16
-"""Scores of the largest problem on which every candidate is tried."""
 NEAR = 4
 """Smallest failing problems around which others are tried."""
 RIVALS = 4
@@ -70,11 +69,13 @@ def search(
     return found, [whole[e] for e in (*skipped, *left)]
 
 
+@dataclass(eq=False)
 class _Judge:
     """Judge of candidates: the failing problems, and others on which none failed yet."""
 
-    def __init__(self, trial: Trial, evidence: Sequence[Evidence], without: Container[str]) -> None:
-        self.trial, self.evidence, self.without = trial, evidence, without
+    trial: Trial
+    evidence: Sequence[Evidence]
+    without: Container[str]
 
     @cached_property
     def formats(self) -> list[Candidate]:

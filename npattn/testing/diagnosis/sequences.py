@@ -5,7 +5,7 @@ A misreading that the judge can share is the cause if every wrong result is righ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,8 +16,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.testing.adapters.base import ImplementationError, Results
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.adapters.storage import MISREADINGS
-from npattn.testing.diagnosis.candidates import Candidate, Found
-from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.evidence import Candidate, Evidence, Found
 from npattn.testing.trial import GRADIENTS
 
 SLOTS = "it reads slots that no sequence has: behind the last key, or in pages that no table names"
@@ -28,12 +27,10 @@ ALONE = (
 )
 
 
-def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evidence]]:
-    """Find what is wrong by the places of sequences, or by the order of a packed array.
-
-    Returned are the causes, with what each explains of the failing problems, and what none does.
-    """
-    left, found = list(evidence), []
+def find_sequence_causes(evidence: Sequence[Evidence]) -> Found:
+    """Find what is wrong by the places of sequences, or by the order of a packed array."""
+    left = list(evidence)
+    found: Found = []
     for text, explains in CAUSES:
         claimed = [e for e in left if explains(e)]
         if claimed:
@@ -44,16 +41,12 @@ def find_sequence_causes(evidence: Sequence[Evidence]) -> tuple[Found, list[Evid
     if len(reads) > 1:  # of whom a wrong place is depends on the problem
         reads.sort(key=lambda x: -len(x[1]))
         text = "; ".join(candidate.text for candidate, _ in reads)
-        explains = partial(_any_explains, [candidate for candidate, _ in reads])
-        whole = Candidate(text, text, explains, "visible", "")
+        tests = [candidate.explains for candidate, _ in reads]
+        whole = Candidate(text, text, lambda e: any(f(e) for f in tests), "visible", "")
         found = [(whole, [e for _, own in reads for e in own])] + [
             x for x in found if x not in reads
         ]
-    return [(_of_backward(c, own), own) for c, own in found], left
-
-
-def _any_explains(candidates: Sequence[Candidate], evidence: Evidence) -> bool:
-    return any(candidate.explains(evidence) for candidate in candidates)
+    return [(_of_backward(c, own), own) for c, own in found]
 
 
 def _of_backward(candidate: Candidate, claimed: Sequence[Evidence]) -> Candidate:
@@ -72,32 +65,27 @@ def _call(
     return results + f.gradients(problem, cotangents) if wanted else results
 
 
-def _reads(what: str) -> Callable[[Evidence], bool]:
-    """Return a test: a wrong o, lse or dv changes with what nobody may read.
+def _reads(what: str, evidence: Evidence) -> bool:
+    """Return True if a wrong o, lse or dv changes with numbers that nobody may read.
 
-    dq and dk also change with it by a δ of another sequence.
+    dq and dk also change with them by a δ of another sequence.
     """
-
-    def explains(evidence: Evidence) -> bool:
-        """Return True if a wrong result differs when other numbers stand where nobody may read."""
-        f, wrong = evidence.trial.implementation, {"o", "lse", "dv"} & {*evidence.wrong}
-        if f.storage is None or not wrong:
-            return False
-        try:
-            plain, other = (
-                _call(one, evidence.problem, evidence.cotangents, wrong)
-                for one in (f, f.with_storage(renewed=what))
-            )
-        except ImplementationError:
-            return False
-        pairs = zip(plain.pairs, other.pairs, strict=True)
-        return any(
-            not np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
-            for (name, x), (_, y) in pairs
-            if name in wrong
+    f, wrong = evidence.trial.implementation, {"o", "lse", "dv"} & {*evidence.wrong}
+    if f.storage is None or not wrong:
+        return False
+    try:
+        plain, other = (
+            _call(one, evidence.problem, evidence.cotangents, wrong)
+            for one in (f, f.with_storage(renewed=what))
         )
-
-    return explains
+    except ImplementationError:
+        return False
+    pairs = zip(plain.pairs, other.pairs, strict=True)
+    return any(
+        not np.array_equal(x, y, equal_nan=x.dtype.kind in "fc")
+        for (name, x), (_, y) in pairs
+        if name in wrong
+    )
 
 
 def _is_right(
@@ -117,26 +105,18 @@ def _is_right(
     return all(found[name].passed for name in wrong if name in found)
 
 
-def _changes(needs: str, **changes: Any) -> Callable[[Evidence], bool]:
-    """Return a test: it has a parameter, and is right if its sequences are stored otherwise."""
-
-    def explains(evidence: Evidence) -> bool:
-        f = evidence.trial.implementation
-        has = f.storage is not None and needs in {*f.storage.takes, f.storage.keys}
-        return has and _is_right(evidence, f.with_storage(**changes))
-
-    return explains
+def _is_right_with(needs: str, changes: Mapping[str, Any], evidence: Evidence) -> bool:
+    """Return True if it has a parameter, and is right if its sequences are stored otherwise."""
+    f = evidence.trial.implementation
+    has = f.storage is not None and needs in {*f.storage.takes, f.storage.keys}
+    return has and _is_right(evidence, f.with_storage(**changes))
 
 
-def _reads_packed(order: str) -> Callable[[Evidence], bool]:
-    """Return a test: it is right if its packed array has another order."""
-
-    def explains(evidence: Evidence) -> bool:
-        f = evidence.trial.implementation
-        other = f.packing is not None and f.packing.order != order
-        return other and _is_right(evidence, f.with_packing(order=order))
-
-    return explains
+def _is_right_in(order: str, evidence: Evidence) -> bool:
+    """Return True if it is right if its packed array has another order."""
+    f = evidence.trial.implementation
+    other = f.packing is not None and f.packing.order != order
+    return other and _is_right(evidence, f.with_packing(order=order))
 
 
 def _is_right_alone(evidence: Evidence) -> bool:
@@ -171,17 +151,20 @@ WITHOUT = {
 }
 LAYOUTS = (MISREADINGS["columns"], MISREADINGS["order"], ALONE)
 READS = (SLOTS, OTHERS, "it reads the mask of another sequence")
-CAUSES = (
+CAUSES: tuple[tuple[str, Callable[[Evidence], bool]], ...] = (
     *(
-        (text, _changes(NEEDS.get(name, "cosines"), misread=name))
+        (text, partial(_is_right_with, NEEDS.get(name, "cosines"), {"misread": name}))
         for name, text in MISREADINGS.items()
     ),
-    ("it reads its packed array with the parts behind the heads", _reads_packed("heads")),
-    ("it reads its packed array with the parts before the heads", _reads_packed("parts")),
-    (SLOTS, _reads("slots")),
-    (OTHERS, _reads("sequences")),
-    ("it reads the mask of another sequence", _reads("masks")),
-    *((text, _changes(name, without=frozenset({name}))) for name, text in WITHOUT.items()),
+    ("it reads its packed array with the parts behind the heads", partial(_is_right_in, "heads")),
+    ("it reads its packed array with the parts before the heads", partial(_is_right_in, "parts")),
+    (SLOTS, partial(_reads, "slots")),
+    (OTHERS, partial(_reads, "sequences")),
+    ("it reads the mask of another sequence", partial(_reads, "masks")),
+    *(
+        (text, partial(_is_right_with, name, {"without": frozenset({name})}))
+        for name, text in WITHOUT.items()
+    ),
     (ALONE, _is_right_alone),
 )
 """Causes in words, each with its test, in the order in which they are tried."""

@@ -23,6 +23,7 @@ import numpy as np
 from npattn.errors import NpattnError
 from npattn.problem import Problem
 from npattn.problem.arrays import Array
+from npattn.testing.diagnosis.evidence import scores_shape
 from npattn.testing.trial import Trial
 
 NAMES = {"b": "sample", "h": "head", "t": "row", "s": "key", "d": "column", "e": "column"}
@@ -229,8 +230,7 @@ def _indices(letters: str, shape: Sequence[int]) -> Iterator[tuple[int, str, Arr
 
 def _take(x: Array, source: Array, axis: int, problem: Problem) -> Array:
     """Return an array of the scores, each with the part of another index."""
-    heads = () if problem.headless else (problem.H,)
-    shape = (*problem.lead, *heads, problem.T, problem.S)
+    shape = scores_shape(problem)
     whole = _flat(np.broadcast_to(x, shape), problem)
     return np.take(whole, source, axis).reshape(shape)
 

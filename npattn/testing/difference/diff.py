@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npattn.errors import DtypeError
+from npattn.errors import DtypeError, MissingExtraError, OptionError
 from npattn.problem.checks import check_integer
-from npattn.profiles import Profile
+from npattn.profiles import PROFILES, Profile
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.adapters.implementation import Implementation
 from npattn.testing.difference.answer import (
@@ -22,23 +23,87 @@ from npattn.testing.difference.answer import (
 )
 from npattn.testing.difference.factors import answer_plain, change_factors
 from npattn.testing.difference.measure import Measurement, measure, sample_recipes
-from npattn.testing.difference.names import choose_kind, profile_of
-from npattn.testing.difference.pair import compare_pair, is_plain
-from npattn.testing.difference.precision import (
-    PASSES,
-    explain_errors,
-    predict_roundings,
-    remaining,
-)
+from npattn.testing.difference.precision import PASSES, explain_errors, predict_roundings, remaining
 from npattn.testing.difference.profiles import diff_conventions, diff_profiles
 from npattn.testing.difference.record import Change, ConventionDifference, Difference
-from npattn.testing.difference.wrong import explain_wrong
+from npattn.testing.difference.wrong import compare_pair, explain_wrong, is_plain
 from npattn.testing.power import conclude, describe, find_unjudged
 from npattn.testing.reference.sides import Sides, open_sides
 from npattn.testing.rules.systematic_error import plain_recipes
+from npattn.testing.targets import TARGETS
 from npattn.testing.worker.connect import connect
 from npattn.testing.worker.connect import isolate as isolate_in_worker
 from npattn.testing.worker.supervisor import Limits
+
+
+def choose_kind(a: Any, b: Any, profiles: bool) -> tuple[str, tuple[str, ...]]:
+    """Choose what two names or objects are compared as: "profiles" or "implementations".
+
+    Names are the latter if both run here, unless `profiles` asks for the other. Notes say why,
+    where a name stands for both.
+    """
+    if isinstance(a, str) and isinstance(b, str):
+        return _choose_by_name(a, b, profiles)
+    are_profiles = [isinstance(x, Profile) or (isinstance(x, str) and profiles) for x in (a, b)]
+    if all(are_profiles):
+        return "profiles", ()
+    if profiles or any(are_profiles):
+        raise OptionError("got a profile and an implementation: check(f, like=...) judges it by it")
+    return "implementations", ()
+
+
+def _choose_by_name(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...]]:
+    names = (a, b)
+    for name in names:
+        (profile_of if profiles else _check_name)(name)
+    if profiles:
+        return "profiles", ()
+    if all(map(_runs_here, names)):
+        both = all(name in PROFILES for name in names)
+        note = f"{a} and {b} are run; --profiles compares their profiles."
+        return "implementations", (note,) if both else ()
+    if all(name in PROFILES for name in names):
+        lacking = [n for n in names if not _runs_here(n)]
+        why = "; ".join(
+            f"{n} needs {TARGETS[n].lacks}" if n in TARGETS else f"{n} is a profile alone"
+            for n in lacking
+        )
+        is_run = any(name in TARGETS for name in names)
+        return "profiles", (f"Their profiles are compared, since {why}.",) if is_run else ()
+    for name in names:
+        if name in TARGETS and name not in PROFILES and not _runs_here(name):
+            raise MissingExtraError(f"{name} needs {TARGETS[name].lacks}")
+    alone, other = sorted(names, key=_runs_here)
+    more = f"; --profiles compares it with the profile of {other}" if other in TARGETS else ""
+    raise OptionError(
+        f"{alone} is a profile here, and {other} an implementation: "
+        f"npattn check {other} --like {alone} judges it by that profile{more}"
+    )
+
+
+def profile_of(name: str) -> Profile:
+    """Return the profile of this name, or that of the target."""
+    if name in PROFILES:
+        return PROFILES[name]
+    if name in TARGETS:
+        return TARGETS[name].profile
+    raise OptionError(f"{name} has no profile, must be one of {', '.join(PROFILES)}")
+
+
+def _check_name(name: str) -> None:
+    if name in PROFILES or name in TARGETS or ":" in name.strip(":"):
+        return
+    near = difflib.get_close_matches(name, [*PROFILES, *TARGETS], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise OptionError(
+        f"{name!r} is no name of a profile ({', '.join(PROFILES)}), none that npattn list shows, "
+        f"and not module:function or path/file.py:function{hint}"
+    )
+
+
+def _runs_here(name: str) -> bool:
+    return TARGETS[name].runs_here if name in TARGETS else name not in PROFILES
+
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 EXAMPLES = 24

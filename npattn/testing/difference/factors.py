@@ -18,8 +18,7 @@ from npattn.problem import Cotangents, Problem
 from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.difference.distance import Judged, farthest
-from npattn.testing.difference.measure import Answer, answer
+from npattn.testing.difference.measure import Answer, Judged, answer, farthest
 from npattn.testing.difference.record import Change, Move
 from npattn.testing.reference.sides import Sides, share_cotangents
 from npattn.testing.rules.relate import (

@@ -9,8 +9,7 @@ from npattn.problem.meanings import MEANINGS
 from npattn.problem.options import OPTIONS, RESULTS
 from npattn.profiles import Profile
 from npattn.testing.difference.record import ConventionDifference, Difference
-from npattn.testing.difference.smallest import find_example
-from npattn.testing.difference.words import describe, differing
+from npattn.testing.difference.smallest import describe, differing, find_example
 
 
 def diff_profiles(a: Profile, b: Profile, notes: Sequence[str] = ()) -> Difference:

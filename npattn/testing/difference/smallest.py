@@ -24,7 +24,44 @@ from npattn.problem import Problem
 from npattn.problem.arrays import Array, finfo
 from npattn.testing.bounds.allowed import tolerance
 from npattn.testing.diagnosis.conventions import realign
-from npattn.testing.difference.words import TOPICS
+from npattn.testing.diagnosis.sentences import CONVENTIONS
+
+HIDDEN = ("hidden_fill", "hidden_add")
+TOPICS: dict[str, tuple[str, ...]] = {
+    "hidden scores" if name in HIDDEN else name: HIDDEN if name in HIDDEN else (name,)
+    for name in vars(Conventions())
+}
+"""Subject → conventions of it: of `hidden_fill` and `hidden_add` one at most is given."""
+
+
+def differing(a: Conventions, b: Conventions) -> list[str]:
+    """Return the topics in which two conventions differ, in the order of `TOPICS`."""
+    return [topic for topic in TOPICS if _values(topic, a) != _values(topic, b)]
+
+
+def describe(topic: str, conventions: Conventions) -> str:
+    """Return the sentence of what conventions say on a topic."""
+    value, *more = _values(topic, conventions)
+    if topic == "lse_empty":
+        return f"lse of a query that sees no key is {value}"
+    if topic == "hidden scores":
+        became = f"become {value}" if value else f"have {more[0]} added"
+        stay = f"hidden scores {became}, and their keys stay in the softmax"
+        return stay if value or more[0] else "hidden keys leave the softmax"
+    if topic == "empty_row_bias":
+        value = value or conventions.empty_row
+    return CONVENTIONS[f"{topic}={value}"]
+
+
+def _values(topic: str, conventions: Conventions) -> tuple[str | None, ...]:
+    """Return what is compared: numbers by their text, for NaN is not equal to itself."""
+    if topic == "empty_row_bias":
+        empty_bias = conventions.empty_row_bias
+        return (None if empty_bias == conventions.empty_row else empty_bias,)
+    values = (getattr(conventions, name) for name in TOPICS[topic])
+    texts = {None: None, "min": "the least finite number of the dtype"}
+    return tuple(texts[x] if x in texts else _format(x) for x in values)
+
 
 SHOWS = {"lse_base": "lse", "lse_empty": "lse", "weights": "weights"}
 """Topic → the result that it changes, if that is not o."""

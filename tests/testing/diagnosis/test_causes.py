@@ -15,6 +15,10 @@ from npattn.testing import check
 from npattn.testing.comparison import Comparison
 from npattn.testing.diagnosis import borders, causes
 from npattn.testing.diagnosis.evidence import collect
+from npattn.testing.diagnosis.explore import Point, try_recipe
+from npattn.testing.diagnosis.locate import Fault
+from npattn.testing.report.cause import Cause
+from npattn.testing.report.pair import Pair
 from tests.testing.diagnosis import wrong_kernels
 from tests.testing.diagnosis.failures import (
     RECIPES,
@@ -313,6 +317,52 @@ def test_a_problem_that_its_rule_has_changed_fails_where_the_place_says():
     cause = only_cause(trial, [*fail(trial, ["longer"]), changed])
     assert (cause.step, cause.where) == ("p", "S % 64 ≠ 0")
     assert len(cause.rules) == 2
+
+
+@pytest.mark.parametrize(("small", "steps"), [(2, {"precision"}), (1, {"s", "dp"})])
+def test_problems_with_roundings_alone_decide_if_they_are_most(small, steps):
+    """A rounding may look like a factor; a factor is small on some problems."""
+    s, dp = (Fault(x, None, None, None) for x in ("s", "dp"))
+    faults = [replace(s, step="precision", facts={"read": dp})] * small + [s]
+    points = [Point(None, SimpleNamespace(problem=None), fault) for fault in faults]
+    assert {p.fault.step for p in causes._agree(points)} == steps
+
+
+def test_nan_of_inputs_and_nan_of_a_function_are_two_causes():
+    of_inputs, own = (Fault("nan", None, None, None, facts={"of_inputs": x}) for x in (True, False))
+    assert causes._same_step(own, own)
+    assert not causes._same_step(of_inputs, own)
+
+
+@pytest.mark.parametrize(
+    "known", [{"where": "s ≥ 8"}, {"amount": "× 2"}, {"passes_when": "fails only where S > 16"}, {}]
+)
+def test_a_cause_that_is_known_needs_no_sharper_model(known, monkeypatch):
+    asked, trial = [], trial_of(attend)
+    (outcome,) = fail(trial, ["plain"])
+    own = Cause("s is wrong", (outcome.id,), "s", name="s", pair=Pair("", ""), **known)
+    monkeypatch.setattr(causes, "_read_suspicion", lambda *x: asked.append(x))
+    monkeypatch.setattr(causes._Diagnosis, "causes", lambda _: iter([own]))
+    only_cause(trial, [outcome])
+    assert bool(asked) is (not known)
+
+
+@pytest.mark.parametrize("backward", [None, lambda dout, q, k, v, *, out, lse: (q, k, v)])
+def test_a_failing_problem_is_read_again_without_gradients_if_it_has_any(backward, monkeypatch):
+    recipes = []
+    monkeypatch.setattr(causes, "try_recipe", lambda *x: recipes.append(x[1]) or try_recipe(*x))
+    trial = trial_of(lambda q, k, v: 2 * attend(q, k, v), backward)
+    (outcome,) = fail(trial, ["plain"])
+    points = causes._Diagnosis(trial, [outcome])._points(collect(trial, outcome))
+    assert len(points) > 10
+    assert len(recipes) == (1 if backward is None else 2)
+
+
+def test_problems_around_a_failing_one_have_gradients_of_the_weights_too():
+    mistake = MISTAKES["dweights-ignored"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["plain"]))
+    assert (cause.step, cause.confirmed > 10) == ("dp", True)
 
 
 def test_gradients_that_are_wrong_alike_have_one_cause():

@@ -284,6 +284,18 @@ def test_a_number_of_one_length_may_count_from_either_end(lengths, where):
     assert elements.say_where(points, points[0].fault, None, "visible keys have weight 0") == where
 
 
+@pytest.mark.parametrize(
+    ("x", "others", "is_of_one"), [("h", 1, True), ("h", 3, False), ("t", 1, False), ("t", 0, True)]
+)
+def test_few_numbers_of_heads_are_one_length(x, others, is_of_one):
+    """Most problems that are tried have the heads of the failing one; lengths differ in many."""
+    space = SimpleNamespace(sizes={}, few_shapes=False)
+    point = SimpleNamespace(evidence=SimpleNamespace(trial=SimpleNamespace(space=space)))
+    samples = [SimpleNamespace(sizes={x.upper(): 2 + (n < others)}) for n in range(23)]
+    failing = [(point, sample) for sample in samples]
+    assert elements._is_of_one_length(Where(f"{x} < 2", 0.0, ()), failing) is is_of_one
+
+
 def test_values_left_out_have_their_keys_and_the_condition_of_their_problems():
     """Without lse, a row of one key may see none, or lack its value: it is of the same cause."""
 

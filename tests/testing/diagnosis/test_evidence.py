@@ -22,7 +22,7 @@ def test_rows_that_are_nan_tell_nothing_whatever_the_dtype(predicted):
     exact = np.array([[np.nan], [1.0]])
     evidence = SimpleNamespace(
         exact={"o": exact},
-        tolerance={"o": np.array([[np.inf], [2.0**-8]])},
+        tolerance={"o": np.array([[np.nan], [2.0**-8]])},
         rounding=2.0**-8,
         trial=SimpleNamespace(conventions=Conventions(empty_row="nan")),
     )

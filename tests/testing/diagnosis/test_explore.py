@@ -11,6 +11,7 @@ from npattn.testing.diagnosis.explore import (
     EXTREME,
     enlarge,
     sample_of,
+    shape_of,
     try_recipe,
 )
 from tests.testing.diagnosis.failures import attention_with, trial_of
@@ -76,6 +77,16 @@ def test_rows_that_see_nothing_are_left_out_where_they_are_known_to_be_wrong():
     assert try_recipe(trial(), empty).fault is None
 
 
+def test_a_problem_of_much_work_is_not_asked():
+    """It takes longer than all other questions, unless the failing one does as well."""
+    several = {"S": 1031, "T": 521, "mask": None, "distribution": "normal"}
+    long = replace(BASE, **several)
+    near = Neighbours(trial(), BASE, frozenset({"o"}), ask=None)
+    assert near.fails(near.sample(long)) is None
+    near = Neighbours(trial(), replace(long, T=263), frozenset({"o"}))
+    assert near.fails(near.sample(long)) is False
+
+
 def test_a_problem_that_is_right_has_no_wrong_element():
     wrong = attention_with(dk=lambda up, *args: 2 * up(*args))
     own = trial_of(wrong.forward, wrong.backward)
@@ -87,6 +98,9 @@ def test_a_problem_that_is_right_has_no_wrong_element():
     sample = sample_of(right, like)
     assert not sample.wrong.any()
     assert sample.sizes["G"] == 2
+    dk = replace(like, quantity=replace(like.quantity, name="dk"))
+    heads = [shape_of(fault, right.evidence.problem)[1] for fault in (like, dk)]
+    assert heads == [4, 2]
 
 
 def test_a_bias_of_normal_numbers_gets_no_special_ones():

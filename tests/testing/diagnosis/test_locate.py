@@ -112,7 +112,12 @@ FORWARD = {
     "window": (
         "visible", "zeros", {"window": (2, 1)}, {"sides": after(lambda sides: (sides[0] - 1, 1))},
     ),
+    "window of rows whose other weights underflow": (
+        "visible", "zeros", {"window": (2, 1), "distribution": "saturated"},
+        {"sides": after(lambda sides: (sides[0] - 1, 1))},
+    ),
     "last keys forgotten": ("visible", "zeros", {}, {"visible": kept_keys(8)}),
+    "all keys forgotten": ("visible", "rows of zeros", {}, {"visible": kept_keys(0)}),
     "keys counted twice": ("p", "factor", {}, {"softmax": keys_counted_twice}),
     "not normalised": ("p", "rows", {}, in_softmax(0, lambda p, *_: 2 * p)),
     "sinks left out": (
@@ -293,8 +298,10 @@ def test_scores_that_are_clipped_give_weight_to_keys_that_have_none():
 
 
 def test_weights_that_are_right_where_they_are_returned_are_not_wrong():
-    fault = locate(evidence_of(trial_with(results=one_result(0, lambda o, c: 1.5 * o)), BASE))
+    evidence = evidence_of(trial_with(results=one_result(0, lambda o, c: 1.5 * o)), BASE)
+    fault = locate(evidence)
     assert (fault.step, fault.form) == ("o", "rows")
+    assert describe([Point(BASE, evidence, fault)]) == "× 1.5"
 
 
 def test_values_of_other_keys_are_of_o():
@@ -414,6 +421,17 @@ def test_rows_that_see_no_key_have_what_others_lack_by_a_wrong_mask():
     fault = locate(observe(trial_of(other_mask), problem, base.cotangents))
     assert (fault.step, fault.facts["kinds"]) == ("visible", ["extra", "zeros"])
     assert fault.wrong.all()
+
+
+def test_weights_below_all_floats_that_rise_are_of_the_row():
+    """A sink takes all weight, and is left out."""
+    trial = trial_with(softmax=with_inputs(sinks=lambda c: 0 * c.sinks - 99))
+    base = evidence_of(trial, replace(BASE, sinks=True))
+    problem = base.problem.replace(sinks=base.problem.sinks + 999)
+    evidence = observe(trial, problem, base.cotangents)
+    fault = locate(evidence)
+    assert (fault.step, fault.form, bool(fault.wrong.all())) == ("p", "rows", True)
+    assert describe([Point(BASE, evidence, fault)]) == "the sink is left out of the sum"
 
 
 @pytest.mark.parametrize("S", [1, 11])

@@ -8,8 +8,8 @@ import pytest
 from npattn.errors import DtypeError, OptionError
 from npattn.testing import Implementation, diff
 from npattn.testing.cases.recipe import Recipe
-from npattn.testing.difference import distance
-from npattn.testing.difference.distance import ratios
+from npattn.testing.difference import measure
+from npattn.testing.difference.measure import ratios
 from npattn.testing.targets import numpy
 from tests.testing.difference import kernels
 
@@ -131,7 +131,7 @@ def test_distance_that_misses_mistakes_is_a_defect(blind, monkeypatch):
     def misses(a, b):
         return ratios(*(x._replace(array=blind(x.array), exact=blind(x.exact)) for x in (a, b)))
 
-    monkeypatch.setattr(distance, "ratios", misses)
+    monkeypatch.setattr(measure, "ratios", misses)
     difference = compare(kernels.without_options, kernels.from_the_last_key, examples=2)
     assert (difference.alike, difference.exit_code) == (False, 2)
     assert "a defect of npattn: the negative result in o" in difference.reason

@@ -5,8 +5,7 @@ import pytest
 from npattn.errors import MissingExtraError, OptionError
 from npattn.profiles import PROFILES
 from npattn.testing import Implementation, diff
-from npattn.testing.difference import names
-from npattn.testing.difference.names import choose_kind, profile_of
+from npattn.testing.difference.diff import choose_kind, profile_of
 from tests.testing.difference import kernels
 
 
@@ -15,7 +14,8 @@ def runs(monkeypatch):
     """Choose which names run here."""
 
     def choose(*here):
-        monkeypatch.setattr(names, "_runs_here", lambda name: name in here or ":" in name)
+        name = "npattn.testing.difference.diff._runs_here"
+        monkeypatch.setattr(name, lambda name: name in here or ":" in name)
 
     return choose
 

@@ -16,8 +16,7 @@ from npattn.testing.diagnosis.conventions import realign
 from npattn.testing.diagnosis.sentences import CONVENTIONS
 from npattn.testing.difference import smallest
 from npattn.testing.difference.profiles import diff_profiles
-from npattn.testing.difference.smallest import find_example
-from npattn.testing.difference.words import TOPICS, describe, differing
+from npattn.testing.difference.smallest import TOPICS, describe, differing, find_example
 
 
 def results(example, conventions):

@@ -10,8 +10,7 @@ from npattn.testing import Implementation, diff
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.difference.measure import measure
-from npattn.testing.difference.pair import compare_pair, is_plain
-from npattn.testing.difference.wrong import Wrong
+from npattn.testing.difference.wrong import Wrong, compare_pair, is_plain
 from npattn.testing.reference.sides import Sides
 from tests.testing.difference import kernels
 from tests.testing.rules.relations import trial_of

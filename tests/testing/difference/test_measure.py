@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from npattn.testing.difference.distance import Judged, bits_differ, ratios, ulps
+from npattn.testing.difference.measure import Judged, bits_differ, ratios, ulps
 
 EPS = float(np.finfo(np.float32).eps)
 
