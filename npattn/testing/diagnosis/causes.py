@@ -50,8 +50,8 @@ REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
 READ = 4
 """Most failures from which a cause is read: each takes many calls."""
-PLACES = (300, 3.0), (60, 0.7)
-"""Questions and seconds in which the place of the first cause, and of each other, is attacked."""
+PLACE, OTHERS = 3.0, 0.7
+"""Seconds in which the place of the first cause is attacked, and that of each other at least."""
 SECONDS = 6.0
 """Processor time after which no further cause is read."""
 UNSEEN = 135
@@ -325,6 +325,7 @@ class _Diagnosis:
         found: list[tuple[Cause, list[Outcome]]] = []
         places: dict[str, Asked] = {}  # by the amount: gradients of one loop have it in common
         asked_of: dict[str, Asked | None] = {}
+        seconds = PLACE
         for turn in range(READ):
             if not left or (turn and time.process_time() > self.end):
                 break
@@ -338,9 +339,8 @@ class _Diagnosis:
             if not _own_names(first) <= reached:  # another result is wrong there as well
                 others = [e for e in left if e is not first and _own_names(e) <= reached]
                 if others:
-                    left = [others[0], *(e for e in left if e is not others[0])]
-                    continue
-                if fault.step in told:  # a cause that is told does not make its own results wrong
+                    first = others[0]
+                elif fault.step in told:  # a cause that is told makes no other results wrong
                     rest = first.without(told)
                     points = self._points(rest, told)
                     again = _common_fault(points)
@@ -361,8 +361,9 @@ class _Diagnosis:
                 asked = None  # it is of another gradient, whose place is another
             if asked is None and fault.step != "precision":  # which sizes round too far is chance
                 near = neighbours_of_fault(first, points, fault, amount, reached)
-                budget = PLACES[min(len(found), 1)]
-                asked = None if near is None else Asked.of(near, points, *budget)
+                start = time.process_time()
+                asked = None if near is None else Asked.of(near, points, seconds)
+                seconds = max(seconds - time.process_time() + start, OTHERS)
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]

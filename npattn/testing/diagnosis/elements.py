@@ -184,16 +184,14 @@ class Asked:
     held: bool  # it was attacked, and no problem at hand refutes it
 
     @classmethod
-    def of(
-        cls, near: Neighbours, points: Sequence[Point], questions: int, seconds: float
-    ) -> Asked | None:
+    def of(cls, near: Neighbours, points: Sequence[Point], seconds: float) -> Asked | None:
         """Ask for the place around a failing problem; None if that is right now."""
         told = [
             (p.recipe, bool(near.names & {*p.evidence.wrong}))
             for p in points
             if p.fault or near.shows(p.evidence)
         ]
-        place = near.place(questions, seconds, told)
+        place = near.place(seconds=seconds, known=told)
         if place is None:
             return None
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
