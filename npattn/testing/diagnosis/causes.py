@@ -369,7 +369,7 @@ class _Diagnosis:
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
             amount = describe(like)
             of_hidden = first.outcome is not None and first.outcome.rule.startswith("hidden-")
-            if asked is not None and any(asked.fails_on(e.recipe) is False for e in claimed):
+            if asked is not None and any(_refutes(e, asked) for e in claimed):
                 asked = replace(asked, held=False)
             cause = self._state(fault, like, amount, points, asked, of_hidden)
             rules = {e.outcome.rule for e in claimed if e.outcome}
@@ -448,14 +448,15 @@ class _Diagnosis:
     ) -> Cause:
         """Return the cause in words."""
         step = fault.step
-        where = EVERYWHERE if step == "state" else fault.facts.get("where")
+        known = [p.fault.facts.get("where", "") for p in like if p.fault is not None]
+        where = EVERYWHERE if step == "state" else min(known, key=len)  # of all of them
         # No element of another shape stands for one, and those that round too far are chance.
         has_elements = fault.form != "shape" and step != "precision"
-        if where is None and has_elements:
+        if not where and has_elements:
             where = say_where(tried, fault, asked, amount)
         elif where != EVERYWHERE and asked is not None:
-            where = " and ".join(filter(None, (where, asked.problems))) if asked.held else ""
-        where = where or ""
+            every = dict.fromkeys([*where.split(" and "), asked.problems])
+            where = " and ".join(filter(None, every)) if asked.held else ""
         results = requested_with(like)
         if (where or not has_elements) and results:
             where = results if where in ("", EVERYWHERE) else f"{where} and {results}"
@@ -657,6 +658,16 @@ def _explains(cause: Cause, asked: Asked | None, evidence: Evidence) -> bool:
     """Return True if a cause fails on a problem by its place, and reaches what is wrong there."""
     fails = asked is not None and asked.fails_on(evidence.recipe)
     return bool(fails and cause.where and _own_names(evidence) <= _reach(cause.step))
+
+
+def _refutes(evidence: Evidence, asked: Asked) -> bool:
+    """Return True if a failing problem is one that passes by a place.
+
+    Whether an array that its rule has changed is shared is not known.
+    """
+    outcome = evidence.outcome
+    changed = outcome is not None and "then changed" in outcome.recipe
+    return asked.fails_on(evidence.recipe) is False and not (changed and asked.near.traits)
 
 
 def _is_downstream(step: str, evidence: Evidence) -> bool:

@@ -36,6 +36,7 @@ OWN = {
     "gate of queries": replace(PLAIN, gate="columns", seed=21),
     "low rows": replace(PLAIN, bias="-1e4 rows", seed=22),
     "mask of samples": replace(PLAIN, lead=(3,), S=17, mask="padding", seed=23),
+    "matrix bias": replace(PLAIN, bias="matrix", seed=24),
     "causal window": replace(PLAIN, T=5, causal=True, window=(1, 0)),
 }
 
@@ -368,6 +369,35 @@ def test_values_of_an_option_that_pass_are_told_apart():
     cause = only_cause(trial, fail(trial, ["gate of queries"]))
     assert (cause.step, cause.where) == ("dgate", "gate and T > 1")
     assert cause.passes_when == "fails only where gate shared by queries and T > 1"
+
+
+def test_a_value_of_an_option_may_be_what_is_not_shared():
+    """dbias of a sample is the sum over all; a rule gives each sample a bias of its own."""
+    mistake = MISTAKES["dbias-of-all-samples"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    outcomes = fail(trial, ["bias", "matrix bias"])
+    problem = outcomes[1].problem
+    problem = problem.replace(bias=np.stack(2 * [problem.bias_array])[:, None])
+    outcomes[1] = replace(outcomes[1], problem=problem, recipe="bias, then changed")
+    cause = only_cause(trial, outcomes)
+    assert (cause.step, cause.where) == ("dbias", "bias and B > 1")
+    assert cause.passes_when == "fails only where bias not shared by samples and B > 1"
+
+
+def test_a_gradient_of_what_rows_share_has_its_place():
+    mistake = MISTAKES["dbias-transposed"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["square bias"]))
+    assert (cause.step, cause.where) == ("dbias", "bias and T = S")
+
+
+def test_elements_that_no_longer_problem_has_are_no_place():
+    """Aligned top-left, causal hides too many keys where T < S, and too few where T > S."""
+    mistake = MISTAKES["causal-backward-top-left"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    trial.skips_empty_rows = True
+    cause = only_cause(trial, fail(trial, ["causal"]))
+    assert (cause.step, cause.where) == ("visible", "backward: causal and T ≠ S")
 
 
 def test_a_size_that_a_window_exceeds_is_no_border():
