@@ -115,7 +115,7 @@ def _holds(text: str, values: Elements) -> Any:
     if text in words:
         return np.broadcast_to(words[text], ELEMENTS)
     text = re.sub(
-        r"^(window)\[.*|^(scale) .*|^(\w+)(?: shared |\.shape).*", r"\1\2\3", text
+        r"^(window)\[.*|^(scale) .*|^(\w+)(?: (?:not )?shared |\.shape).*", r"\1\2\3", text
     )  # some of its values
     sign = next((x for x in COMPARISONS if f" {x} " in text), None)
     if sign is None:

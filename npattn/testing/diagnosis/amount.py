@@ -30,6 +30,8 @@ MOST = 400
 AGREED = 0.9
 """Share of the problems that must have the form of the first, for it to be told."""
 
+Numbers = tuple[float | Array, Problem]
+"""Numbers of one problem."""
 Name = Callable[[Problem], float]
 SIZES: dict[str, Name] = {
     "√D": lambda p: math.sqrt(p.D),
@@ -74,26 +76,31 @@ POWERS |= {f"e{str(n).translate(RAISED)}": math.exp(n) for n in range(-60, 61) i
 """Powers that are named too: constants of formats and of clamps."""
 
 
-def recognise(values: Sequence[tuple[float, Problem]]) -> str:
+def recognise(values: Sequence[Numbers]) -> str:
     """Return the name of the one number that fits all problems; "" if there is none, or it is 1."""
-    finite = [(x, p) for x, p in values if np.isfinite(x)]
-    if not finite:
+    known = [(x, p) for x, p in values if np.isfinite(x).any()]
+    if not known:
         return ""
+    numbers, counts = _finite(known), [np.isfinite(x).sum() for x, _ in known]
     small = {name: value for name, value in POWERS.items() if value < NEAR**2}  # they are not 0
     for name, f in (*small.items(), *NUMBERS.items(), *POWERS.items()):
-        wanted = [f if isinstance(f, float) else f(p) for _, p in finite]
+        wanted = np.repeat([f if isinstance(f, float) else f(p) for _, p in known], counts)
         least = 0 if isinstance(f, float) else NEAR
-        pairs = zip((x for x, _ in finite), wanted, strict=True)
-        known = all(np.isfinite(w) and abs(w - 1) >= NEAR for w in wanted)
-        if known and all(abs(x - w) <= NEAR * max(abs(w), least) for x, w in pairs):
+        near = abs(numbers - wanted) <= NEAR * np.maximum(abs(wanted), least)
+        if (near & np.isfinite(wanted) & (abs(wanted - 1) >= NEAR)).all():
             return name
-    numbers = [x for x, _ in finite]
-    low, high = min(numbers), max(numbers)
+    low, high = numbers.min(), numbers.max()
     is_one = high - low <= NEAR * max(abs(high), abs(low)) and f"{np.median(numbers):.4g}" != "1"
     return f"{np.median(numbers):.4g}" if is_one else ""
 
 
-def _factor(values: Sequence[tuple[float, Problem]], what: str = "") -> str:
+def _finite(values: Iterable[Numbers]) -> Array:
+    """Return the finite numbers of all problems together."""
+    numbers = np.concatenate([np.zeros(0), *(np.ravel(x) for x, _ in values)])
+    return np.asarray(numbers[np.isfinite(numbers)])
+
+
+def _factor(values: Sequence[Numbers], what: str = "") -> str:
     """Return "× 2", or "q·k × 2", if one number fits all problems; "" if none does."""
     text = recognise(values)
     return f"{what} × {text}".strip() if text else ""
@@ -126,9 +133,9 @@ Moved = dict[tuple[int, ...], tuple[int, ...]]
 """Place of a wrong element → the place whose value it has."""
 
 
-def _list_ratios(faults: Faults) -> list[tuple[float, Problem]]:
+def _list_ratios(faults: Faults) -> list[Numbers]:
     """Return the factors of wrong weights, or of wrong rows."""
-    return [(float(np.exp(x)), p) for f, p in faults for x in f.facts["log"][f.wrong][:MOST]]
+    return [(np.exp(f.facts["log"][f.wrong][:MOST]), p) for f, p in faults]
 
 
 def _weights(faults: Faults) -> str:
@@ -136,7 +143,7 @@ def _weights(faults: Faults) -> str:
     if faults[0][0].form != "factor":
         return ""
     ratios = _list_ratios(faults)
-    values = np.array([x for x, _ in ratios if np.isfinite(x)])
+    values = _finite(ratios)
     if not len(values):
         return ""
     whole = np.round(values)
@@ -157,7 +164,7 @@ def _row_sums(faults: Faults) -> str:
     sums, counts, ratios = [], [], _list_ratios(faults)
     for fault, problem in faults:
         got, want = (x.sum(-1)[fault.wrong] for x in (fault.quantity.got, fault.quantity.want))
-        sums += [(float(x), problem) for x in got[:MOST]]
+        sums.append((got[:MOST], problem))
         ratio = np.exp(fault.facts["log"][fault.wrong])
         share = 1 - want  # of the sink, if there is one and nothing is dropped
         counts_sink = problem.sinks is not None and problem.dropout_mask is None
@@ -174,10 +181,10 @@ def _row_sums(faults: Faults) -> str:
     if factor:
         return f"rows are × {factor}"
     must = "they must" if any(p.sinks is not None for _, p in faults) else "1"
-    sizes = [x for x, _ in ratios if np.isfinite(x)]
-    if sizes and max(sizes) < 1:
+    sizes = _finite(ratios)
+    if len(sizes) and sizes.max() < 1:
         return f"rows sum to less than {must}"
-    return f"rows sum to more than {must}" if sizes and min(sizes) > 1 else ""
+    return f"rows sum to more than {must}" if len(sizes) and sizes.min() > 1 else ""
 
 
 def _fake_rows(faults: Faults) -> str:
@@ -309,13 +316,9 @@ def _wrong_numbers(faults: Faults) -> tuple[Array, Array]:
     return np.concatenate(got), np.concatenate(want)
 
 
-def _numbers(faults: Faults, of: Callable[[Array, Array], Array]) -> list[tuple[float, Problem]]:
+def _numbers(faults: Faults, of: Callable[[Array, Array], Array]) -> list[Numbers]:
     """Return what a function gives of wrong results and the exact ones."""
-    return [
-        (float(x), p)
-        for f, p in faults
-        for x in of(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST]
-    ]
+    return [(of(f.quantity.got[f.wrong], f.quantity.want[f.wrong])[:MOST], p) for f, p in faults]
 
 
 def _ratio(got: Array, want: Array) -> Array:
@@ -337,10 +340,10 @@ def _delta(points: Sequence[Point]) -> str:
         unit = unit_roundoff("bfloat16") * size[bad]
         largest = max(largest, float((abs(shift[bad]) / unit).max(initial=0)))
         own = delta - shift
-        shares += [(float(x), problem) for x in _ratio(own[bad], delta[bad])[:MOST]]
+        shares.append((_ratio(own[bad], delta[bad])[:MOST], problem))
         told.append((fault, problem, _origin(own, delta, bad, 1e-3 * abs(own))))
-    values = [x for x, _ in shares if np.isfinite(x)]
-    if values and np.max(np.abs(values)) < 1e-2:
+    values = _finite(shares)
+    if len(values) and abs(values).max() < 1e-2:
         return "δ is 0"
     source = _describe_source([x for x in told if x[2]], "bht")
     if source:
@@ -354,11 +357,8 @@ def _factors(faults: Faults) -> str:
         return "0"
     if fault.form == "extra":
         return "hidden keys have a gradient"
-    ratios = [
-        (float(x), p) for f, p in faults if "f" in f.facts
-        for x in f.facts["f"][f.wrong & np.isfinite(f.facts["f"])][:MOST]
-    ]  # fmt: skip
-    return _factor(ratios)
+    told = [(f, f.facts["f"], p) for f, p in faults if "f" in f.facts]
+    return _factor([(x[f.wrong & np.isfinite(x)][:MOST], p) for f, x, p in told])
 
 
 def _nan(faults: Faults) -> str:

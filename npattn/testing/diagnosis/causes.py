@@ -64,8 +64,8 @@ REPEATED = 4
 """Failing problems that are run once more, to see whether the results are the same."""
 READ = 4
 """Most failures from which a cause is read: each takes many calls."""
-PLACES = (300, 3.0), (60, 0.7)
-"""Questions and seconds in which the place of the first cause, and of each other, is attacked."""
+PLACE, OTHERS = 3.0, 0.7
+"""Seconds in which the place of the first cause is attacked, and that of each other at least."""
 SECONDS = 6.0
 """Processor time after which no further cause is read."""
 UNSEEN = 135
@@ -360,6 +360,7 @@ class _Diagnosis:
         found: list[tuple[Cause, list[Outcome]]] = []
         places: dict[str, Asked] = {}  # by the amount: gradients of one loop have it in common
         asked_of: dict[str, Asked | None] = {}
+        seconds = PLACE
         for turn in range(READ):
             if not left or (turn and time.process_time() > self.end):
                 break
@@ -373,9 +374,8 @@ class _Diagnosis:
             if not _own_names(first) <= reached:  # another result is wrong there as well
                 others = [e for e in left if e is not first and _own_names(e) <= reached]
                 if others:
-                    left = [others[0], *(e for e in left if e is not others[0])]
-                    continue
-                if fault.step in told:  # a cause that is told does not make its own results wrong
+                    first = others[0]
+                elif fault.step in told:  # a cause that is told makes no other results wrong
                     rest = first.without(told)
                     points = self._points(rest, told)
                     again = _common_fault(points)
@@ -396,8 +396,9 @@ class _Diagnosis:
                 asked = None  # it is of another gradient, whose place is another
             if asked is None and fault.step != "precision":  # which sizes round too far is chance
                 near = neighbours_of_fault(first, points, fault, amount, reached)
-                budget = PLACES[min(len(found), 1)]
-                asked = None if near is None else Asked.of(near, points, *budget)
+                start = time.process_time()
+                asked = None if near is None else Asked.of(near, points, seconds)
+                seconds = max(seconds - time.process_time() + start, OTHERS)
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
@@ -483,14 +484,15 @@ class _Diagnosis:
     ) -> Cause:
         """Return the cause in words."""
         step = fault.step
-        where = EVERYWHERE if step == "state" else fault.facts.get("where")
+        known = [p.fault.facts.get("where", "") for p in like if p.fault is not None]
+        where = EVERYWHERE if step == "state" else min(known, key=len)  # of all of them
         # No element of another shape stands for one, and those that round too far are chance.
         has_elements = fault.form != "shape" and step != "precision"
-        if where is None and has_elements:
+        if not where and has_elements:
             where = say_where(tried, fault, asked, amount)
         elif where != EVERYWHERE and asked is not None:
-            where = " and ".join(filter(None, (where, asked.problems))) if asked.held else ""
-        where = where or ""
+            every = dict.fromkeys([*where.split(" and "), asked.problems])
+            where = " and ".join(filter(None, every)) if asked.held else ""
         results = requested_with(like)
         if (where or not has_elements) and results:
             where = results if where in ("", EVERYWHERE) else f"{where} and {results}"

@@ -185,16 +185,14 @@ class Asked:
     held: bool  # it was attacked, and no problem at hand refutes it
 
     @classmethod
-    def of(
-        cls, near: Neighbours, points: Sequence[Point], questions: int, seconds: float
-    ) -> Asked | None:
+    def of(cls, near: Neighbours, points: Sequence[Point], seconds: float) -> Asked | None:
         """Ask for the place around a failing problem; None if that is right now."""
         told = [
             (p.recipe, bool(near.names & {*p.evidence.wrong}))
             for p in points
             if p.fault or near.shows(p.evidence)
         ]
-        place = near.place(questions, seconds, told)
+        place = near.place(seconds=seconds, known=told)
         if place is None:
             return None
         place = _join_heads(place)
@@ -317,6 +315,12 @@ def say_where(points: Sequence[Point], fault: Fault, asked: Asked | None, amount
             return ""  # of one problem alone, many predicates hold
         passed = asked is not None and asked.place.pairs
         return best.text if best.atoms or (len(told) >= LEAST and not passed) else ""
+    base = asked.near.base
+    turned = fit(asked.near.trial.space, replace(base, T=base.S, S=base.T), base)
+    others = [p.recipe for p in points if p.fault and asked.fails_on(p.recipe)]
+    others += [turned] if asked.near.fails(asked.near.sample(turned)) else []
+    if any(_implies(best, recipe, asked.near, fault) for recipe in others):
+        best = Where(EVERYWHERE, 0.0, ())  # it fails where none of its elements is
     conditions = _conditions(asked, best, fault)
     if conditions is None:
         return ""

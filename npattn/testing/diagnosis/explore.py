@@ -43,7 +43,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 """Values of each option that are tried in place of another."""
 EXTREME = tuple(name for name in BIASES if re.search("1e|large|least|inf", name))
 """Kinds of bias with numbers that are no normal ones."""
-OF_SEVERAL_KEYS = ("s", "p", "dp", "delta", "ds", "dq")
+OF_SEVERAL_KEYS = ("s", "p", "dp", "delta", "ds", "dq", "dk", "dbias")
 """Steps that rows of one key say nothing of."""
 OFF: dict[str, Any] = {"mask": None, "causal": False, "window": None, "bias": None}
 HIDING = {*OFF}
@@ -160,8 +160,9 @@ def sample_of(point: Point, like: Fault) -> Sample | None:
         wrong, known = fault.wrong, fault.known | fault.wrong
     else:
         return None
-    if like.step in OF_SEVERAL_KEYS and axes[:3] == "bht":
-        several = trial.visible(problem).sum(-1) > 1
+    several = trial.visible(problem).sum(-1) > 1
+    of_rows = axes[:3] == "bht" and math.prod(wrong.shape[:3]) == several.size
+    if like.step in OF_SEVERAL_KEYS and of_rows:
         several = several.reshape(wrong.shape[:3] + (1,) * len(axes[3:]))
         known = known & several | wrong  # a row of one key has weight 1 and dS = 0, whatever it is
     return sample(trial, point.recipe, problem, axes, wrong, known)

@@ -14,10 +14,11 @@ import numpy as np
 from npattn.problem import Problem
 from npattn.testing.cases.options import BIASES, GATES, MASKS
 from npattn.testing.cases.recipe import Recipe
+from npattn.testing.diagnosis.evidence import sizes_of
 
 ARRAYS = {"mask": MASKS, "bias": BIASES, "gate": GATES}
 """Kinds of arrays, by option."""
-AXES = {"h": "heads", "t": "queries", "s": "keys", "e": "columns"}
+AXES = {"b": "samples", "h": "heads", "t": "queries", "s": "keys", "e": "columns"}
 SCALES = (0.3, 2.0, 0.0, -0.75)
 OPTIONS = ("window", "scale", *ARRAYS)
 """Options whose values are of several kinds."""
@@ -53,8 +54,12 @@ def traits_of(problem: Problem, name: str) -> set[str]:
         signs = {"< 0": scale < 0, "= 0": scale == 0, "≤ 0": scale <= 0}
         return {f"scale {sign}" for sign, holds in signs.items() if holds}
     own = np.shape(getattr(problem, name))
-    shape, letters = (1, 1, 1, *own), "hte" if name == "gate" else "hts"
-    shared = {AXES[x] for x, n in zip(letters, shape[-3:], strict=True) if n == 1}
-    shared |= {"samples"} if math.prod(shape[:-3]) == 1 else set()
-    ones = {f"{name}.shape[{i}] = 1" for i in range(-len(own), 0) if own[i] == 1}
-    return {f"{name} shared by {axis}" for axis in shared} | ones
+    shape, letters = (1, 1, 1, *own), "bhte" if name == "gate" else "bhts"
+    sizes = sizes_of(problem)
+    traits = {f"{name}.shape[{i}] = 1" for i in range(-len(own), 0) if own[i] == 1}
+    for x, n in zip(letters, (math.prod(shape[:-3]), *shape[-3:]), strict=True):
+        traits |= {f"{name} shared by {AXES[x]}"} if n == 1 else set()
+        # Of one sample both hold.
+        is_own = n > 1 or sizes[x.upper()] == 1
+        traits |= {f"{name} not shared by {AXES[x]}"} if is_own else set()
+    return traits

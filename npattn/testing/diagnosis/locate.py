@@ -658,20 +658,23 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
     """Return the fault of wrong gradients: dv first, then δ, then dS, then the products of dS."""
     wrong: list[str] = [name for name in GRADIENTS if name in evidence.wrong]
     core: list[str] = [n for n in ("dv", "dq", "dk") if n in wrong]
+    where = _place_of_cotangents(evidence)
+    facts = {"where": where}
     if not core:
         alone = next(n for n in ("dbias", "dsinks", "dgate") if n in wrong)
-        return _whole(alone, evidence, alone)
+        facts["where"] += f" and {alone[1:]}" if where else ""
+        return replace(_whole(alone, evidence, alone), facts=facts)
     try:
         if "dv" in core:
             return _from_dv(evidence, reader, core)
         delta = _delta_by_dq(evidence, reader) if "dq" in core else None
-        sees = reader.flat(visible_keys(evidence.trial, evidence.problem)).any(-1)  # (B, H, T)
-        if core == ["dq"] and not (result(evidence, "dq").wrong_rows & sees).any():
-            return _whole("dq", evidence, "dq")  # δ is multiplied by weights, which are 0
-        if (name := _is_right_without(evidence)) is not None:
-            q = result(evidence, core[0])
-            step = {"dlse": "delta", "dweights": "dp"}[name]
-            return Fault(step, q, q.wrong, q.known, form=name, facts={"where": name})
+        if core == ["dq"] and not (result(evidence, "dq").wrong_rows & _sees_some(evidence)).any():
+            # δ is multiplied by weights, which are 0
+            return replace(_whole("dq", evidence, "dq"), facts=facts)
+        if where:
+            q, form = result(evidence, core[0]), where.split()[-1]
+            step = "dp" if form == "dweights" and delta is None else "delta"
+            return Fault(step, q, q.wrong, q.known, form=form, facts=facts)
         if delta is not None or core == ["dq"]:
             return delta or _whole("dq", evidence, "dq")
         ds = reader.ds
@@ -691,18 +694,32 @@ def _backward(evidence: Evidence, reader: Reader) -> Fault:
     return fault
 
 
-def _is_right_without(evidence: Evidence) -> str | None:
-    """Return "dlse" or "dweights" if all gradients are right where that is 0; None if not."""
+def _sees_some(evidence: Evidence) -> Array:
+    """Return which rows see a key, (B, H, T)."""
+    rows = visible_keys(evidence.trial, evidence.problem).any(-1)
+    return np.asarray(rows.reshape(-1, evidence.problem.H, evidence.problem.T))
+
+
+def _place_of_cotangents(evidence: Evidence) -> str:
+    """Return "dlse" or "dweights" if all gradients are right where that is 0; "" if not.
+
+    "rows that see no key and dlse" if they are where the dlse of these rows is 0.
+    """
     if not np.any(evidence.cotangents.dout):
-        return None  # all gradients are 0 then
-    for name in ("dlse", "dweights"):
+        return ""  # all gradients are 0 then
+    empty = evidence.trial.empty(evidence.problem)
+    for place in ("rows that see no key and dlse", "dlse", "dweights"):
+        name = place.split()[-1]
         given = getattr(evidence.cotangents, name)
-        if given is None or not np.any(given) or {"dv", "o"} & {*evidence.wrong}:
+        if given is None or {"dv", "o"} & {*evidence.wrong}:
             continue
-        cotangents = replace(evidence.cotangents, **{name: np.zeros_like(given)})
+        other = np.where(empty, 0, given) if name != place else 0 * given
+        if np.array_equal(other, given):
+            continue
+        cotangents = replace(evidence.cotangents, **{name: other.astype(given.dtype)})
         if not observe(evidence.trial, evidence.problem, cotangents, evidence.view).wrong:
-            return name
-    return None
+            return place
+    return ""
 
 
 def _from_dv(evidence: Evidence, reader: Reader, core: Sequence[str]) -> Fault:

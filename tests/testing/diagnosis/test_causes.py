@@ -382,9 +382,10 @@ def test_gradients_that_are_wrong_alike_have_one_cause():
     assert (cause.step, cause.where, cause.amount) == ("dv", "S > 16", "× 2")
 
 
-def test_the_first_cause_has_the_time_for_its_place_whatever_was_read_before(monkeypatch):
+def test_a_place_has_the_time_that_others_left(monkeypatch):
     """The first failure shows dk as well, and is put off."""
-    monkeypatch.setattr(causes, "PLACES", (causes.PLACES[0], (1, 0.0)))
+    given = []
+    monkeypatch.setattr(causes.Asked, "of", lambda *args: given.append(args[-1]))
 
     def gradients(up, c, *args):
         dq, dk, dv, *rest = up(c, *args)
@@ -396,7 +397,9 @@ def test_the_first_cause_has_the_time_for_its_place_whatever_was_read_before(mon
     own = (Comparison("dv", 3.0, (0,), 1.0, 2.0, 0.1, 1, 1),)
     outcomes = [*fail(trial, ["longest"], rule="both")]
     outcomes += fail(trial, ["longest"], rule="dv", comparisons=own)
-    assert {c.step: c.where for c in diagnose(trial, outcomes)}["dv"] == "S > 16"
+    assert [c.step for c in diagnose(trial, outcomes)] == ["dv", "dk"]
+    first, second = given
+    assert causes.OTHERS < second < first == causes.PLACE
 
 
 def test_a_gradient_that_is_0_in_part_of_what_its_place_names_says_so():

@@ -37,6 +37,7 @@ OWN = {
     "gate of queries": replace(PLAIN, gate="columns", seed=21),
     "low rows": replace(PLAIN, bias="-1e4 rows", seed=22),
     "mask of samples": replace(PLAIN, lead=(3,), S=17, mask="padding", seed=23),
+    "matrix bias": replace(PLAIN, bias="matrix", seed=24),
     "causal window": replace(PLAIN, T=5, causal=True, window=(1, 0)),
 }
 
@@ -81,13 +82,13 @@ def test_a_place_holds_on_the_failing_problems_at_hand():
     """Alone it is S > 16; another problem fails at S = 11."""
     trial = doubled(slice(None), lambda q, k, causal: k.shape[-2] > 16)
     other = doubled(slice(None), lambda q, k, causal: True)
-    asked = Asked.of(neighbours(trial), [], 120, 60.0)
+    asked = Asked.of(neighbours(trial), [], 60.0)
     assert asked.held
     assert asked.condition == "fails only where S > 16"
     assert asked.fails_on(RECIPES["longest"])
     assert asked.fails_on(RECIPES["plain"]) is False
     points = [try_recipe(other, RECIPES["wide"])]
-    assert Asked.of(neighbours(trial), points, 120, 60.0).fails_on(RECIPES["wide"]) is not False
+    assert Asked.of(neighbours(trial), points, 60.0).fails_on(RECIPES["wide"]) is not False
 
 
 def test_a_problem_with_another_window_refutes_a_place():
@@ -99,15 +100,15 @@ def test_a_problem_with_another_window_refutes_a_place():
         return 2 * o if hidden else o
 
     near = Neighbours(trial_of(f), replace(LONG, S=20, window=(2, None)), frozenset({"o"}))
-    assert Asked.of(near, [], 200, 60.0).held
+    assert Asked.of(near, [], 60.0).held
     points = [try_recipe(near.trial, replace(LONG, S=12, window=(4, None)))]
     assert points[0].fault is None
-    assert not Asked.of(near, points, 200, 60.0).held
+    assert not Asked.of(near, points, 60.0).held
 
 
 def test_nothing_is_said_of_options_that_were_not_asked():
     trial = doubled(slice(None), lambda q, k, causal: True)
-    asked = Asked.of(neighbours(trial), [], 120, 60.0)
+    asked = Asked.of(neighbours(trial), [], 60.0)
     assert asked.fails_on(RECIPES["mask"]) is None
     assert asked.fails_on(RECIPES["causal"])
     assert asked.fails_on(None) is None
@@ -153,7 +154,7 @@ def test_a_fault_of_few_rows_is_asked_with_many():
         replace(point.evidence, outcome=outcome), [point], point.fault, "", {"o"}
     )
     assert (near.base.T, near.is_chancy) == (64, False)
-    asked = Asked.of(near, [point], 120, 60.0)
+    asked = Asked.of(near, [point], 60.0)
     assert asked.condition == "fails only where S > 16"
 
 
@@ -326,7 +327,7 @@ def test_another_gradient_that_is_wrong_is_of_no_condition():
 
     trial = trial_of(attend, backward)
     found = {c.step: c for c in diagnose(trial, fail(trial, ["longest", "plain"]))}
-    assert (found["dk"].where, found["dv"].where) == ("S > 1", "S > 16")
+    assert (found["dk"].where, found["dv"].where) == ("everywhere", "S > 16")
 
 
 def test_masks_that_samples_share_do_not_refute_whose_mask_it_is():
@@ -420,6 +421,35 @@ def test_a_place_speaks_of_the_array_that_a_rule_has_made():
     assert near.sample(recipe, changed)["bias"] is True
 
 
+def test_a_value_of_an_option_may_be_what_is_not_shared():
+    """dbias of a sample is the sum over all; a rule gives each sample a bias of its own."""
+    mistake = MISTAKES["dbias-of-all-samples"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    outcomes = fail(trial, ["bias", "matrix bias"])
+    problem = outcomes[1].problem
+    problem = problem.replace(bias=np.stack(2 * [problem.bias_array])[:, None])
+    outcomes[1] = replace(outcomes[1], problem=problem, recipe="bias, then changed")
+    cause = only_cause(trial, outcomes)
+    assert (cause.step, cause.where) == ("dbias", "bias and B > 1")
+    assert cause.passes_when == "fails only where bias not shared by samples and B > 1"
+
+
+def test_a_gradient_of_what_rows_share_has_its_place():
+    mistake = MISTAKES["dbias-transposed"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    cause = only_cause(trial, fail(trial, ["square bias"]))
+    assert (cause.step, cause.where) == ("dbias", "bias and T = S")
+
+
+def test_elements_that_no_longer_problem_has_are_no_place():
+    """Aligned top-left, causal hides too many keys where T < S, and too few where T > S."""
+    mistake = MISTAKES["causal-backward-top-left"]
+    trial = trial_of(mistake.forward, mistake.backward)
+    trial.skips_empty_rows = True
+    cause = only_cause(trial, fail(trial, ["causal"]))
+    assert (cause.step, cause.where) == ("visible", "backward: causal and T ≠ S")
+
+
 def test_a_size_that_a_window_exceeds_is_no_border():
     """With a window of 7 keys the fault ends at S = 8, with another elsewhere."""
 
@@ -430,7 +460,7 @@ def test_a_size_that_a_window_exceeds_is_no_border():
     trial = trial_of(f, features=("window",))
     near = Neighbours(trial, replace(LONG, S=5, window=(7, 0)), frozenset({"o"}))
     points = [try_recipe(trial, replace(LONG, S=5, window=(1, 0)))]
-    asked = Asked.of(near, points, 200, 60.0)
+    asked = Asked.of(near, points, 60.0)
     assert asked.condition == "fails only where window[0] ≥ S"
     assert asked.fails_on(replace(LONG, S=29, window=(29, 0)))
     assert asked.fails_on(replace(LONG, S=29, window=(28, 0))) is False
@@ -472,8 +502,8 @@ def test_what_may_be_chance_is_no_condition(is_chancy, attacked, held, monkeypat
     near.is_chancy = is_chancy
     atom = SimpleNamespace(text="S ≠ 9", holds=lambda problem: problem["S"] != 9)
     place = Place(((atom,),), True, (), attacked, 80)
-    monkeypatch.setattr(Neighbours, "place", lambda *_: place)
-    assert Asked.of(near, [], 120, 60.0).held is held
+    monkeypatch.setattr(Neighbours, "place", lambda *_, **__: place)
+    assert Asked.of(near, [], 60.0).held is held
 
 
 @pytest.mark.parametrize(("failing", "text"), [(0, ""), (1, "everywhere")])

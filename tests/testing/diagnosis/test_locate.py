@@ -10,6 +10,7 @@ import pytest
 
 import npattn
 import npattn.testing
+from npattn.mistakes import MISTAKES
 from npattn.mistakes.register import after, one_result
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.diagnosis.amount import describe
@@ -615,3 +616,24 @@ def test_rows_that_see_one_other_key_lost_their_own_and_both_sides_tell():
     assert (fault.step, fault.facts["kinds"]) == ("visible", ["extra", "zeros"])
     assert (fault.wrong == (visible != (np.arange(3) == 2))).all()
     assert narrow(sample_of(point, fault), point, fault, set()).known.all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "step", "where"),
+    [
+        ("dsinks-without-dlse", {"sinks": True}, "dsinks", "dlse and sinks"),
+        ("empty-row-takes-dlse", {"mask": "empty rows"}, "dq", "rows that see no key and dlse"),
+        ("delta-without-dweights", {}, "delta", "dweights"),
+        ("dweights-ignored", {}, "dp", "dweights"),
+        ("delta-without-sink", {"sinks": True}, "delta", ""),
+    ],
+)
+def test_gradients_that_are_right_without_what_comes_back_say_so(name, options, step, where):
+    mistake = MISTAKES[name]
+    trial = trial_of(mistake.forward, mistake.backward)
+    recipe = replace(BASE, **options)
+    problem = trial.problem(recipe)
+    cotangents = trial.cotangents(recipe, problem, weights="dweights" in where)
+    dlse = np.random.default_rng(17).standard_normal(cotangents.dlse.shape).astype("float32")
+    fault = locate(observe(trial, problem, replace(cotangents, dlse=dlse)))
+    assert (fault.step, fault.facts.get("where", "")) == (step, where)
