@@ -32,6 +32,7 @@ from npattn.testing.diagnosis.explore import Point, enlarge, fit, scores_of, tam
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
+from npattn.testing.diagnosis.precision import where_rounded
 from npattn.testing.diagnosis.roundings import find_looser_model, find_sharper_failures
 from npattn.testing.diagnosis.search import search
 from npattn.testing.diagnosis.sentences import BACKWARD, say
@@ -450,7 +451,9 @@ class _Diagnosis:
         where = EVERYWHERE if step == "state" else fault.facts.get("where")
         # No element of another shape stands for one, and those that round too far are chance.
         has_elements = fault.form != "shape" and step != "precision"
-        if where is None and has_elements:
+        if step == "precision":
+            where = where_rounded(self.trial.fresh())
+        elif where is None and has_elements:
             where = say_where(tried, fault, asked, amount)
         elif where != EVERYWHERE and asked is not None:
             where = " and ".join(filter(None, (where, asked.problems))) if asked.held else ""

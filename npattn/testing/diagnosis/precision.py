@@ -10,15 +10,19 @@ import numpy as np
 
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import compare_arrays, compare_result
 from npattn.testing.diagnosis.candidates import Candidate
 from npattn.testing.diagnosis.evidence import Evidence
+from npattn.testing.diagnosis.place import EVERYWHERE
+from npattn.testing.diagnosis.sentences import BACKWARD
 from npattn.testing.rules.systematic_error import (
     EXCESSIVE,
     ErrorSample,
     chi_square,
     describe_fit,
+    excessive,
     fits,
     measure_errors,
     plain_recipes,
@@ -141,6 +145,25 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
             text = f"the errors of {names} are as large as computing in {name} makes them"
             yield _candidate(_computing_in(name), name, text)
             return
+
+
+def where_rounded(trial: Trial) -> str:
+    """Return "everywhere" if one head without options errs by more than roundings at each length.
+
+    It is of the backward if all gradients do, and the forward does not; "" if nothing holds.
+    """
+    plain = [r for r in plain_recipes(trial.space, 0) if not options_on(r)]
+    alone = [replace(r, lead=r.lead and (1,), H=1, K=1) for r in plain]
+    taken = [a if trial.space.takes(a) else r for a, r in zip(alone, plain, strict=True)]
+    try:
+        samples = [measure_errors(trial, recipe) for recipe in taken]
+    except ImplementationError:
+        return ""
+    wrong = [{x for x in s.names() if excessive(s, x) is not None} for s in samples]
+    if not all(wrong):
+        return ""
+    of_weights = all({"dv"} < x <= {"dq", "dk", "dv"} for x in wrong)
+    return f"{BACKWARD} {EVERYWHERE}" if of_weights else EVERYWHERE
 
 
 def _mean_square(sample: ErrorSample, tensor: str) -> float:

@@ -266,27 +266,28 @@ def _options(problem: Problem) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "the mask is turned round", {"mask": ~np.asarray(problem.mask_array)}
 
 
-def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
+def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array, Array]]) -> str:
     """Return which other mask the weights follow, on all problems; "" if none, or it is the own.
 
-    Each problem comes with the keys with weight, (B, H, T, S), and the elements of which it is
-    known.
+    Each problem comes with the keys with weight, (B, H, T, S), the elements of which it is known,
+    and those of rows that are wrong: of masks that give all of these, right rows tell the true one.
     """
-    left: dict[str, int] | None = None  # source → weights that it misses
-    for trial, problem, seen, known in cases:
-        fits: dict[str, int] = {}
+    left: dict[str, Array] | None = None  # source → weights that it misses in wrong rows, and all
+    for trial, problem, seen, known, wrong in cases:
+        fits: dict[str, Array] = {}
         for text, visible in masks_like(trial, problem):
-            missed = int(((seen ^ visible) & known).sum())
-            if missed <= MISSED * known.sum():
-                fits.setdefault(text, missed)
+            missed = (seen ^ visible) & known
+            counts = np.array([(missed & wrong).sum(), missed.sum()])
+            if counts[0] <= MISSED * (known & wrong).sum():
+                fits.setdefault(text, counts)
         left = fits if left is None else {x: n + fits[x] for x, n in left.items() if x in fits}
         if not left:
             return ""
     if not left:
         return ""
-    best = min(left, key=left.__getitem__)
+    best = min(left, key=lambda x: (*left[x],))
     kind = best.split()[:3]
-    rivals = [x for x, n in left.items() if n == left[best] and x.split()[:3] == kind]
+    rivals = [x for x, n in left.items() if (n == left[best]).all() and x.split()[:3] == kind]
     # Of expressions that differ in a number the smallest is taken.
     forms = {re.sub(r"one key|\d+ keys|\d+", "n", x) for x in rivals}
     return best if len(forms) == 1 else ""  # no problem was long enough to tell them apart
