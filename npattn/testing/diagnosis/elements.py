@@ -53,6 +53,7 @@ from npattn.testing.diagnosis.place import (
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
+from npattn.testing.trial import Trial
 
 COARSE = (0.2, 0.15, 0.08, 0.03, 0.0)
 """Margin by which elements of fewer axes must be better, by the number of axes that are left."""
@@ -90,6 +91,8 @@ def neighbours_of_fault(
     names = frozenset(point.evidence.wrong) & reached or frozenset(point.evidence.wrong)
     factor = amount.rpartition("× ")[2]
     of_empty = all(_is_of_empty_rows(p) for p in points if p.fault is not None)
+    several = _has_several_keys(near.trial, point.evidence.problem)
+    of_several = fault.step in OF_SEVERAL_KEYS and several
 
     def tells(other: Evidence) -> bool:
         trial, problem = other.trial, other.problem
@@ -101,8 +104,7 @@ def neighbours_of_fault(
                 return False  # the sink takes all weight of rows that may have lost it
         if factor in NUMBERS and "scale" in factor and NUMBERS[factor](problem) == 1:
             return False
-        several = (trial.visible(problem).sum(-1) > 1).any()
-        if fault.step in OF_SEVERAL_KEYS and not several:
+        if of_several and not _has_several_keys(trial, problem):
             return False  # a row of one key has weight 1, whatever its score is
         if problem.bias_array is not None and not problem.bias_array.any():
             return False  # it adds nothing and hides nothing
@@ -129,6 +131,11 @@ def neighbours_of_fault(
         if not longer.is_chancy and longer.fails(longer.sample(longer.base)):
             return longer
     return near
+
+
+def _has_several_keys(trial: Trial, problem: Problem) -> bool:
+    """Return True if a row of a problem sees more than one key."""
+    return bool((trial.visible(problem).sum(-1) > 1).any())
 
 
 def _shares_masks(problem: Problem, failing: Problem) -> bool:

@@ -270,24 +270,29 @@ def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array, Array]]) -> 
     """Return which other mask the weights follow, on all problems; "" if none, or it is the own.
 
     Each problem comes with the keys with weight, (B, H, T, S), the elements of which it is known,
-    and those of rows that are wrong: of masks that give all of these, right rows tell the true one.
+    and those of rows that are wrong: of masks that give all of these, one that gives the right rows
+    too is the true one.
     """
-    left: dict[str, Array] | None = None  # source → weights that it misses in wrong rows, and all
+    # source → weights that it misses in wrong rows, and whether right rows have another mask
+    left: dict[str, tuple[int, bool]] | None = None
     for trial, problem, seen, known, wrong in cases:
-        fits: dict[str, Array] = {}
+        fits: dict[str, tuple[int, bool]] = {}
         for text, visible in masks_like(trial, problem):
             missed = (seen ^ visible) & known
-            counts = np.array([(missed & wrong).sum(), missed.sum()])
-            if counts[0] <= MISSED * (known & wrong).sum():
-                fits.setdefault(text, counts)
-        left = fits if left is None else {x: n + fits[x] for x, n in left.items() if x in fits}
+            count = int((missed & wrong).sum())
+            if count <= MISSED * (known & wrong).sum():
+                fits.setdefault(text, (count, bool(missed.sum() > MISSED * known.sum())))
+        if left is not None:
+            both = ((x, left[x], fits[x]) for x in left if x in fits)
+            fits = {x: (n + m, in_part or other) for x, (n, in_part), (m, other) in both}
+        left = fits
         if not left:
             return ""
     if not left:
         return ""
-    best = min(left, key=lambda x: (*left[x],))
+    best = min(left, key=left.__getitem__)
     kind = best.split()[:3]
-    rivals = [x for x, n in left.items() if (n == left[best]).all() and x.split()[:3] == kind]
+    rivals = [x for x, own in left.items() if own == left[best] and x.split()[:3] == kind]
     # Of expressions that differ in a number the smallest is taken.
     forms = {re.sub(r"one key|\d+ keys|\d+", "n", x) for x in rivals}
     return best if len(forms) == 1 else ""  # no problem was long enough to tell them apart
