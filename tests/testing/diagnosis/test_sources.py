@@ -46,6 +46,9 @@ def test_query_heads_read_a_key_head(source, text):
     assert head_source(heads, source(heads, K, G), K, G) == text
 
 
+TILED = "sample b has the mask of sample (H · b + h) % B"
+
+
 def masks(seen, **changes):
     trial = trial_of(lambda q, k, v, mask=None: v)
     cases = []
@@ -125,7 +128,7 @@ def test_right_rows_tell_masks_apart_that_give_all_wrong_ones():
     seen = own[(3 * b + h) % 2, h]
     wrong = np.broadcast_to((seen != own).any(-1, keepdims=True), own.shape)
     case = trial, problem, seen, wrong | True, wrong
-    assert mask_source([case]) == "sample b has the mask of sample (H · b + h) % B"
+    assert mask_source([case]) == TILED
     assert mask_source([(*case[:3], wrong, wrong)]) == ""
 
 
@@ -154,6 +157,27 @@ def test_a_place_follows_from_a_source(amount, text, index, holds):
     found, differs = differs_from_own(amount)
     assert found == text
     assert differs(index).tolist() == [bool(x) for x in holds]
+
+
+@pytest.mark.parametrize(
+    ("samples", "seen", "text"),
+    [
+        (3, lambda x: x.swapaxes(0, 1), "sample b and head h have the mask of sample h and head b"),
+        (2, lambda x: x[[[0, 1, 0], [1, 0, 1]], range(3)], TILED),
+    ],
+    ids=["as many samples as heads", "fewer samples"],
+)
+def test_a_mask_of_another_sample_by_the_head(samples, seen, text):
+    trial, recipe = trial_of(attend), Recipe(H=3, K=3, T=5, S=7, seed=1)
+    problem = replace(recipe, lead=(samples,), mask="padding").problem()
+    own = trial.visible(problem)
+    case = trial, problem, seen(own), own | True, own | True
+    assert mask_source([case]) == text
+    place, differs = differs_from_own(text)
+    b, h = (x.ravel() for x in np.indices((samples, 3)))
+    moved = seen(np.indices((samples, 3))[0]).ravel()
+    assert place.startswith("b ≠ ")
+    assert (differs({"b": b, "h": h, "B": samples, "H": 3}) == (moved != b)).all()
 
 
 @pytest.mark.parametrize("amount", ["", "hidden keys take weight", "keys of another head"])
