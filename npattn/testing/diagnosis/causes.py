@@ -61,6 +61,8 @@ SMALL = 2**13
 """Scores of the largest failing problem whose elements a place is learned from."""
 AGAIN = ("s", "visible", "p")
 """Quantities of the forward that a backward may compute again."""
+ROWS_OF_ZEROS = "rows of zeros"
+"""Form of a mask that hides all keys, and of weights that underflow."""
 FORWARD = ("nan", "s", "visible", "p", "o", "layout", "")
 """Steps whose fault every result may show."""
 
@@ -349,7 +351,7 @@ class _Diagnosis:
                         left.pop(0)
                         continue
                     fault = again
-            if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
+            if fault.form == ROWS_OF_ZEROS and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             amount = describe([p for p in points if p.fault is not None and _same(p.fault, fault)])
@@ -497,9 +499,12 @@ class _Diagnosis:
         if downstream and shows and asked is not None and asked.fails_on(evidence.recipe):
             return True
         own = locate(evidence) if evidence.size <= SMALL else None
+        sampled = evidence.outcome.sampled if evidence.outcome is not None else None
+        if own is not None and own.form == fault.form == ROWS_OF_ZEROS and sampled is not None:
+            is_of_contents = self._is_of_contents(Point(sampled, evidence, own))
+            own = replace(own, step="p" if is_of_contents else "visible")
         if own is not None and any(_same_step(x, fault) for x in (own, own.facts.get("read", own))):
             return True
-        sampled = evidence.outcome.sampled if evidence.outcome is not None else None
         if sampled is None or not downstream:
             return False
         recipes = {sampled, replace(sampled, distribution="normal")}

@@ -328,3 +328,12 @@ def test_errors_that_are_small_belong_to_a_cause_whose_place_has_them(
     cause = SimpleNamespace(step="dp", where=where)
     assert causes._explains(cause, asked, evidence) is explained
     assert not causes._explains(cause, None, evidence)
+
+
+def test_weights_that_underflow_have_one_cause_whatever_makes_scores_low(monkeypatch):
+    small = replace(RECIPES["plain"], H=1, K=1, T=2, S=3)
+    for seed, numbers in ((21, {"bias": "-1e4 rows"}), (16, {"distribution": "huge logits"})):
+        monkeypatch.setitem(RECIPES, str(seed), replace(small, seed=seed, **numbers))
+    trial = trial_of(MISTAKES["maximum-of-padding"].forward)
+    cause = only_cause(trial, fail(trial, ["21", "16"]))
+    assert (cause.step, cause.where, len(cause.rules)) == ("p", "contents and S % 16 ≠ 0", 2)
