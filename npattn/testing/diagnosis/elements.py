@@ -71,6 +71,7 @@ ATTACKED = 10
 """Problems that must have been asked and not refused for an attack to have been one."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
+NO_ELEMENTS = Where(EVERYWHERE, 0.0, ())
 
 
 def neighbours_of_fault(
@@ -112,14 +113,16 @@ def neighbours_of_fault(
             return False  # another head, sample or query has the same mask
         if source:  # without the option whose meaning is wrong, that it passes is a condition
             off = (
-                HIDING - _hiding(problem) - ({"bias"} if problem.bias_array is not None else set())
+                HIDING
+                - list_hiding(problem)
+                - ({"bias"} if problem.bias_array is not None else set())
             )
             return bool({*amount.split()} & off) or is_seen(amount, trial, problem)
-        hiding = _hiding(problem)
+        hiding = list_hiding(problem)
         if any(_is_idle(other, name) for name in hiding):
             return False
         # A key that is hidden may be the wrong one.
-        could = fault.step == "visible" or not hiding or _hiding(point.evidence.problem)
+        could = fault.step == "visible" or not hiding or list_hiding(point.evidence.problem)
         return bool(could or trial.visible(problem).all())
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
@@ -163,19 +166,25 @@ def _is_of_empty_rows(point: Point) -> bool:
     return rows.shape == empty.shape and not (rows & ~empty).any()
 
 
-def _hiding(problem: Problem) -> set[str]:
+def list_hiding(problem: Problem) -> set[str]:
     """Return the options of a problem that hide keys."""
     arrays = {"mask": problem.mask_array, "window": problem.window}
     on = {name for name, x in arrays.items() if x is not None}
     return on | ({"causal"} if problem.causal else set())
 
 
+def hides_nothing(trial: Trial, problem: Problem, name: str) -> bool:
+    """Return True if an option hides no key that the others show."""
+    other = problem.replace(**{name: OFF[name]})
+    return not (trial.visible(other) != trial.visible(problem)).any()
+
+
 def _is_idle(evidence: Evidence, name: str) -> bool:
     """Return True if an option hides no key that the others show, and all is right without it."""
     trial, problem = evidence.trial, evidence.problem
-    other = problem.replace(**{name: OFF[name]})
-    if (trial.visible(other) != trial.visible(problem)).any():
+    if not hides_nothing(trial, problem, name):
         return False
+    other = problem.replace(**{name: OFF[name]})
     try:
         return not observe(trial, other, evidence.cotangents, evidence.view).wrong
     except ImplementationError:
@@ -443,7 +452,13 @@ def _bound_chance(right: Array, every: Array) -> Array:
     return np.where(share > p, np.exp(-every * sum(kl)), 1.0)
 
 
-def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
+def say_problems(asked: Asked) -> str:
+    """Return on which problems it fails, where no element is wrong; "" if that is not known."""
+    conditions = _conditions(asked, NO_ELEMENTS, None) if asked.held else None
+    return "" if conditions is None else " and ".join(conditions) or EVERYWHERE
+
+
+def _conditions(asked: Asked, best: Where, fault: Fault | None) -> list[str] | None:
     """Return the conditions of problems that the elements do not say already; None if too many."""
     place, near = asked.place, asked.near
     first = place.clauses[0]
@@ -480,9 +495,9 @@ def _has(clause: Iterable[Atom], atom: Atom) -> bool:
     return any(atom.text == other.text for other in clause)
 
 
-def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
+def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault | None) -> bool:
     """Return True if a predicate holds for no element of a problem that passes."""
-    if not best.atoms:
+    if fault is None or not best.atoms:
         return False
     try:
         problem = near.trial.problem(passing)
