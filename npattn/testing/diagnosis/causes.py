@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.amount import SEEN, describe
 from npattn.testing.diagnosis.borders import Neighbours, find_pair
 from npattn.testing.diagnosis.candidates import Candidate, Found
 from npattn.testing.diagnosis.conduct import (
@@ -28,7 +29,16 @@ from npattn.testing.diagnosis.conduct import (
 )
 from npattn.testing.diagnosis.elements import Asked, neighbours_of_fault, requested_with, say_where
 from npattn.testing.diagnosis.evidence import Evidence, collect, observe
-from npattn.testing.diagnosis.explore import Point, enlarge, fit, scores_of, tame, try_recipe
+from npattn.testing.diagnosis.explore import (
+    HIDING,
+    PLAIN,
+    Point,
+    enlarge,
+    fit,
+    scores_of,
+    tame,
+    try_recipe,
+)
 from npattn.testing.diagnosis.layouts import AXES, raises_by_layout
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
@@ -247,7 +257,10 @@ class _Diagnosis:
             left = [o for o in left if o not in mine]
             for e in views:
                 self.evidence.pop(e.outcome.rule if e.outcome else "")
-            if self._keeps_order(views[0]):
+            sampled = views[0].outcome and views[0].outcome.sampled
+            viewed = sampled and replace(sampled, view=views[0].view)
+            first = viewed and replace(viewed, view="contiguous")
+            if viewed and first and self._keeps_first(viewed, first, (False, True)):
                 yield state_cause(mine, "after")
             else:
                 names = ", ".join(sorted({e.view for e in views}))
@@ -255,6 +268,10 @@ class _Diagnosis:
                     f"strides are misread: contiguous arrays are right, views are wrong ({names})"
                 )
                 yield Cause(text, ids(mine), "layout", EVERYWHERE, names, name="strides")
+        if self._keeps_options():
+            yield from exception_causes(raised)
+            yield replace(state_cause(left, "after"), where="")
+            return
         found, rest = self._whole()
         for candidate, claimed in found:
             cause = _cause_of(candidate, len(claimed))
@@ -286,18 +303,29 @@ class _Diagnosis:
     def _smallest(self) -> list[Evidence]:
         return sorted(self.evidence.values(), key=attrgetter("rank"))
 
-    def _keeps_order(self, view: Evidence) -> bool:
-        """Return True if a view is right as the first array of a shape, and wrong as the second."""
-        sampled = None if view.outcome is None else view.outcome.sampled
-        if sampled is None:
+    def _keeps_first(self, recipe: Recipe, first: Recipe, turns: Sequence[bool]) -> bool:
+        """Return True if a call is right as the first of its shape, and wrong as the second.
+
+        Turns are True where it is the second of a new shape.
+        """
+        for n, recipes in enumerate((first, recipe) if turn else (recipe,) for turn in turns):
+            sizes = {x: getattr(recipe, x) + UNSEEN + n + 2 * (x == "S") for x in "TS"}
+            unseen = [fit(self.trial.space, replace(r, **sizes), r) for r in recipes]
+            *_, point = (try_recipe(self.trial, x) for x in unseen)
+            if point is None or bool(point.evidence.wrong) != (len(recipes) > 1):
+                return False
+        return True
+
+    def _keeps_options(self) -> bool:
+        """Return True if the first failure is of options that another call had before."""
+        sampled = (e.outcome.sampled for e in self._smallest() if e.outcome is not None)
+        recipe = next(filter(None, sampled), None)
+        if recipe is None:
             return False
-        wrong = []
-        for n, views in enumerate(((view.view,), ("contiguous", view.view))):
-            unseen = replace(sampled, T=sampled.T + UNSEEN + n, S=sampled.S + UNSEEN + n + 2)
-            unseen = fit(self.trial.space, unseen, sampled)
-            points = [try_recipe(self.trial, replace(unseen, view=x)) for x in views]
-            wrong.append(points[-1] is not None and bool(points[-1].evidence.wrong))
-        return wrong == [False, True]
+        on = HIDING & {*options_on(recipe)}
+        off = {name: getattr(PLAIN, name) for name in on} or {"causal": True}
+        # In this order no size tells the shapes apart.
+        return self._keeps_first(recipe, replace(recipe, **off), (False, True, True, False))
 
     def _whole(self) -> tuple[Found, list[Evidence]]:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
@@ -369,9 +397,12 @@ class _Diagnosis:
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
-            amount = describe(like)
+            told_by, amount = amount, describe(like)
             of_hidden = first.outcome is not None and first.outcome.rule.startswith("hidden-")
-            if asked is not None and any(asked.fails_on(e.recipe) is False for e in claimed):
+            refuted = asked is not None and any(asked.fails_on(e.recipe) is False for e in claimed)
+            # Problems in which another mask shows nothing were no answers.
+            misread = fault.step == "visible" and told_by not in (amount, *SEEN)
+            if asked is not None and (refuted or misread):
                 asked = replace(asked, held=False)
             cause = self._state(fault, like, amount, points, asked, of_hidden)
             rules = {e.outcome.rule for e in claimed if e.outcome}

@@ -337,3 +337,37 @@ def test_weights_that_underflow_have_one_cause_whatever_makes_scores_low(monkeyp
     trial = trial_of(MISTAKES["maximum-of-padding"].forward)
     cause = only_cause(trial, fail(trial, ["21", "16"]))
     assert (cause.step, cause.where, len(cause.rules)) == ("p", "contents and S % 16 ≠ 0", 2)
+
+
+def test_options_that_the_first_call_of_a_shape_had_are_state():
+    kept = {}
+
+    def f(q, k, v, causal=False):
+        return attend(q, k, v, causal=kept.setdefault((q.shape, k.shape), causal))
+
+    trial = trial_of(f, features=("causal",))
+    plain = RECIPES["plain"].problem()
+    f(plain.q, plain.k, plain.v)
+    cause = only_cause(trial, fail(trial, ["causal"]))
+    assert (cause.step, cause.where) == ("state", "")
+
+
+def test_sizes_that_fail_in_turn_are_no_state():
+    """As the second call of its shape it has an odd number of rows, and fails."""
+
+    def f(q, k, v, causal=False):
+        return attend(q, k, v, causal=causal) * q.dtype.type(1 + q.shape[-2] % 2)
+
+    trial = trial_of(f, features=("causal",))
+    assert only_cause(trial, fail(trial, ["causal"])).step == "p"
+
+
+def test_a_place_that_was_asked_with_another_source_is_not_said(monkeypatch):
+    """Where samples and heads are exchanged, fewer heads are no answer; of two leads none are."""
+    for name, lead, heads in (("one lead", (2,), 2), ("two leads", (2, 3), 3)):
+        own = replace(RECIPES["plain"], lead=lead, H=heads, K=heads, mask="padding", seed=24)
+        monkeypatch.setitem(RECIPES, name, own)
+    trial = trial_of(MISTAKES["mask-samples-as-heads"].forward)
+    outcomes = fail(trial, ["one lead", "two leads"])
+    assert only_cause(trial, outcomes[:1]).where == "b ≠ h and B = H and mask"
+    assert only_cause(trial, outcomes).where == ""
