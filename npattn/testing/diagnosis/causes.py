@@ -35,6 +35,7 @@ from npattn.testing.diagnosis.explore import (
     Point,
     enlarge,
     fit,
+    observe_recipe,
     scores_of,
     tame,
     try_recipe,
@@ -311,8 +312,8 @@ class _Diagnosis:
         for n, recipes in enumerate((first, recipe) if turn else (recipe,) for turn in turns):
             sizes = {x: getattr(recipe, x) + UNSEEN + n + 2 * (x == "S") for x in "TS"}
             unseen = [fit(self.trial.space, replace(r, **sizes), r) for r in recipes]
-            *_, point = (try_recipe(self.trial, x) for x in unseen)
-            if point is None or bool(point.evidence.wrong) != (len(recipes) > 1):
+            *_, last = (observe_recipe(self.trial, x) for x in unseen)
+            if last is None or bool(last.wrong) != (len(recipes) > 1):
                 return False
         return True
 

@@ -43,6 +43,8 @@ PRODUCTS = {"weights": {"o", "dv"}, "dscores": {"dq", "dk"}}
 """Results of which what is rounded is a factor: one of them is wrong, whatever follows from it."""
 LEAST = 0.5
 """Least mean square error, in units of its variance, if one of them is rounded."""
+LENGTHS = 2
+"""Lengths of plain problems at which errors must be larger than roundings to be everywhere."""
 MOST = 8.0
 """Largest mean square error of an implementation that computes in a format, in units of the
 variance that rounding the factors of each product gives. One that rounds exp alone has 0.15 of it,
@@ -152,7 +154,7 @@ def where_rounded(trial: Trial) -> str:
 
     It is of the backward if all gradients do, and the forward does not; "" if nothing holds.
     """
-    plain = [r for r in plain_recipes(trial.space, 0) if not options_on(r)]
+    plain = [r for r in plain_recipes(trial.space, 0) if not options_on(r)][:LENGTHS]
     alone = [replace(r, lead=r.lead and (1,), H=1, K=1) for r in plain]
     taken = [a if trial.space.takes(a) else r for a, r in zip(alone, plain, strict=True)]
     try:
