@@ -164,8 +164,8 @@ def where_rounded(trial: Trial) -> str:
     wrong = [{x for x in s.names() if excessive(s, x) is not None} for s in samples]
     if not all(wrong):
         return ""
-    of_weights = all({"dv"} < x <= {"dq", "dk", "dv"} for x in wrong)
-    return f"{BACKWARD} {EVERYWHERE}" if of_weights else EVERYWHERE
+    of_backward = all(x == {"dq", "dk", "dv"} for x in wrong)
+    return f"{BACKWARD} {EVERYWHERE}" if of_backward else EVERYWHERE
 
 
 def _mean_square(sample: ErrorSample, tensor: str) -> float:

@@ -217,7 +217,7 @@ def test_roundings_of_several_results_are_one_cause(names):
     trial = trial_of(f.forward, f.backward, dtype="bfloat16")
     outcomes = fail(trial, ["longest", "longer", "wide", "plain", "groups", "causal"])
     cause = only_cause(trial, [o for o in outcomes if collect(trial, o).wrong])
-    assert (cause.step, cause.where) == ("precision", "")
+    assert (cause.step, cause.where) == ("precision", "everywhere")
 
 
 def test_strides_that_are_misread_are_a_layout():
