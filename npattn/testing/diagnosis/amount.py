@@ -287,11 +287,11 @@ def _mask_of(points: Sequence[Point]) -> str:
         if tame(point.recipe) != point.recipe:  # a weight that underflows is of no mask
             continue
         q = fault.quantity
-        rows = np.asarray(q.wrong.any(-1, keepdims=True) & q.known.all(-1, keepdims=True))
-        known = rows & np.isfinite(q.got)
+        known = q.known.all(-1, keepdims=True) & np.isfinite(q.got)
+        rows = np.broadcast_to(q.wrong.any(-1, keepdims=True), q.got.shape)
         kind = tuple(options_on(point.recipe))
         kinds[kind] += 1
-        case = (point.evidence.trial, problem, abs(q.got) > q.tolerance, known)
+        case = (point.evidence.trial, problem, abs(q.got) > q.tolerance, known, rows)
         sizes = math.prod(problem.lead), problem.H, problem.T * problem.S
         cases.append(((kinds[kind], *(-n for n in sizes)), case))
     # Some of each option, of many samples and heads, and of long ones: others fit several sources.

@@ -215,7 +215,7 @@ class Neighbours:
         """Return whether a result is wrong; None if it is refused, or would tell nothing."""
         recipe = self.recipe(sample)
         if self.ask is not None:
-            return self.ask(recipe)
+            return None if self._is_large(recipe) else self.ask(recipe)
         answer = self._fails(recipe)
         return self.fails_again(sample) if answer is False and self.is_chancy else answer
 
@@ -225,12 +225,12 @@ class Neighbours:
 
     def fails_somehow(self, recipe: Recipe) -> bool:
         """Return whether a result of a recipe is wrong with some of other numbers."""
-        return any(map(self._fails, _draw_again(recipe)))
+        return any(map(self._fails, draw_again(recipe)))
 
     @cached_property
     def _answers(self) -> list[Answer]:
         """Answers for the base with other numbers."""
-        return [] if self.ask is not None else [*map(self._fails, _draw_again(self.base))]
+        return [] if self.ask is not None else [*map(self._fails, draw_again(self.base))]
 
     @cached_property
     def is_chancy(self) -> bool:
@@ -261,7 +261,7 @@ class Neighbours:
 
     def _fails(self, recipe: Recipe) -> Answer:
         """Return True if one of the named results is wrong; None if that cannot be known."""
-        if _work_of(recipe) > max(WORK, 2 * _work_of(self.base)):
+        if self._is_large(recipe):
             return None
         evidence = observe_recipe(self.trial, recipe, self.weights)
         if evidence is None:
@@ -269,6 +269,10 @@ class Neighbours:
         if self.names & {*evidence.wrong}:
             return True
         return False if self.shows(evidence) else None
+
+    def _is_large(self, recipe: Recipe) -> bool:
+        """Return True if a problem takes too long to be asked."""
+        return _work_of(recipe) > max(WORK, 2 * _work_of(self.base))
 
     def shows(self, evidence: Evidence) -> bool:
         """Return True if the fault would have been seen in a problem that passes."""
@@ -349,7 +353,7 @@ class Neighbours:
         found = min(place.pairs, key=order, default=None)
         line = recipe_line(self.base, self.trial, None)
         if self.is_of_numbers:
-            other = next(_draw_again(self.base))
+            other = next(draw_again(self.base))
             text = f"fails with seed = {self.base.seed}, passes with seed = {other.seed}"
             return Pair(f"{text}, all else equal", line, recipe_line(other, self.trial, None))
         if found is None:
@@ -362,7 +366,8 @@ class Neighbours:
         return Pair(str(found), bad, good, tuple(others))
 
 
-def _draw_again(recipe: Recipe) -> Iterator[Recipe]:
+def draw_again(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield a recipe with other numbers."""
     return (replace(recipe, seed=recipe.seed + 4 * n) for n in range(1, SEEDS))
 
 

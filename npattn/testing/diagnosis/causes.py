@@ -18,7 +18,7 @@ import numpy as np
 from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
-from npattn.testing.diagnosis.amount import describe
+from npattn.testing.diagnosis.amount import SEEN, describe
 from npattn.testing.diagnosis.borders import LEAST, Neighbours, find_pair
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
@@ -44,6 +44,7 @@ from npattn.testing.diagnosis.explore import (
 )
 from npattn.testing.diagnosis.locate import Fault, locate, result
 from npattn.testing.diagnosis.place import EVERYWHERE
+from npattn.testing.diagnosis.precision import where_rounded
 from npattn.testing.diagnosis.roundings import (
     collect_suspicion,
     find_looser_model,
@@ -74,6 +75,8 @@ SMALL = 2**13
 """Scores of the largest failing problem whose elements a place is learned from."""
 AGAIN = ("s", "visible", "p")
 """Quantities of the forward that a backward may compute again."""
+ROWS_OF_ZEROS = "rows of zeros"
+"""Form of a mask that hides all keys, and of weights that underflow."""
 FORWARD = ("nan", "s", "visible", "p", "o", "layout", "")
 """Steps whose fault every result may show."""
 
@@ -207,8 +210,9 @@ def _read_suspicion(trial: Trial, outcome: Outcome) -> Cause | None:
     if sharper is None:
         return None
     model, sharp, failures = sharper
-    known = [c for c in _Diagnosis(sharp, failures).causes() if c.is_known]
-    if not known or known[0].step in ("precision", "state", "layout"):
+    causes = _Diagnosis(sharp, failures).causes()
+    known = [c for c in causes if c.is_known and c.step != "precision"]
+    if not known or known[0].step in ("state", "layout"):
         return None
     first = known[0]
     text = f"beyond the roundings of {model} (--rounding {model}): {first.text}"
@@ -383,7 +387,7 @@ class _Diagnosis:
                         left.pop(0)
                         continue
                     fault = again
-            if fault.form == "rows of zeros" and self._is_of_contents(points[0]):
+            if fault.form == ROWS_OF_ZEROS and self._is_of_contents(points[0]):
                 fault = replace(fault, step="p")
                 points = [_with_step(p, "visible", "p") for p in points]
             amount = describe([p for p in points if p.fault is not None and _same(p.fault, fault)])
@@ -402,11 +406,14 @@ class _Diagnosis:
             claimed = [e for e in left if e is first or self._claims(fault, asked, e)]
             points += [point for e in claimed if e is not first for point in _point_of(e)]
             like = [p for p in points if p.fault is not None and _same(p.fault, fault)]
-            amount = describe(like)
+            told_by, amount = amount, describe(like)
             of_hidden = first.outcome is not None and first.outcome.rule.startswith("hidden-")
-            if asked is not None and any(
+            refuted = asked is not None and any(
                 asked.fails_on(e.recipe, e.problem) is False for e in claimed
-            ):
+            )
+            # Problems in which another mask shows nothing were no answers.
+            misread = fault.step == "visible" and told_by not in (amount, *SEEN)
+            if asked is not None and (refuted or misread):
                 asked = replace(asked, held=False)
             cause = self._state(fault, like, amount, points, asked, of_hidden)
             rules = {e.outcome.rule for e in claimed if e.outcome}
@@ -488,7 +495,9 @@ class _Diagnosis:
         where = EVERYWHERE if step == "state" else min(known, key=len)  # of all of them
         # No element of another shape stands for one, and those that round too far are chance.
         has_elements = fault.form != "shape" and step != "precision"
-        if not where and has_elements:
+        if step == "precision":
+            where = where_rounded(self.trial.fresh())
+        elif not where and has_elements:
             where = say_where(tried, fault, asked, amount)
         elif where != EVERYWHERE and asked is not None:
             every = dict.fromkeys([*where.split(" and "), asked.problems])
@@ -538,9 +547,12 @@ class _Diagnosis:
         ):
             return True
         own = locate(evidence) if evidence.size <= SMALL else None
+        sampled = evidence.outcome.sampled if evidence.outcome is not None else None
+        if own is not None and own.form == fault.form == ROWS_OF_ZEROS and sampled is not None:
+            is_of_contents = self._is_of_contents(Point(sampled, evidence, own))
+            own = replace(own, step="p" if is_of_contents else "visible")
         if own is not None and any(_same_step(x, fault) for x in (own, own.facts.get("read", own))):
             return True
-        sampled = evidence.outcome.sampled if evidence.outcome is not None else None
         if sampled is None or not downstream:
             return False
         recipes = {sampled, replace(sampled, distribution="normal")}

@@ -10,20 +10,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from npattn.errors import NpattnError
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.cases.pairwise import options_on
+from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.strategies import Pools
+from npattn.testing.diagnosis.borders import Neighbours, draw_again
+from npattn.testing.diagnosis.elements import (
+    Asked,
+    hides_nothing,
+    list_hiding,
+    say_problems,
+)
 from npattn.testing.diagnosis.evidence import collect
 from npattn.testing.diagnosis.explore import tame
 from npattn.testing.diagnosis.place import EVERYWHERE
 from npattn.testing.diagnosis.sentences import STATE
 from npattn.testing.report.cause import Cause
 from npattn.testing.report.outcome import Outcome
-from npattn.testing.trial import Trial
+from npattn.testing.rules import RULES
+from npattn.testing.trial import Trial, Violation
 
 CONDUCT = ("change", "bits", "moves", "after", "calls", "shape")
 """Kinds of failures that one call cannot show, or whose values are right."""
 STEPS = {"change": "state", "after": "state", "calls": "state", "bits": "state", "shape": "layout"}
+SECONDS = 2.0
+"""Processor time in which it is asked on which problems a rule on conduct fails."""
 CALLS = 8
 """Number of calls on one problem that show whether results vary."""
 
@@ -38,6 +50,36 @@ def _where(outcomes: Iterable[Outcome]) -> str:
     """Return "everywhere" if a problem without options fails; "" if none does."""
     is_plain = any(o.sampled is None or not options_on(o.sampled) for o in outcomes)
     return EVERYWHERE if is_plain else ""
+
+
+def _ask_rule(trial: Trial, outcomes: Sequence[Outcome]) -> Asked | None:
+    """Ask the rule of the first outcome on which problems it fails; None if it cannot be asked."""
+    outcome = outcomes[0]
+    rule, recipe = RULES.get(outcome.rule), outcome.sampled
+    if rule is None or recipe is None or "then changed" in outcome.recipe:
+        return None
+
+    def breaks(recipe: Recipe) -> bool | None:
+        try:
+            rule.check(trial.fresh(), recipe)
+            problem = trial.fresh().problem(recipe)
+        except Violation as err:
+            return err.kind == outcome.kind or None
+        except (ImplementationError, NpattnError):
+            return None
+        idle = (hides_nothing(trial, problem, name) for name in list_hiding(problem))
+        return None if any(idle) else False
+
+    def fails(recipe: Recipe) -> bool | None:
+        if not trial.space.takes(recipe) or trial.refuses_recipe(recipe):
+            return None
+        answers = map(breaks, (recipe, *draw_again(recipe)))
+        return next((x for x in answers if x is not None), None)
+
+    asked = Asked.of(Neighbours(trial, recipe, ask=fails), [], SECONDS)
+    if asked is not None and any(asked.fails_on(o.sampled) is False for o in outcomes):
+        asked = replace(asked, held=False)
+    return asked
 
 
 def exception_causes(outcomes: Iterable[Outcome]) -> Iterator[Cause]:
@@ -63,11 +105,17 @@ def conduct_causes(trial: Trial, outcomes: Iterable[Outcome]) -> Iterator[Cause]
         groups.setdefault(kind, []).append(outcome)
     for kind, group in groups.items():
         if kind in STATE:
-            yield state_cause(group, kind)
+            cause = state_cause(group, kind)
         else:
             text = first_line(group[0].message).rstrip(":")
-            step, where = STEPS.get(kind, ""), _where(group)
-            yield Cause(text, ids(group), step, where, name=f"{kind}: {text}")
+            step = "precision" if " has dtype " in text else STEPS.get(kind, "")
+            cause = Cause(text, ids(group), step, _where(group), name=f"{kind}: {text}")
+        asked = None if cause.where else _ask_rule(trial, group)
+        if asked is not None:
+            where, pair = say_problems(asked), asked.near.pair(asked.place)
+            text = f"{cause.text} (where {where})" if where else cause.text
+            cause = replace(cause, text=text, where=where, passes_when=asked.condition, pair=pair)
+        yield cause
 
 
 def _varies_within_tolerance(trial: Trial, outcome: Outcome) -> bool:

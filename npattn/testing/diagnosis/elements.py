@@ -54,6 +54,7 @@ from npattn.testing.diagnosis.place import (
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
 from npattn.testing.places import Atom, Place
+from npattn.testing.trial import Trial
 
 COARSE = 0.05
 """Margin by which elements must be better, for each axis that is left out."""
@@ -71,6 +72,7 @@ ATTACKED = 10
 """Problems that must have been asked and not refused for an attack to have been one."""
 ATOM = 0.02
 """Share of elements that each condition must set right."""
+NO_ELEMENTS = Where(EVERYWHERE, 0.0, ())
 
 
 def neighbours_of_fault(
@@ -91,6 +93,8 @@ def neighbours_of_fault(
     names = frozenset(point.evidence.wrong) & reached or frozenset(point.evidence.wrong)
     factor = amount.rpartition("× ")[2]
     of_empty = all(_is_of_empty_rows(p) for p in points if p.fault is not None)
+    several = _has_several_keys(near.trial, point.evidence.problem)
+    of_several = fault.step in OF_SEVERAL_KEYS and several
 
     def tells(other: Evidence) -> bool:
         trial, problem = other.trial, other.problem
@@ -102,8 +106,7 @@ def neighbours_of_fault(
                 return False  # the sink takes all weight of rows that may have lost it
         if factor in NUMBERS and "scale" in factor and NUMBERS[factor](problem) == 1:
             return False
-        several = (trial.visible(problem).sum(-1) > 1).any()
-        if fault.step in OF_SEVERAL_KEYS and not several:
+        if of_several and not _has_several_keys(trial, problem):
             return False  # a row of one key has weight 1, whatever its score is
         if problem.bias_array is not None and not problem.bias_array.any():
             return False  # it adds nothing and hides nothing
@@ -111,14 +114,16 @@ def neighbours_of_fault(
             return False  # another head, sample or query has the same mask
         if source:  # without the option whose meaning is wrong, that it passes is a condition
             off = (
-                HIDING - _hiding(problem) - ({"bias"} if problem.bias_array is not None else set())
+                HIDING
+                - list_hiding(problem)
+                - ({"bias"} if problem.bias_array is not None else set())
             )
             return bool({*amount.split()} & off) or is_seen(amount, trial, problem)
-        hiding = _hiding(problem)
+        hiding = list_hiding(problem)
         if any(_is_idle(other, name) for name in hiding):
             return False
         # A key that is hidden may be the wrong one.
-        could = fault.step == "visible" or not hiding or _hiding(point.evidence.problem)
+        could = fault.step == "visible" or not hiding or list_hiding(point.evidence.problem)
         return bool(could or trial.visible(problem).all())
 
     trial = replace(near.trial, gradients=point.evidence.trial.gradients)
@@ -130,6 +135,11 @@ def neighbours_of_fault(
         if not longer.is_chancy and longer.fails(longer.sample(longer.base)):
             return longer
     return near
+
+
+def _has_several_keys(trial: Trial, problem: Problem) -> bool:
+    """Return True if a row of a problem sees more than one key."""
+    return bool((trial.visible(problem).sum(-1) > 1).any())
 
 
 def _shares_masks(problem: Problem, failing: Problem) -> bool:
@@ -157,19 +167,25 @@ def _is_of_empty_rows(point: Point) -> bool:
     return rows.shape == empty.shape and not (rows & ~empty).any()
 
 
-def _hiding(problem: Problem) -> set[str]:
+def list_hiding(problem: Problem) -> set[str]:
     """Return the options of a problem that hide keys."""
     arrays = {"mask": problem.mask_array, "window": problem.window}
     on = {name for name, x in arrays.items() if x is not None}
     return on | ({"causal"} if problem.causal else set())
 
 
+def hides_nothing(trial: Trial, problem: Problem, name: str) -> bool:
+    """Return True if an option hides no key that the others show."""
+    other = problem.replace(**{name: OFF[name]})
+    return not (trial.visible(other) != trial.visible(problem)).any()
+
+
 def _is_idle(evidence: Evidence, name: str) -> bool:
     """Return True if an option hides no key that the others show, and all is right without it."""
     trial, problem = evidence.trial, evidence.problem
-    other = problem.replace(**{name: OFF[name]})
-    if (trial.visible(other) != trial.visible(problem)).any():
+    if not hides_nothing(trial, problem, name):
         return False
+    other = problem.replace(**{name: OFF[name]})
     try:
         return not observe(trial, other, evidence.cotangents, evidence.view).wrong
     except ImplementationError:
@@ -458,7 +474,13 @@ def _bound_chance(right: Array, every: Array) -> Array:
     return np.where(share > p, np.exp(-every * sum(kl)), 1.0)
 
 
-def _conditions(asked: Asked, best: Where, fault: Fault) -> list[str] | None:
+def say_problems(asked: Asked) -> str:
+    """Return on which problems it fails, where no element is wrong; "" if that is not known."""
+    conditions = _conditions(asked, NO_ELEMENTS, None) if asked.held else None
+    return "" if conditions is None else " and ".join(conditions) or EVERYWHERE
+
+
+def _conditions(asked: Asked, best: Where, fault: Fault | None) -> list[str] | None:
     """Return the conditions of problems that the elements do not say already; None if too many."""
     place, near = asked.place, asked.near
     first = place.clauses[0]
@@ -498,9 +520,9 @@ def _has(clause: Iterable[Atom], atom: Atom) -> bool:
     return any(atom.text == other.text for other in clause)
 
 
-def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault) -> bool:
+def _implies(best: Where, passing: Recipe, near: Neighbours, fault: Fault | None) -> bool:
     """Return True if a predicate holds for no element of a problem that passes."""
-    if not best.atoms:
+    if fault is None or not best.atoms:
         return False
     try:
         problem = near.trial.problem(passing)

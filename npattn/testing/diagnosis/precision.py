@@ -15,14 +15,18 @@ from npattn.problem.arrays import Array
 from npattn.testing.adapters.base import ImplementationError
 from npattn.testing.bounds.rounding import Rounding, unit_roundoff
 from npattn.testing.bounds.ulp import real
+from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.comparison import compare_arrays
 from npattn.testing.diagnosis.evidence import Candidate, Evidence
+from npattn.testing.diagnosis.place import EVERYWHERE
+from npattn.testing.diagnosis.sentences import BACKWARD
 from npattn.testing.rules.systematic_error import (
     EXCESSIVE,
     ErrorSample,
     chi_square,
     describe_fit,
+    excessive,
     fits,
     measure_errors,
     plain_recipes,
@@ -43,6 +47,8 @@ PRODUCTS = {"weights": {"o", "dv"}, "dscores": {"dq", "dk"}}
 """Results of which what is rounded is a factor: one of them is wrong, whatever follows from it."""
 LEAST = 0.5
 """Least mean square error, in units of its variance, if one of them is rounded."""
+LENGTHS = 2
+"""Lengths of plain problems at which errors must be larger than roundings to be everywhere."""
 MOST = 8.0
 """Largest mean square error of an implementation that computes in a format, in units of the
 variance that rounding the factors of each product gives. One that rounds exp alone has 0.15 of it,
@@ -145,6 +151,25 @@ def precision_candidates(trial: Trial) -> Iterator[Candidate]:
             text = f"the errors of {names} are as large as computing in {name} makes them"
             yield _candidate(_computing_in(name), name, text)
             return
+
+
+def where_rounded(trial: Trial) -> str:
+    """Return "everywhere" if one head without options errs by more than roundings at each length.
+
+    It is of the backward if all gradients do, and the forward does not; "" if nothing holds.
+    """
+    plain = [r for r in plain_recipes(trial.space, 0) if not options_on(r)][:LENGTHS]
+    alone = [replace(r, lead=r.lead and (1,), H=1, K=1) for r in plain]
+    taken = [a if trial.space.takes(a) else r for a, r in zip(alone, plain, strict=True)]
+    try:
+        samples = [measure_errors(trial, recipe) for recipe in taken]
+    except ImplementationError:
+        return ""
+    wrong = [{x for x in s.names() if excessive(s, x) is not None} for s in samples]
+    if not all(wrong):
+        return ""
+    of_backward = all(x == {"dq", "dk", "dv"} for x in wrong)
+    return f"{BACKWARD} {EVERYWHERE}" if of_backward else EVERYWHERE
 
 
 def _mean_square(sample: ErrorSample, tensor: str) -> float:

@@ -40,11 +40,21 @@ WINDOW = (-2, -1, 1, 2)
 
 
 RIGHT_HEAD = "h // G"
-TILED = "(H · b + h) % B"
-"""Sample of a mask of samples that is tiled, and not repeated, over the heads."""
 OF_INDEX = re.compile(r"\w+ (\w) has the \w+ of \w+ (.+)")
 OF_HEAD = re.compile(r"query head h takes \w+ of key head (.+), must be h // G")
 """Amounts that name a source as an expression of the index."""
+OF_TWO: dict[str, tuple[str, Callable[..., tuple[Any, Any]]]] = {
+    "sample b and head h have the mask of sample h and head b": (
+        "b ≠ h and B = H",
+        lambda b, h, B, H: (np.where(B == H, h, b), np.where(B == H, b, h)),
+    ),
+    # samples are tiled, and not repeated, over the heads
+    "sample b has the mask of sample (H · b + h) % B": (
+        "b ≠ (H · b + h) % B",
+        lambda b, h, B, H: ((H * b + h) % np.maximum(B, 1), h + 0 * b),
+    ),
+}
+"""Amounts that name sample and head by both, with where these are others, and which they are."""
 
 
 class Expression(NamedTuple):
@@ -124,16 +134,21 @@ def differs_from_own(amount: str) -> tuple[str, Callable[..., Any]] | None:
     It is a text, "b ≠ 2 · b % B" or "h // G ≠ h % K", and a function that takes a mapping of
     letters to indices and sizes, and returns where that is so.
     """
+    if amount in OF_TWO:
+        place, source = OF_TWO[amount]
+
+        def another(t: Any) -> Any:
+            b, h = source(*(t[x] for x in "bhBH"))
+            return (b != t["b"]) | (h != t["h"])
+
+        return place, another
     if found := OF_INDEX.fullmatch(amount):
         x, text = found[1], found[2]
         values = {e.text: e.value for e in expressions(x)}
 
         def other(t: Any) -> Any:
             i, n = t[x], t[x.upper()]
-            if text == TILED:
-                source = (t["H"] * i + t["h"]) % np.maximum(n, 1)
-            else:
-                source = values[text](i, n) if text in values else int(text) + 0 * i
+            source = values[text](i, n) if text in values else int(text) + 0 * i
             return (source != i) & (source >= 0) & (source < n)
 
         return _where_differs(x, text), other
@@ -183,13 +198,13 @@ def masks_like(trial: Trial, problem: Problem, amount: str = "") -> Iterator[tup
         except NpattnError:  # an option that is not legal of this problem
             continue
     mask, visible = problem.mask_array, _flat(trial.visible(problem), problem)
-    told = f"sample b has the mask of sample {TILED}"
-    if mask is not None and min(visible.shape[:2]) > 1 and amount in ("", told):
-        b, h = np.ogrid[: len(visible), : visible.shape[1]]
-        whole = _take(mask, np.arange(len(visible)), 0, problem)
-        tiled = _flat(whole, problem)[(visible.shape[1] * b + h) % len(visible), h]
-        other = problem.replace(mask=tiled.reshape(whole.shape))
-        yield told, _flat(trial.visible(other), problem)
+    B, H = visible.shape[:2]
+    for told, (_, of_two) in OF_TWO.items():
+        if mask is not None and min(B, H) > 1 and amount in ("", told):
+            whole = _take(mask, np.arange(B), 0, problem)
+            moved = _flat(whole, problem)[of_two(*np.ogrid[:B, :H], B, H)]
+            other = problem.replace(mask=moved.reshape(whole.shape))
+            yield told, _flat(trial.visible(other), problem)
     for axis, text, source in _indices("bhts", visible.shape):
         x = "bhts"[axis]
         told = f"{NAMES[x]} {x} has the mask of {NAMES[x]} {text}"
@@ -266,27 +281,33 @@ def _options(problem: Problem) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "the mask is turned round", {"mask": ~np.asarray(problem.mask_array)}
 
 
-def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array]]) -> str:
+def mask_source(cases: Sequence[tuple[Trial, Problem, Array, Array, Array]]) -> str:
     """Return which other mask the weights follow, on all problems; "" if none, or it is the own.
 
-    Each problem comes with the keys with weight, (B, H, T, S), and the elements of which it is
-    known.
+    Each problem comes with the keys with weight, (B, H, T, S), the elements of which it is known,
+    and those of rows that are wrong: of masks that give all of these, one that gives the right rows
+    too is the true one.
     """
-    left: dict[str, int] | None = None  # source → weights that it misses
-    for trial, problem, seen, known in cases:
-        fits: dict[str, int] = {}
+    # source → weights that it misses in wrong rows, and whether right rows have another mask
+    left: dict[str, tuple[int, bool]] | None = None
+    for trial, problem, seen, known, wrong in cases:
+        fits: dict[str, tuple[int, bool]] = {}
         for text, visible in masks_like(trial, problem):
-            missed = int(((seen ^ visible) & known).sum())
-            if missed <= MISSED * known.sum():
-                fits.setdefault(text, missed)
-        left = fits if left is None else {x: n + fits[x] for x, n in left.items() if x in fits}
+            missed = (seen ^ visible) & known
+            count = int((missed & wrong).sum())
+            if count <= MISSED * (known & wrong).sum():
+                fits.setdefault(text, (count, bool(missed.sum() > MISSED * known.sum())))
+        if left is not None:
+            both = ((x, left[x], fits[x]) for x in left if x in fits)
+            fits = {x: (n + m, in_part or other) for x, (n, in_part), (m, other) in both}
+        left = fits
         if not left:
             return ""
     if not left:
         return ""
     best = min(left, key=left.__getitem__)
     kind = best.split()[:3]
-    rivals = [x for x, n in left.items() if n == left[best] and x.split()[:3] == kind]
+    rivals = [x for x, own in left.items() if own == left[best] and x.split()[:3] == kind]
     # Of expressions that differ in a number the smallest is taken.
     forms = {re.sub(r"one key|\d+ keys|\d+", "n", x) for x in rivals}
     return best if len(forms) == 1 else ""  # no problem was long enough to tell them apart

@@ -221,7 +221,7 @@ def test_roundings_of_several_results_are_one_cause(names):
     trial = trial_of(f.forward, f.backward, dtype="bfloat16")
     outcomes = fail(trial, ["longest", "longer", "wide", "plain", "groups", "causal"])
     cause = only_cause(trial, [o for o in outcomes if collect(trial, o).wrong])
-    assert (cause.step, cause.where) == ("precision", "")
+    assert (cause.step, cause.where) == ("precision", "everywhere")
 
 
 def test_strides_that_are_misread_are_a_layout():
@@ -461,3 +461,36 @@ def test_errors_that_are_small_belong_to_a_cause_whose_place_has_them(
     cause = SimpleNamespace(step="dp", where=where)
     assert causes._explains(cause, asked, evidence) is explained
     assert not causes._explains(cause, None, evidence)
+
+
+def test_weights_that_underflow_have_one_cause_whatever_makes_scores_low(monkeypatch):
+    small = replace(RECIPES["plain"], H=1, K=1, T=2, S=3)
+    for seed, numbers in ((21, {"bias": "-1e4 rows"}), (16, {"distribution": "huge logits"})):
+        monkeypatch.setitem(RECIPES, str(seed), replace(small, seed=seed, **numbers))
+    trial = trial_of(MISTAKES["maximum-of-padding"].forward)
+    cause = only_cause(trial, fail(trial, ["21", "16"]))
+    assert (cause.step, cause.where, len(cause.rules)) == ("p", "contents and S % 16 ≠ 0", 2)
+
+
+def test_options_that_the_first_call_of_a_shape_had_are_state():
+    kept = {}
+
+    def f(q, k, v, causal=False):
+        return attend(q, k, v, causal=kept.setdefault((q.shape, k.shape), causal))
+
+    trial = trial_of(f, features=("causal",))
+    plain = RECIPES["plain"].problem()
+    f(plain.q, plain.k, plain.v)
+    cause = only_cause(trial, fail(trial, ["causal"]))
+    assert (cause.step, cause.where) == ("state", "")
+
+
+def test_a_place_that_was_asked_with_another_source_is_not_said(monkeypatch):
+    """Where samples and heads are exchanged, fewer heads are no answer; of two leads none are."""
+    for name, lead, heads in (("one lead", (2,), 2), ("two leads", (2, 3), 3)):
+        own = replace(RECIPES["plain"], lead=lead, H=heads, K=heads, mask="padding", seed=24)
+        monkeypatch.setitem(RECIPES, name, own)
+    trial = trial_of(MISTAKES["mask-samples-as-heads"].forward)
+    outcomes = fail(trial, ["one lead", "two leads"])
+    assert only_cause(trial, outcomes[:1]).where == "b ≠ h and B = H and mask"
+    assert only_cause(trial, outcomes).where == ""

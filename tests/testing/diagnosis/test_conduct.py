@@ -11,10 +11,12 @@ import pytest
 from npattn.mistakes import MISTAKES, Attention
 from npattn.mistakes.attention import same_signature
 from npattn.testing import check
+from npattn.testing.diagnosis import conduct
 from npattn.testing.diagnosis.causes import _Diagnosis, diagnose
 from npattn.testing.diagnosis.conduct import _varies_within_tolerance, conduct_causes
 from npattn.testing.diagnosis.evidence import Evidence, collect
-from tests.testing.diagnosis.failures import fail, trial_of
+from npattn.testing.places import asking
+from tests.testing.diagnosis.failures import RECIPES, attend, fail, trial_of
 
 
 def causes_of(f, backward, *rules, examples=20):
@@ -174,3 +176,46 @@ def test_a_call_that_others_make_wrong_has_a_sentence():
     mistake = MISTAKES["value-scaled-with-key"]
     report = check(mistake.forward, only="aliased-inputs", examples=8, framework="numpy")
     assert [c.text for c in report.causes] == ["results are wrong where v is k"]
+
+
+def writes_mask(**recipe):
+    """Return the trial and outcomes of a function that writes causal and window into its mask."""
+    trial = trial_of(MISTAKES["mask-changed"].forward)
+    sampled = replace(RECIPES["mask"], mask="matrix", **recipe)
+    (outcome,) = fail(trial, ["mask"], "inputs-unchanged", kind="change", message="mask is written")
+    return trial, replace(outcome, rule="inputs-unchanged", sampled=sampled)
+
+
+def test_the_rule_is_asked_on_which_problems_a_mask_is_written_to(monkeypatch):
+    """Of two keys that causal hides, a mask may hide both: that tells nothing."""
+    monkeypatch.setattr(conduct, "SECONDS", 60.0)
+    monkeypatch.setattr(asking, "SLACK", 100.0)
+    trial, outcome = writes_mask(window=(1, 0))
+    (cause,) = conduct_causes(trial, [outcome])
+    assert (cause.step, cause.where) == ("state", "mask and window or causal")
+    assert cause.text == "mask is written (where mask and window or causal)"
+    assert cause.pair.text.endswith("all else equal")
+
+
+def test_a_place_that_an_outcome_refutes_is_not_said(monkeypatch):
+    """Another problem failed without a mask."""
+    monkeypatch.setattr(conduct, "SECONDS", 60.0)
+    monkeypatch.setattr(asking, "SLACK", 100.0)
+    trial, outcome = writes_mask(window=(1, 0))
+    other = replace(outcome, sampled=replace(outcome.sampled, mask=None))
+    (cause,) = conduct_causes(trial, [outcome, other])
+    assert cause.where == ""
+
+
+def test_a_rule_that_passes_now_has_no_place():
+    trial, outcome = writes_mask()  # nothing but the mask hides keys
+    (cause,) = conduct_causes(trial, [outcome])
+    assert (cause.where, cause.pair) == ("", None)
+
+
+def test_results_in_another_dtype_are_of_precision():
+    def widened(q, k, v):
+        return attend(q, k, v).astype(np.float64)
+
+    report = check(widened, only=("shape-dtype",), examples=3, framework="numpy", shrink=False)
+    assert [(c.step, c.where) for c in report.causes] == [("precision", "everywhere")]

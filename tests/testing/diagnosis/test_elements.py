@@ -579,3 +579,15 @@ def test_a_problem_without_queries_tells_nothing_of_others():
     assert (
         Neighbours(trial, replace(PLAIN, T=0), frozenset({"dv"})).fails(sizes | {"T": 0}) is False
     )
+
+
+@pytest.mark.parametrize(("failing", "tells"), [("plain", False), ("one key", True)])
+def test_rows_of_one_key_tell_nothing_unless_they_fail(failing, tells):
+    trial = trial_of(lambda q, k, v: 2 * attend(q, k, v))
+    (outcome,) = fail(trial, [failing])
+    point = try_recipe(trial, RECIPES[failing])
+    evidence = replace(point.evidence, outcome=outcome)
+    fault = replace(point.fault, step="p")
+    near = elements.neighbours_of_fault(evidence, [point], fault, "", {"o"})
+    one_key = replace(LONG, S=1).problem()
+    assert near.tells(observe(trial_of(attend), one_key, point.evidence.cotangents)) is tells

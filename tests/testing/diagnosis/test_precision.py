@@ -10,7 +10,7 @@ from npattn import attention
 from npattn.testing.bounds.rounding import Rounding
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.diagnosis.evidence import collect
-from npattn.testing.diagnosis.precision import explain_rounding, precision_candidates
+from npattn.testing.diagnosis.precision import explain_rounding, precision_candidates, where_rounded
 from npattn.testing.trial import GRADIENTS
 from tests.testing.diagnosis.failures import fail, trial_of
 
@@ -172,6 +172,47 @@ def test_what_a_format_does_not_explain_is_left():
     plain, wide = fail(trial, ["plain", "wide"])  # T is 3 and 7
     assert found.explains(collect(trial, plain))
     assert not found.explains(collect(trial, wide))
+
+
+def narrow_if(condition):
+    """Return a softmax in float32 on problems of which a condition of q and k holds, else exact."""
+    narrow, exact = softmax_in(np.float32), softmax_in()
+
+    def f(q, k, v):
+        groups = q.shape[1] // k.shape[1]
+        k, v = (np.repeat(x, groups, 1) for x in (k, v))
+        return (narrow if condition(q, k) else exact)(q, k, v)
+
+    return trial_of(f, features=(), dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("condition", "where"),
+    [
+        (lambda q, k: True, "everywhere"),
+        (lambda q, k: k.shape[2] > 127, ""),
+        (lambda q, k: q.shape[1] > 1, ""),
+        (lambda q, k: False, ""),
+    ],
+    ids=["everywhere", "many keys", "several heads", "nowhere"],
+)
+def test_roundings_of_one_head_at_each_length_are_everywhere(condition, where):
+    assert where_rounded(narrow_if(condition)) == where
+
+
+@pytest.mark.parametrize(
+    ("f", "where"),
+    [
+        (rounding(dv_weights=TO[0], ds=TO[0]), "backward: everywhere"),
+        (rounding(dv_weights=TO[0]), "everywhere"),
+        (rounding(weights=TO[0], dv_weights=TO[0], ds=TO[0]), "everywhere"),
+    ],
+    ids=["the weights of the backward", "dv", "o too"],
+)
+def test_roundings_of_all_gradients_alone_are_of_the_backward(f, where):
+    trial = trial_of(f, features=(), framework="torch")
+    trial.gradients = frozenset(GRADIENTS)
+    assert where_rounded(trial) == where
 
 
 @pytest.mark.thorough

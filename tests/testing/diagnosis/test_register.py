@@ -66,7 +66,7 @@ def test_most_recipes_show_the_declared_step(group):
         ("window-replaces-mask", "convex-hull", "visible", "mask and window"),
         ("mask-of-last-query", "agreement-o", "visible", "t ≠ T − 1 and mask"),
         ("dweights-dropped", "agreement-dq", "dp", "dweights and dropout"),
-        ("empty-row-takes-dlse", "empty-row", "dq", ""),
+        ("empty-row-takes-dlse", "empty-row", "dq", "rows that see no key and dlse"),
         ("weights-without-sink", "agreement-weights", "p", "sinks and weights"),
         ("rank-2-weights", "structure", "layout", "weights"),
         ("sink-of-key-head", "agreement-o", "p", "h ≥ 1 and sinks and G > 1"),

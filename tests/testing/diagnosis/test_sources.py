@@ -46,6 +46,9 @@ def test_query_heads_read_a_key_head(source, text):
     assert head_source(heads, source(heads, K, G), K, G) == text
 
 
+TILED = "sample b has the mask of sample (H · b + h) % B"
+
+
 def masks(seen, **changes):
     trial = trial_of(lambda q, k, v, mask=None: v)
     cases = []
@@ -54,8 +57,8 @@ def masks(seen, **changes):
         problem = recipe.problem()
         visible = trial.visible(problem).reshape(samples, 1, 6, 9)
         own = seen(visible, problem)
-        known = np.broadcast_to((own != visible).any(-1, keepdims=True), own.shape)
-        cases.append((trial, problem, own, known))
+        wrong = np.broadcast_to((own != visible).any(-1, keepdims=True), own.shape)
+        cases.append((trial, problem, own, wrong | True, wrong))
     return mask_source(cases)
 
 
@@ -97,7 +100,7 @@ def test_a_mask_that_others_fit_as_well_is_not_named():
         wrong = problem.replace(**other)
         shape = (2, 2, problem.T, problem.S)
         seen = np.broadcast_to(wrong.visible, shape)
-        return trial, problem, seen, np.ones(shape, bool)
+        return trial, problem, seen, *2 * [np.ones(shape, bool)]
 
     assert mask_source([case(short, window=(1, 0))]) == ""
     assert mask_source([case(short, window=(1, 0)), case(long, window=(1, 0))]) == (
@@ -112,8 +115,21 @@ def test_the_mask_of_the_first_sample():
     trial, recipe = trial_of(attend), Recipe(lead=(5,), H=2, K=2, T=3, S=7, D=5, E=7, mask="full")
     problem = recipe.problem()
     mask = np.asarray(problem.mask_array)
-    case = trial, problem, mask[[0] * 5], np.ones(mask.shape, bool)
+    case = trial, problem, mask[[0] * 5], *2 * [np.ones(mask.shape, bool)]
     assert mask_source([case]) == "sample b has the mask of sample 0"
+
+
+def test_right_rows_tell_masks_apart_that_give_all_wrong_ones():
+    """Of two samples, each row that is wrong has the mask of the other, whatever its head."""
+    trial, recipe = trial_of(attend), Recipe(lead=(2,), H=3, K=3, T=5, S=7, mask="padding", seed=1)
+    problem = recipe.problem()
+    own = trial.visible(problem)
+    b, h = np.ogrid[:2, :3]
+    seen = own[(3 * b + h) % 2, h]
+    wrong = np.broadcast_to((seen != own).any(-1, keepdims=True), own.shape)
+    case = trial, problem, seen, wrong | True, wrong
+    assert mask_source([case]) == TILED
+    assert mask_source([(*case[:3], wrong, wrong)]) == ""
 
 
 @pytest.mark.parametrize(
@@ -141,6 +157,27 @@ def test_a_place_follows_from_a_source(amount, text, index, holds):
     found, differs = differs_from_own(amount)
     assert found == text
     assert differs(index).tolist() == [bool(x) for x in holds]
+
+
+@pytest.mark.parametrize(
+    ("samples", "seen", "text"),
+    [
+        (3, lambda x: x.swapaxes(0, 1), "sample b and head h have the mask of sample h and head b"),
+        (2, lambda x: x[[[0, 1, 0], [1, 0, 1]], range(3)], TILED),
+    ],
+    ids=["as many samples as heads", "fewer samples"],
+)
+def test_a_mask_of_another_sample_by_the_head(samples, seen, text):
+    trial, recipe = trial_of(attend), Recipe(H=3, K=3, T=5, S=7, seed=1)
+    problem = replace(recipe, lead=(samples,), mask="padding").problem()
+    own = trial.visible(problem)
+    case = trial, problem, seen(own), own | True, own | True
+    assert mask_source([case]) == text
+    place, differs = differs_from_own(text)
+    b, h = (x.ravel() for x in np.indices((samples, 3)))
+    moved = seen(np.indices((samples, 3))[0]).ravel()
+    assert place.startswith("b ≠ ")
+    assert (differs({"b": b, "h": h, "B": samples, "H": 3}) == (moved != b)).all()
 
 
 @pytest.mark.parametrize("amount", ["", "hidden keys take weight", "keys of another head"])
