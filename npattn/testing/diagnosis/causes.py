@@ -110,10 +110,7 @@ def diagnose(
                 found += own
             found = say_unlike(trial.fresh(), found)
             # A fault with a place is what makes the errors too large; another may be small itself.
-            vague = all(
-                not c.is_known or c.where == "contents" or not c.where + c.amount + c.passes_when
-                for c in found
-            )
+            vague = all(map(_is_vague, found))
             for o in bad if vague else ():
                 if (sharper := _read_suspicion(trial, o)) is not None:
                     tail = [o, *_find_tail(trial, o, bad)]
@@ -167,6 +164,13 @@ def _with_pair(
     return cause
 
 
+def _is_vague(cause: Cause) -> bool:
+    """Return True if a cause names no place, or says that all of a result is less precise."""
+    place = cause.where.replace(EVERYWHERE, "") if cause.step == "precision" else cause.where
+    told = place + cause.amount + cause.passes_when
+    return not cause.is_known or cause.where == "contents" or not told
+
+
 def _scores(outcome: Outcome) -> int:
     return scores_of(outcome.sampled) if outcome.sampled is not None else 0
 
@@ -210,9 +214,8 @@ def _read_suspicion(trial: Trial, outcome: Outcome) -> Cause | None:
     if sharper is None:
         return None
     model, sharp, failures = sharper
-    causes = _Diagnosis(sharp, failures).causes()
-    known = [c for c in causes if c.is_known and c.step != "precision"]
-    if not known or known[0].step in ("state", "layout"):
+    known = [c for c in _Diagnosis(sharp, failures).causes() if c.is_known]
+    if not known or known[0].step in ("precision", "state", "layout"):
         return None
     first = known[0]
     text = f"beyond the roundings of {model} (--rounding {model}): {first.text}"
