@@ -234,6 +234,22 @@ def _split_repeated(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return batches
 
 
+def _draw_again(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield the recipe with other numbers."""
+    yield replace(recipe, seed=recipe.seed + 1)
+
+
+def _change_options(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield the recipe without each option that it has, and with each other."""
+    on = options_on(recipe)
+    for name, values in VALUES.items():
+        yield replace(recipe, **{name: getattr(PLAIN, name) if name in on else values[0]})
+
+
+EARLIER = {EVERYWHERE: _draw_again, "": _change_options}
+"""Place of what an earlier call left; calls that may leave it, by the recipe that is wrong then."""
+
+
 @dataclass
 class _Diagnosis:
     """Search for the causes of the failures in one dtype."""
@@ -258,11 +274,15 @@ class _Diagnosis:
                 self.vanished.add(outcome.rule)
         told = sorted(self.evidence.values(), key=_telling)
         unsteady = any(map(self._differs, self._smallest()[:REPEATED]))
-        if unsteady or (told and self._is_kept(told[0], _change_options)):
+        if unsteady:
             yield from exception_causes(raised)
-            cause = state_cause(left, "unsteady" if unsteady else "after")
-            yield cause if unsteady else replace(cause, where="")  # that of some options
+            yield state_cause(left, "unsteady")
             return
+        for where, earlier in EARLIER.items():
+            if told and self._is_kept(told[0], earlier):
+                yield from exception_causes(raised)
+                yield replace(state_cause(left, "after"), where=where)
+                return
         written = [o for o in left if o.kind == "change"]
         if written:  # a call that comes after, for lse or gradients, has other arrays
             later = [e for e in told if e.outcome in written or e.is_right("o", 0)]
@@ -597,13 +617,6 @@ class _Diagnosis:
         if not alone:
             return f"also wrong, and not explained: {', '.join(results)}"
         return f"no step was found: {', '.join(results)} out of tolerance"
-
-
-def _change_options(recipe: Recipe) -> Iterator[Recipe]:
-    """Yield the recipe without each option that it has, and with each other."""
-    on = options_on(recipe)
-    for name, values in VALUES.items():
-        yield replace(recipe, **{name: getattr(PLAIN, name) if name in on else values[0]})
 
 
 def _cause_of(candidate: Candidate, confirmed: int) -> Cause:
