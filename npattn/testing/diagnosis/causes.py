@@ -235,8 +235,9 @@ def _split_repeated(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 
 
 def _draw_again(recipe: Recipe) -> Iterator[Recipe]:
-    """Yield the recipe with other numbers."""
-    yield replace(recipe, seed=recipe.seed + 1)
+    """Yield a recipe without options with other numbers."""
+    if not options_on(recipe):
+        yield replace(recipe, seed=recipe.seed + 1)
 
 
 def _change_options(recipe: Recipe) -> Iterator[Recipe]:
