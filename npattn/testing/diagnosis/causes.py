@@ -234,7 +234,7 @@ def _split_repeated(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return batches
 
 
-def _draw_again(recipe: Recipe) -> Iterator[Recipe]:
+def _redraw_plain(recipe: Recipe) -> Iterator[Recipe]:
     """Yield a recipe without options with other numbers."""
     if not options_on(recipe):
         yield replace(recipe, seed=recipe.seed + 1)
@@ -247,7 +247,7 @@ def _change_options(recipe: Recipe) -> Iterator[Recipe]:
         yield replace(recipe, **{name: getattr(PLAIN, name) if name in on else values[0]})
 
 
-EARLIER = {EVERYWHERE: _draw_again, "": _change_options}
+EARLIER = {EVERYWHERE: _redraw_plain, "": _change_options}
 """Place of what an earlier call left; calls that may leave it, by the recipe that is wrong then."""
 
 
