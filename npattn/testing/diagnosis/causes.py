@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -71,6 +71,8 @@ SECONDS = 6.0
 """Processor time after which no further cause is read."""
 UNSEEN = 135
 """Queries and keys more than a failing problem has: a shape that no other call had."""
+KEPT = 3.0
+"""Seconds in which it is asked what an earlier call left behind; a worker's count too."""
 SMALL = 2**13
 """Scores of the largest failing problem whose elements a place is learned from."""
 AGAIN = ("s", "visible", "p")
@@ -354,10 +356,12 @@ class _Diagnosis:
                 found = observe_recipe(self.trial, fit(self.trial.space, unseen, own))
             return None if found is None else bool(found.wrong)
 
+        end = time.monotonic() + KEPT
+        if fails() is not False:
+            return False
         # Each twice: a condition on sizes is not met by turns.
-        return fails() is False and any(
-            fails(x) and fails(x) and fails() is False for x in others(recipe)
-        )
+        timely = takewhile(lambda _: time.monotonic() < end, others(recipe))
+        return any(fails(x) and fails(x) and fails() is False for x in timely)
 
     def _whole(self) -> tuple[Found, list[Evidence]]:
         """Return what conventions, layouts, formats and stored sequences explain, and the rest."""
