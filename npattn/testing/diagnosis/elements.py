@@ -53,7 +53,7 @@ from npattn.testing.diagnosis.place import (
 )
 from npattn.testing.diagnosis.place import Atom as PlaceAtom
 from npattn.testing.diagnosis.sources import differs_from_own, is_seen
-from npattn.testing.places import Atom, Place
+from npattn.testing.places import Atom, Place, read_condition
 from npattn.testing.trial import Trial
 
 COARSE = 0.05
@@ -211,7 +211,7 @@ class Asked:
         place = near.place(seconds=seconds, known=told)
         if place is None:
             return None
-        place = _join_heads(place)
+        place = _split_atoms(_join_heads(place))
         # Windows and masks that the failing problem has not hide keys, and maybe the fault.
         own = {*options_on(near.base)}
         told = [(r, x) for r, x in told if x or near.is_asked(r) or {*options_on(r)} <= own]
@@ -262,6 +262,19 @@ def _join_heads(place: Place) -> Place:
         )
         return replace(place, clauses=(first,))
     return place
+
+
+def _split_atoms(place: Place) -> Place:
+    """Return a place with an atom for each condition: the elements may say one of them."""
+    clauses = (
+        tuple(
+            replace(atom, text=part, holds=read_condition(part)) if part != atom.text else atom
+            for atom in clause
+            for part in atom.text.split(" and ")
+        )
+        for clause in place.clauses
+    )
+    return replace(place, clauses=tuple(clauses))
 
 
 def _refute(
