@@ -109,7 +109,8 @@ def conduct_causes(trial: Trial, outcomes: Iterable[Outcome]) -> Iterator[Cause]
         else:
             text = first_line(group[0].message).rstrip(":")
             step = "precision" if " has dtype " in text else STEPS.get(kind, "")
-            cause = Cause(text, ids(group), step, _where(group), name=f"{kind}: {text}")
+            like = [o for other in groups for o in groups[other] if STEPS.get(other) == step]
+            cause = Cause(text, ids(group), step, _where(like or group), name=f"{kind}: {text}")
         asked = None if cause.where else _ask_rule(trial, group)
         if asked is not None:
             where, pair = say_problems(asked), asked.near.pair(asked.place)

@@ -145,6 +145,15 @@ def test_what_one_call_does_not_show_has_the_step_of_its_kind(kind, step):
     assert {c.where for c in hidden} <= {""}  # no problem without options fails
 
 
+def test_state_that_a_plain_problem_shows_is_everywhere():
+    """The call that a thread spoils had options."""
+    trial = trial_of(attend, features=("causal",))
+    outcomes = fail(trial, ["plain"], rule="one", kind="change", message="q was written to")
+    outcomes += fail(trial, ["causal"], rule="two", kind="calls", message="wrong in a thread")
+    found = list(conduct.conduct_causes(trial, outcomes))
+    assert [(c.step, c.where) for c in found] == [("state", "everywhere")] * 2
+
+
 @pytest.mark.parametrize("name", [None, "mask-of-first-sample", "dk-unscaled"])
 @pytest.mark.usefixtures("few_problems")
 def test_a_call_that_is_wrong_alone_is_no_state(name):
