@@ -27,6 +27,7 @@ Across = Mapping[str, Callable[[Array], Array]]
 Side = Literal["first", "second"]
 
 
+@np.errstate(invalid="ignore")  # a wrong result may have both infinities
 def relate(first: Evaluation, second: Evaluation, across: Across, *, side: Side = "first") -> float:
     """Return the largest ratio between results of `second` and those of `first`, carried across.
 

@@ -1,5 +1,7 @@
 """Two results of one implementation, related within the tolerance of one or both."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,15 @@ def test_an_overflow_of_the_first_says_nothing_about_the_second(first, needed):
     assert relate(may, second, {"o": same}) <= 1
     with pytest.raises(Violation, match=r"o\[1, 2, 3, 4\]"):
         relate(with_results(first, needed, "first", o=o), second, {"o": same})
+
+
+def test_infinities_that_meet_are_a_violation_and_no_warning(first, needed):
+    o = first.results["o"].copy()
+    o[1, 2, 3, 4] = np.inf
+    broken = with_results(first, needed, "first", o=o)
+    with warnings.catch_warnings(), pytest.raises(Violation, match=r"o\["):
+        warnings.simplefilter("error")
+        relate(broken, first, {"o": lambda x: x - x}, side="second")
 
 
 def test_results_missing_or_of_another_shape_are_left_out(first, needed):
