@@ -66,7 +66,7 @@ REPEATED = 4
 READ = 4
 """Most failures from which a cause is read: each takes many calls."""
 PLACE, OTHERS = 3.0, 0.7
-"""Seconds in which the place of the first cause is attacked, and that of each other at least."""
+"""Seconds in which the first place is attacked, and the least in which each later one is."""
 SECONDS = 6.0
 """Processor time after which no further cause is read."""
 UNSEEN = 135
