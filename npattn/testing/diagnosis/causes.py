@@ -19,7 +19,7 @@ from npattn.testing.cases.pairwise import options_on
 from npattn.testing.cases.recipe import Recipe
 from npattn.testing.cases.space import STRUCTURE
 from npattn.testing.diagnosis.amount import SEEN, describe
-from npattn.testing.diagnosis.borders import LEAST, Neighbours, find_pair
+from npattn.testing.diagnosis.borders import LEAST, Neighbours, draw_again, find_pair
 from npattn.testing.diagnosis.conduct import (
     conduct_causes,
     exception_causes,
@@ -239,7 +239,7 @@ def _split_repeated(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 def _redraw_plain(recipe: Recipe) -> Iterator[Recipe]:
     """Yield a recipe without options with other numbers."""
     if not options_on(recipe):
-        yield replace(recipe, seed=recipe.seed + 1)
+        yield next(draw_again(recipe))
 
 
 def _change_options(recipe: Recipe) -> Iterator[Recipe]:

@@ -56,7 +56,7 @@ def probe_hidden(f: Unknown) -> str | None:
     reader = FillReader(f, kind)
     fill = None if np.isnan(empty).any() else reader.measure()
     if fill is not None and fill <= -reader.largest and not empty[f.trial.empty(problem)].any():
-        fill = None  # it outweighs a visible −inf alone, and rows without keys are set to 0
+        fill = None  # it outweighs nothing but a visible −inf, and rows without keys are set to 0
     if fill is None:
         f.settle(hidden_fill=None, hidden_add=None)
         reason = f.choose("empty_row", [problem])

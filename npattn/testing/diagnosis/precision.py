@@ -230,7 +230,7 @@ PARTIAL_SUMS = 8
 
 
 def dtype_candidates(evidence: Evidence) -> Iterator[Candidate]:
-    """Yield each dtype that is narrower than that of the inputs, the narrowest first."""
+    """Yield each dtype narrower than the dtype of the inputs, the narrowest first."""
     names = ", ".join(sorted(evidence.wrong))
     for dtype in reversed(NARROW):
         if unit_roundoff(dtype) > unit_roundoff(evidence.problem.q.dtype):

@@ -59,7 +59,7 @@ class Suspected(Evidence):
     def reproduces(self, name: str, predicted: Sequence[Array]) -> bool:
         """Return True if what a prediction leaves of the errors is no more than roundings.
 
-        The variance is that of the exact results: where they are far from those observed, errors
+        The variance is computed of exact results: where they are far from the observed, errors
         that become insignificant beside what they were are enough.
         """
         if name not in self.errors.sigma:

@@ -82,7 +82,7 @@ def _choose_by_name(a: str, b: str, profiles: bool) -> tuple[str, tuple[str, ...
 
 
 def profile_of(name: str) -> Profile:
-    """Return the profile of this name, or that of the target."""
+    """Return the profile of this name, or the profile of the target."""
     if name in PROFILES:
         return PROFILES[name]
     if name in TARGETS:

@@ -273,14 +273,14 @@ def test_what_every_third_call_does_is_state():
 
 
 def test_what_comes_after_a_call_that_writes_to_its_arrays_is_of_that_call():
-    """q is scaled in place: lse, of a second call, is that of another q."""
+    """The first call scales q in place: the second returns the lse of another q."""
 
-    def scaled(up, *arrays, **options):
+    def scale_in_place(up, *arrays, **options):
         c = up(*arrays, **options)
         arrays[0][...] *= 2
         return c
 
-    wrong = attention_with(inputs=scaled)
+    wrong = attention_with(inputs=scale_in_place)
     trial = trial_of(wrong.forward, features=("return_lse",))
     outcomes = fail(trial, ["plain"], rule="lse")
     outcomes += fail(trial, ["wide"], rule="written", kind="change", message="q was written to")
@@ -488,7 +488,7 @@ def test_options_that_the_first_call_of_a_shape_had_are_state():
 
 
 def test_a_place_that_was_asked_with_another_source_is_not_said(monkeypatch):
-    """Where samples and heads are exchanged, fewer heads are no answer; of two leads none are."""
+    """Exchanged samples and heads show nothing where the heads are fewer."""
     for name, lead, heads in (("one lead", (2,), 2), ("two leads", (2, 3), 3)):
         own = replace(RECIPES["plain"], lead=lead, H=heads, K=heads, mask="padding", seed=24)
         monkeypatch.setitem(RECIPES, name, own)

@@ -196,7 +196,7 @@ def writes_mask(**recipe):
 
 
 def test_the_rule_is_asked_on_which_problems_a_mask_is_written_to(monkeypatch):
-    """Of two keys that causal hides, a mask may hide both: that tells nothing."""
+    """A mask that hides the keys which causal hides tells nothing."""
     monkeypatch.setattr(conduct, "SECONDS", 60.0)
     monkeypatch.setattr(asking, "SLACK", 100.0)
     trial, outcome = writes_mask(window=(1, 0))
@@ -223,8 +223,8 @@ def test_a_rule_that_passes_now_has_no_place():
 
 
 def test_results_in_another_dtype_are_of_precision():
-    def widened(q, k, v):
+    def widen(q, k, v):
         return attend(q, k, v).astype(np.float64)
 
-    report = check(widened, only=("shape-dtype",), examples=3, framework="numpy", shrink=False)
+    report = check(widen, only=("shape-dtype",), examples=3, framework="numpy", shrink=False)
     assert [(c.step, c.where) for c in report.causes] == [("precision", "everywhere")]

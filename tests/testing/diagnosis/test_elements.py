@@ -398,7 +398,7 @@ def test_values_of_an_option_that_pass_are_told_apart():
 
 
 def test_an_axis_of_length_1_is_told_from_one_that_lacks():
-    """A bias (B, 1, T, S) gets the gradient of the first head, one (T, S) that of all."""
+    """The gradient of a bias (B, 1, T, S) is the first head's, of a bias (T, S) the sum of all."""
 
     def first_head(up, ds, shape):
         return up(ds[..., :1, :, :] if len(shape) > 2 and shape[-3] == 1 else ds, shape)
@@ -591,3 +591,12 @@ def test_rows_of_one_key_tell_nothing_unless_they_fail(failing, tells):
     near = elements.neighbours_of_fault(evidence, [point], fault, "", {"o"})
     one_key = replace(LONG, S=1).problem()
     assert near.tells(observe(trial_of(attend), one_key, point.evidence.cotangents)) is tells
+
+
+def test_a_rule_is_not_asked_about_problems_that_take_too_long():
+    asked = []
+    near = Neighbours(trial_of(attend), PLAIN, ask=lambda recipe: asked.append(recipe) or True)
+    sizes = near.sample(PLAIN)
+    assert near.fails(sizes) is True
+    assert near.fails(sizes | {"T": 509, "S": 503, "D": 499}) is None
+    assert len(asked) == 1

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from npattn import attention
 from npattn.testing.bounds.rounding import Rounding
+from npattn.testing.diagnosis import precision
 from npattn.testing.diagnosis.causes import diagnose
 from npattn.testing.diagnosis.evidence import collect
 from npattn.testing.diagnosis.precision import explain_rounding, precision_candidates, where_rounded
 from npattn.testing.trial import GRADIENTS
-from tests.testing.diagnosis.failures import fail, trial_of
+from tests.testing.diagnosis.failures import attend, fail, trial_of
 
 torch = pytest.importorskip("torch")
 
@@ -220,3 +223,12 @@ def test_it_is_the_cause_of_what_failed():
     trial = trial_of(softmax_in(np.float32), features=(), dtype="float64")
     _, (cause,) = diagnose([(trial, fail(trial, ["plain", "wide", "longer"]))])
     assert (cause.step, cause.name, len(cause.rules)) == ("precision", "float32", 3)
+
+
+@pytest.mark.parametrize(("errors", "where"), [([2.0, 2.0], "everywhere"), ([2.0, None], "")])
+def test_roundings_at_one_length_are_not_everywhere(errors, where, monkeypatch):
+    left = iter(errors)
+    sample = SimpleNamespace(names=lambda: ["o"])
+    monkeypatch.setattr(precision, "measure_errors", lambda trial, recipe: sample)
+    monkeypatch.setattr(precision, "excessive", lambda *_: next(left))
+    assert where_rounded(trial_of(attend)) == where

@@ -81,7 +81,7 @@ def test_no_place_is_told_that_a_failure_at_hand_may_refute(name, monkeypatch):
 GAIN = 1 + 2.0**-18
 
 
-def gained(q, k, v):
+def gain(q, k, v):
     return (npattn.attention(q, k, v) * GAIN).astype(q.dtype)
 
 
@@ -93,7 +93,7 @@ def suspect(trial):
 
 
 def test_suspicion_is_explained_by_what_gives_its_errors():
-    evidence = suspect(trial_of(gained))
+    evidence = suspect(trial_of(gain))
     assert set(evidence.wrong) == {"o"}
     exact = evidence.exact["o"]
     assert evidence.reproduces("o", [(exact * GAIN).astype(np.float32)])
@@ -102,7 +102,7 @@ def test_suspicion_is_explained_by_what_gives_its_errors():
 
 
 def test_errors_larger_than_the_tolerance_are_not_hidden_by_it():
-    assert suspect(trial_of(gained)).hides
+    assert suspect(trial_of(gain)).hides
     wrong = suspect(trial_of(lambda q, k, v: (npattn.attention(q, k, v) * 1.03).astype(q.dtype)))
     assert not wrong.hides
     assert causes._read_suspicion(wrong.trial, wrong.outcome) is None
@@ -127,17 +127,19 @@ def test_failures_as_large_as_the_excess_are_its_tail(monkeypatch):
     worst = {"agreement-o": 1.9, "agreement-dv": 2.1, "agreement-dq": 0.9}
     bad = [one, *(Outcome(n, "1", "", "bfloat16", "failed", worst=x) for n, x in worst.items())]
     monkeypatch.setattr(causes, "collect_suspicion", lambda *_: SimpleNamespace(wrong={"o": 4.0}))
-    assert [o.rule for o in causes._find_tail(trial_of(gained), one, bad)] == ["agreement-o"]
+    assert [o.rule for o in causes._find_tail(trial_of(gain), one, bad)] == ["agreement-o"]
     monkeypatch.setattr(causes, "collect_suspicion", lambda *_: None)
-    assert causes._find_tail(trial_of(gained), one, bad) == []
+    assert causes._find_tail(trial_of(gain), one, bad) == []
 
 
-def scaled(q, k, v):
+def scale_by_percent(q, k, v):
     """Scores that are 1 % too large, which only errors taken together show in bfloat16."""
     return npattn.attention(q, k, v, scale=1.01 * max(q.shape[-1], 1) ** -0.5).astype(q.dtype)
 
 
 def test_scale_that_is_a_percent_too_large_is_named():
-    report = check(scaled, framework="numpy", dtypes="bfloat16", only=["aggregate"], shrink=False)
+    report = check(
+        scale_by_percent, framework="numpy", dtypes="bfloat16", only=["aggregate"], shrink=False
+    )
     text = " ".join(str(report).split())
     assert "the scores s are wrong everywhere: q·k × 1.01" in text

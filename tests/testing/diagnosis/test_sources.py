@@ -120,7 +120,7 @@ def test_the_mask_of_the_first_sample():
 
 
 def test_right_rows_tell_masks_apart_that_give_all_wrong_ones():
-    """Of two samples, each row that is wrong has the mask of the other, whatever its head."""
+    """Each wrong row has the mask of the other of two samples, whatever its head."""
     trial, recipe = trial_of(attend), Recipe(lead=(2,), H=3, K=3, T=5, S=7, mask="padding", seed=1)
     problem = recipe.problem()
     own = trial.visible(problem)
